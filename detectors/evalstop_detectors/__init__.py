@@ -1,7 +1,15 @@
 """Online detectors of the moment a training run stops getting better: no clock, no chance, no I/O."""
 
-from evalstop_detectors.checkpoint.choice import BestCheckpoint, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
-from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.checkpoint.choice import (
+    BestCheckpoint,
+    BestSoFar,
+    Chooser,
+    RawMaximum,
+    Score,
+    SmoothedMaximum,
+    select_version,
+)
+from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
 from evalstop_detectors.policy.catalog import DETECTORS
@@ -13,10 +21,11 @@ from evalstop_detectors.policy.codec import (
     state_to_json,
     verdict_to_document,
 )
-from evalstop_detectors.policy.monitor import MonitorState, advance, is_late, replay, start, step
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, GuardKind, Member, Policy, Verdict
+from evalstop_detectors.policy.monitor import MonitorState, advance, find_request, is_late, replay, start, step
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, Ground, GuardKind, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
+from evalstop_detectors.roles.planned_length import derive_total_steps, find_total_steps
 from evalstop_detectors.roles.recognition import RecognizedRoles, Role, match_role, recognize_roles
 
 __all__ = [
@@ -31,8 +40,11 @@ __all__ = [
     "Columns",
     "Detector",
     "DetectorError",
+    "EvalRequest",
+    "EvalRequests",
     "Evidence",
     "Finding",
+    "Ground",
     "GuardKind",
     "InvalidPolicy",
     "Kind",
@@ -52,13 +64,17 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "advance",
+    "derive_total_steps",
     "describe_document",
+    "find_request",
+    "find_total_steps",
     "is_late",
     "match_role",
     "policy_from_document",
     "policy_to_document",
     "recognize_roles",
     "replay",
+    "select_version",
     "start",
     "state_from_json",
     "state_to_json",

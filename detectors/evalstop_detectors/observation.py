@@ -15,14 +15,17 @@ from msgspec.structs import force_setattr
 class MetricRole(StrEnum):
     """The role that a metric plays for a run.
 
-    Members stand in the order in which detectors see the roles of one step: the eval score comes last, so that a
-    detector that weighs the proxy against the eval score has the whole step before it when the eval score arrives.
+    Members stand in the order in which detectors see the roles of one step: the eval score comes after the others, so
+    that a detector that weighs the proxy against it has the whole step before it when the eval score arrives.
+    `paired` is no metric of its own: the eval score of this step's checkpoint less that of the best one until then,
+    both evaluated now on the same prompts.
     """
 
     KL = "kl"
     LOSS = "loss"
     PROXY = "proxy"
     EVAL = "eval"
+    PAIRED = "paired"
 
 
 RANK = {role: rank for rank, role in enumerate(MetricRole)}
@@ -33,6 +36,7 @@ class Observation(Struct, frozen=True):
 
     `stderr` is the standard error of `value`, in its unit; None when the trainer did not say.
     `progress` is the share of the planned steps that are done, 0 to 1; None when the run has no planned end.
+    `eval_version` counts how often the measurement of the eval had changed by this step, whatever the role.
     """
 
     role: MetricRole
@@ -40,6 +44,7 @@ class Observation(Struct, frozen=True):
     value: float
     stderr: float | None = None
     progress: float | None = None
+    eval_version: int = 0
 
     def __post_init__(self) -> None:
         # Integers and numpy's numbers become plain floats here: past 2**53 an integer compares otherwise than the float
@@ -67,7 +72,8 @@ class Observation(Struct, frozen=True):
 class Column(NamedTuple):
     """Several values of one role, by ascending step, with higher values better as in Observation.
 
-    `values` and `stderrs` are plain floats. `stderrs` or `progress` is None when no observation has one.
+    `values` and `stderrs` are plain floats. `stderrs` or `progress` is None when no observation has one. The eval was
+    measured in one way throughout.
     """
 
     steps: Sequence[int]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Detector, GuardKind, Member, MetricRole, Observation, Policy, Thresholds
+from evalstop_detectors import Detector, EvalRequests, GuardKind, Member, MetricRole, Observation, Policy, Thresholds
 from evalstop_detectors.detectors.bocpd import Bocpd
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
@@ -96,7 +96,10 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
     "non_finite": st.builds(NonFinite, role=roles),
     "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
-    "posterior": st.just(Posterior()),
+    "posterior": st.builds(
+        Posterior,
+        requests=st.none() | st.builds(EvalRequests, at=st.sampled_from([1e-9, 0.3]), most=st.integers(1, 3)),
+    ),
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
         st.sampled_from(RIVER),
@@ -167,6 +170,7 @@ def policies(draw: st.DrawFn, eval_required: bool | None = None) -> Policy:
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
         stops_despite=tuple(draw(st.lists(st.sampled_from(GuardKind), max_size=3))),
         suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable(weights)),
+        evaluate_now=draw(st.none() | st.just(EvalRequests(at=0.2, multiplier=2))),
     )
     can_open = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
     gate = draw(st.just([]) | st.lists(st.sampled_from(can_open), unique=True, max_size=2)) if can_open else []

@@ -150,6 +150,7 @@ def test_it_knows_no_unit(name: str, data: st.DataObject, exponent: int, shift: 
     scaled = amounts_changed(plain, lambda amount: math.ldexp(amount, exponent))
     kept = {MetricRole.KL} if name in IN_NATS else set[MetricRole]()
     in_unit = [item if item.role in kept else in_another_unit(item, exponent) for item in observations]
+    kept.add(MetricRole.PAIRED)  # a difference has no origin
     shifted = [item if item.role in kept else revalued(item, item.value + shift) for item in observations]
     assert fold(scaled, in_unit) == expected
     assert fold(plain, shifted) == expected

@@ -113,6 +113,16 @@ def test_the_length_of_the_run_matters() -> None:
     assert nearly_over > unknown > just_begun
 
 
+def test_a_plan_that_is_overrun_is_none() -> None:
+    """From the planned end on an eval counts as one of a run whose length nobody told."""
+    detector, state = Posterior(), Posterior().start()
+    for step in range(20):
+        state, _ = detector.step(state, Observation(MetricRole.EVAL, step, math.sqrt(step), progress=step / 20))
+    overrun, _ = detector.step(state, Observation(MetricRole.EVAL, 20, 4.0, progress=1.0))
+    unknown, _ = detector.step(state, Observation(MetricRole.EVAL, 20, 4.0))
+    assert (overrun.hidden, overrun.evidence) == (unknown.hidden, unknown.evidence)
+
+
 def test_the_outlook_is_ordered() -> None:
     """Probabilities lie between 0 and 1, and the quantiles of what is to be gained in order from 0 up."""
     detector = Posterior()
@@ -123,6 +133,21 @@ def test_the_outlook_is_ordered() -> None:
     assert 0 <= outlook.turned <= outlook.will_turn <= 1
     assert 0 <= outlook.to_gain[0] <= outlook.to_gain[1] <= outlook.to_gain[2]
     assert outlook.to_gain[2] > 0
+
+
+def test_a_run_that_has_levelled_off() -> None:
+    """On a long plateau next to nothing is to be gained any more, on the way up much is, and it is said in words."""
+    detector, state = Posterior(), Posterior().start()
+    covered = []
+    for step in range(100):
+        score = min(step, 30) + 0.1 * ((7 * step) % 5 - 2)
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score, progress=step / 100))
+        if evidence.outlook is not None:
+            covered.append(evidence.outlook.value)
+    assert covered[10] < 0.8
+    assert covered[-2] >= 0.97
+    assert evidence.outlook is not None
+    assert evidence.outlook.note == "0% to 0% of the range so far may still be gained (10 to 90 % quantile)"
 
 
 def test_it_is_in_the_catalog() -> None:

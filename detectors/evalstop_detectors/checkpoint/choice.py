@@ -19,11 +19,21 @@ from evalstop_detectors.checkpoint.smoothing import Curve, count_fitted, count_s
 
 
 class Score(Struct, frozen=True):
-    """An eval score of the model at `step`, higher is better; `stderr` in its unit, None when unknown."""
+    """An eval score of the model at `step`, higher is better; `stderr` in its unit, None when unknown.
+
+    `eval_version`: scores of different versions were measured in different ways, and cannot be compared.
+    """
 
     step: int
     value: float
     stderr: float | None = None
+    eval_version: int = 0
+
+
+def select_version(scores: Sequence[Score], step: int | None = None) -> list[Score]:
+    """The scores (by ascending step) that can be compared with the last one up to this step; None: with the last."""
+    known = [score.eval_version for score in scores if step is None or score.step <= step]
+    return [score for score in scores if not known or score.eval_version == known[-1]]
 
 
 class BestCheckpoint(Struct, frozen=True):
@@ -68,27 +78,39 @@ class Chooser(Protocol):
 class BestSoFar:
     """The best checkpoint of one run as it goes, by a chooser, and the highest score beside it.
 
-    It is a cache in memory, and mutable; rebuilt from scores by ascending step and from the checkpoints, in whatever
-    order these two come. A score that arrives late makes another run: build it anew.
+    Both are chosen among the scores of the newest version; while none of these has a checkpoint, the best one stays
+    that of the version before. It is a cache in memory, and mutable; rebuilt from scores by ascending step and from the
+    checkpoints, in whatever order these two come. A score that arrives late makes another run: build it anew.
     """
 
     def __init__(self, chooser: Chooser) -> None:
-        self._follower = chooser.begin()
+        self._chooser = chooser
+        self._followers = [chooser.begin()]  # one a version, the newest last
+        self._eval_version = 0
+        self._saved: list[int] = []
         self._raw: Score | None = None
 
     def add(self, score: Score) -> None:
         """Take in a score at a step after all before; raises ValueError if it is late."""
-        self._follower.add(score)
+        if score.eval_version != self._eval_version:
+            self._followers.append(self._chooser.begin())
+            for step in self._saved:
+                self._followers[-1].saved(step)
+            self._eval_version, self._raw = score.eval_version, None
+        self._followers[-1].add(score)
         if math.isfinite(score.value) and (self._raw is None or score.value > self._raw.value):
             self._raw = score
 
     def saved(self, step: int) -> None:
         """Take in that the checkpoint of this step exists, before or after its score."""
-        self._follower.saved(step)
+        self._saved.append(step)
+        for follower in self._followers:
+            follower.saved(step)
 
     def best(self) -> BestCheckpoint | None:
         """The chosen one among the checkpoints that exist."""
-        return self._follower.best()
+        chosen = (follower.best() for follower in reversed(self._followers))
+        return next((best for best in chosen if best is not None), None)
 
     def raw(self) -> BestCheckpoint | None:
         """The highest score, of equals the earliest, whether or not there is a checkpoint of it."""

@@ -38,12 +38,15 @@ class Evidence(Struct, frozen=True):
     `turn_step` is the step at which the detector believes the turn was, None while it sees none.
     `note` says in words what the number stands for, or what is missing; it holds no scores, because a detector sees
     minimized metrics with their sign turned.
+    `outlook` is evidence of another question, whether the run has levelled off: the share of its range that it has
+    already covered, at the least with 90 % probability. None where the detector does not ask it.
     """
 
     kind: Kind
     value: float
     turn_step: int | None = None
     note: str = ""
+    outlook: Evidence | None = None
 
     def reaches(self, threshold: float | None) -> bool:
         """Whether the value is at least as alarming as the threshold; None is never reached."""
@@ -88,6 +91,32 @@ class Detector(Protocol[S]):
         """Take in one observation."""
 
 
+class EvalRequests(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a detector asks for a paired evaluation: of the best checkpoint and the current one, on the same prompts.
+
+    `at`: the probability of a turn from which it asks. `most`: how often at the most. `multiplier`: prompts, in those
+    of a usual eval. `eval_share`: the share of the run's time that one eval takes, 0 if nobody knows.
+    """
+
+    at: Annotated[float, Meta(gt=0, lt=1)] = 0.3
+    most: Annotated[int, Meta(ge=1, le=16)] = 3
+    multiplier: Annotated[int, Meta(ge=1, le=64)] = 4
+    eval_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+    def are_affordable(self, progress: float | None) -> bool:
+        """Whether one more costs at most a tenth of what is left of the run."""
+        left = 1.0 - min(max(progress, 0.0), 1.0) if progress is not None and progress == progress else 1.0
+        return 2 * self.multiplier * self.eval_share <= 0.1 * left
+
+
+class EvalRequest(Struct, frozen=True):
+    """A paired evaluation that a detector has asked for: the `number`-th, at this step."""
+
+    step: int
+    number: int
+    multiplier: int
+
+
 Changes = list[tuple[tuple[int, int], Evidence]]
 """The `order` of each observation at which the evidence became another object than before, and what it became."""
 
@@ -96,10 +125,36 @@ Fold = Callable[[Any, Evidence | None, Columns], tuple[Any, Changes]]
 result is that of `step` for one observation after the other."""
 
 
+def tells_outlook(detector: Detector[Any]) -> bool:
+    """Whether the detector's evidence has an `outlook`."""
+    return bool(getattr(detector, "has_outlook", False))
+
+
+def start_anew(detector: Detector[S], state: S) -> S:
+    """The state from which to go on when the eval is measured otherwise from here on: levels of before mean nothing.
+
+    That is the state before the first observation, unless the detector has a `start_anew` that keeps more.
+    """
+    own: Callable[[S], S] | None = getattr(detector, "start_anew", None)
+    return detector.start() if own is None else own(state)
+
+
 def fold_of(detector: Detector[Any]) -> Fold | None:
     """The detector's own `fold`, if it has one."""
     own: Fold | None = getattr(detector, "fold", None)
     return own
+
+
+def with_requests(detector: Detector[Any], requests: EvalRequests) -> Detector[Any]:
+    """The detector, asking for paired evaluations; itself if it never asks."""
+    own: Callable[[EvalRequests], Detector[Any]] | None = getattr(detector, "with_requests", None)
+    return detector if own is None else own(requests)
+
+
+def find_open_request(detector: Detector[Any], state: Any) -> EvalRequest | None:
+    """The paired evaluation that the detector has asked for last, unless it is answered; most detectors never ask."""
+    own: Callable[[Any], EvalRequest | None] | None = getattr(detector, "find_open_request", None)
+    return None if own is None else own(state)
 
 
 def fold_steps(

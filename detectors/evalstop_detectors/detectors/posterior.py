@@ -9,9 +9,18 @@ Sees        27 numbers an eval (`posterior.features`), free of unit and origin: 
             against noise and range, falls that have healed, the proxy and KL since the best, and how much of the plan
             is left. A run without proxy, KL, standard errors or a plan is judged without.
 Length      A dip that heals is short against the run. Where the planned length is not told, the probability rises
-            later. A plan that is overrun counts as not told.
+            later. A plan that is overrun counts as not told. Where the measurement of the eval changes, the rest of the
+            plan is that of a run that begins there.
+Paired      An evaluation of the best checkpoint and of the current one on the same prompts adds to the log odds what
+            `posterior.paired` says, until the run is at a new best. Where somebody can answer (`requests`), it asks for
+            one: from a probability on, at most so many times, each once the last is answered and the run has been below
+            its best 1.6 times as long as then, and only if that costs at most a tenth of what is left of the run.
+Shifts      A fall that came all at once, while the proxy was still, may be the grader's. If an answer is awaited, such
+            a fall calls for no stop at the eval that asked and at the one after it; then it does, answered or not.
 Evidence    A posterior, 0 to 1 in steps of 2^-14. The turn is placed at the eval of the best median of three.
-State       64 whole numbers of the network and 28 of the features. O(1).
+Outlook     Beside it, how much of its range the run has already covered: by the network's quantiles of what is still
+            to be gained. A run near 1 has levelled off, whether or not it has turned.
+State       64 whole numbers of the network, 28 of the features and those of the latest answer. O(1).
 Not done    The proxy between two evals counts by its mean. KL and proxy alone change nothing before the next eval.
             Dips as wide as a third of the run look like turns to whoever only looks at a curve.
 """
@@ -26,31 +35,62 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import LARGEST, clipped
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.posterior.arithmetic import ONE
-from evalstop_detectors.posterior.features import FeatureState, Given, advance
-from evalstop_detectors.posterior.network import HIDDEN, load_network, round_features, to_probability
+from evalstop_detectors.posterior.features import FeatureState, Given, advance, measure_scale
+from evalstop_detectors.posterior.network import (
+    HIDDEN,
+    Network,
+    Whole,
+    load_network,
+    round_features,
+    to_probability,
+)
+from evalstop_detectors.posterior.paired import (
+    LEAST_STDERR,
+    Answer,
+    add_log_odds,
+    describe_answer,
+    log_certificate,
+    raise_bets,
+)
 
 SOONEST = 3  # evals before which it says nothing
-SAID_FROM = 0.1  # below this the note says no numbers, and the evidence stays the same object
+APART = 1.6  # times as long below the best as at the last request
+HELD_EVALS = 2
+CLIFF_SHARE, CLIFF_SIGMAS = 0.6, 4.0  # of the fall, in one eval, and against noise: it came all at once
+STILL = 2.09  # asinh(4): the proxy moved by less than four times what it usually does
+_PROXY_CHANGE = 13  # of the network's features
+SAID_FROM = 0.1  # below this the note says no probability
 
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
-_QUIET = Evidence(Kind.POSTERIOR, 0.0, None, f"less than {SAID_FROM:.0%} likely to have turned")
+_QUIET = f"less than {SAID_FROM:.0%} likely to have turned"
 
 
 class Outlook(NamedTuple):
     """What the network expects of a run: the probabilities that it has turned for good and that it will in the end, and
-    the 10, 50 and 90 % quantiles of what its eval score may still gain, in the unit of the (maximized) eval metric."""
+    the 10, 50 and 90 % quantiles of what its eval score may still gain, as shares of the range that it has covered."""
 
     turned: float
     will_turn: float
     to_gain: tuple[float, float, float]
 
+    @property
+    def covered(self) -> float:
+        """The share of its final range that the run has covered, at the least with 90 % probability; two decimals."""
+        return math.floor(100 / (1 + self.to_gain[2])) / 100
+
 
 class PosteriorState(Struct, frozen=True):
     """See the module's docstring. `waiting_*` are sum and count of the proxies since the last eval, counted from the
-    first; `kl` is the latest of them since the last eval; `best_step` is where the eval score was best."""
+    first; `kl` is the latest of them since the last eval; `best_step` is where the eval score was best.
+    `progress` is that of the last eval, `planned_from` where the measurement began.
+
+    `seen` are the network's features of the last eval, rounded; `cliff` is the deepest fall from one eval to the next
+    since the best, while the proxy was still. `asked` counts requests; the last was made at `asked_step`, after
+    `asked_evals` evals, `asked_since` of them since the best, and is `awaited` until an answer comes.
+    """
 
     features: FeatureState = FeatureState()
     hidden: tuple[int, ...] = (0,) * HIDDEN
@@ -59,13 +99,25 @@ class PosteriorState(Struct, frozen=True):
     waiting_proxy: float = 0.0
     kl: float | None = None
     best_step: int | None = None
+    progress: float = 0.0
+    planned_from: float = 0.0
     evidence: Evidence = _NO_EVALS
+    seen: tuple[int, ...] = ()
+    cliff: float = 0.0
+    asked: int = 0
+    asked_step: int | None = None
+    asked_evals: int = 0
+    asked_since: int = 0
+    awaited: bool = False
+    answer: Answer | None = None
+    log_bets: tuple[float, ...] = ()
 
 
 class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
     """Says how likely it is that the run has turned for good.
 
-    `model`: the network; its name never changes its meaning.
+    `model`: the network; its name never changes its meaning. `requests`: when it asks for paired evaluations, null:
+    never. A policy's `evaluate_now` sets it for runs that can answer.
 
     A run of 40 planned evals that rises for 20 and falls from then on:
 
@@ -80,13 +132,15 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "posterior"
+    has_outlook: ClassVar[bool] = True
     state_type: ClassVar[type[PosteriorState]] = PosteriorState
 
     model: Literal["gru-1"] = "gru-1"
+    requests: EvalRequests | None = None
 
     @property
     def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL})
+        return frozenset({MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL, MetricRole.PAIRED})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -94,6 +148,10 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
 
     def start(self) -> PosteriorState:
         return PosteriorState()
+
+    def start_anew(self, state: PosteriorState) -> PosteriorState:
+        """Without levels, with the rest of the plan and of the requests."""
+        return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
     def step(self, state: PosteriorState, observation: Observation) -> tuple[PosteriorState, Evidence]:
         if not observation.finite:
@@ -105,35 +163,126 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
             state = replace(state, proxy_origin=origin, waiting=state.waiting + 1, waiting_proxy=waiting)
         elif observation.role is MetricRole.KL:
             state = replace(state, kl=value)
+        elif observation.role is MetricRole.PAIRED:
+            state = self._with_answer(state, observation, value)
         else:
             state = self._with_eval(state, observation, value)
         return state, state.evidence
 
     def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
         features, found = advance(ONE, state.features, _given(state, observation, value))
-        network = load_network(self.model)
-        hidden = network.step(np.array(state.hidden, dtype=np.float64), round_features(found))
-        best_step = observation.step if features.since == 0.0 else state.best_step
-        return PosteriorState(
+        seen = round_features(found)
+        hidden = load_network(self.model).step(np.array(state.hidden, dtype=np.float64), seen)
+        is_best = features.since == 0.0
+        fell = state.features.last - features.last if abs(found[_PROXY_CHANGE]) < STILL else 0.0
+        state = replace(
+            state,
             features=features,
             hidden=tuple(map(int, hidden.tolist())),
-            proxy_origin=state.proxy_origin,
-            best_step=best_step,
-            evidence=_weigh(features, network.read_turned(hidden), best_step, observation.progress),
+            waiting=0,
+            waiting_proxy=0.0,
+            kl=None,
+            best_step=observation.step if is_best else state.best_step,
+            seen=tuple(map(int, seen.tolist())),
+            cliff=max(0.0 if is_best else state.cliff, fell),
+            asked_since=0 if is_best else state.asked_since,
+            awaited=state.awaited and not is_best,
+            answer=None if is_best else state.answer,
+            progress=min(max(state.progress, observation.progress or 0.0), 1.0),  # NaN is never the larger one
+        )
+        outlook, added = self._weigh_answer(state)
+        if self._is_to_ask(state, outlook.turned, observation.progress):
+            asked = {"asked": state.asked + 1, "asked_step": observation.step, "awaited": True}
+            state = replace(state, **asked, asked_evals=int(features.evals), asked_since=int(features.since))
+        return self._with_evidence(state, outlook, added, observation.progress)
+
+    def _with_answer(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
+        """Take in a paired evaluation. One without a standard error, or of a run that never moved, says nothing."""
+        features, stderr = state.features, observation.stderr
+        if stderr is None or not 0 <= stderr < math.inf or features.best <= features.low:
+            return replace(state, awaited=False)
+        _, unit = measure_scale(ONE, features)
+        known = max(min(stderr, LARGEST), LEAST_STDERR * unit)
+        answer = None
+        if features.since:
+            before = (state.answer.fall, 1.0) if state.answer is not None else (0.0, 0.0)
+            answer = Answer(-value, known, features.best - features.level, features.since, *before)
+        bets = raise_bets(state.log_bets, -value, known, features.best - features.start)
+        state = replace(state, awaited=False, answer=answer, log_bets=bets)
+        outlook, added = self._weigh_answer(state)
+        return self._with_evidence(state, outlook, added, observation.progress)
+
+    def _weigh_answer(self, state: PosteriorState) -> tuple[Outlook, float]:
+        """The outlook, and what the latest answer adds to the log odds that the run has turned."""
+        added = 0.0
+        if state.answer is not None:
+            own = round_features(describe_answer(ONE, state.features, state.answer))
+            added = add_log_odds(self.model, np.concatenate([np.array(state.seen, dtype=np.float64), own]))
+        return _read_outlook(load_network(self.model), np.array(state.hidden, dtype=np.float64), added), added
+
+    def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:
+        requests, features = self.requests, state.features
+        return (
+            requests is not None
+            and features.evals >= SOONEST
+            and probability >= requests.at
+            and state.asked < requests.most
+            and not state.awaited
+            and features.since > 0
+            and features.since >= APART * state.asked_since
+            and requests.are_affordable(progress)
         )
 
-    def outlook(self, state: PosteriorState) -> Outlook:
-        """What the network expects of a run in this state."""
-        outputs = load_network(self.model).read(np.array(state.hidden, dtype=np.float64))
-        turned, will_turn = (to_probability(float(logit)) for logit in outputs[:2])
+    def with_requests(self, requests: EvalRequests) -> Posterior:
+        """The same, asking for paired evaluations."""
+        return replace(self, requests=requests)
+
+    def find_open_request(self, state: PosteriorState) -> EvalRequest | None:
+        """The paired evaluation that is awaited."""
+        if self.requests is None or not state.awaited or state.asked_step is None:
+            return None
+        return EvalRequest(state.asked_step, state.asked, self.requests.multiplier)
+
+    def _with_evidence(
+        self, state: PosteriorState, outlook: Outlook, added: float, progress: float | None
+    ) -> PosteriorState:
+        evidence = _weigh(state.features, outlook, state.best_step, progress)
+        if evidence.value >= SAID_FROM:
+            note, value = evidence.note, evidence.value
+            if state.answer is not None:
+                note += f"; a paired evaluation adds {added:+.1f} to the log odds"
+            if state.log_bets:
+                note += f" (e-value 10^{log_certificate(state.log_bets):.1f})"
+            if self.requests is not None and self._is_held(state) and value > self.requests.at:
+                value = self.requests.at
+                note += f"; held at {value:.0%}: a sudden fall, and a paired evaluation is awaited"
+            evidence = replace(evidence, value=value, note=note)
+        return state if evidence == state.evidence else replace(state, evidence=evidence)
+
+    def _is_held(self, state: PosteriorState) -> bool:
+        """Whether the fall came all at once and an answer of this or the last eval is awaited."""
         features = state.features
-        unit = features.best - features.low + features.first
-        low, middle, high = sorted(max(float(share), 0.0) * unit for share in outputs[2:])
-        return Outlook(turned, will_turn, (low, middle, high))
+        noise, _ = measure_scale(ONE, features)
+        sudden = max(CLIFF_SHARE * (features.best - features.level), CLIFF_SIGMAS * noise)
+        return state.awaited and features.evals - state.asked_evals < HELD_EVALS and state.cliff >= sudden
+
+    def outlook(self, state: PosteriorState) -> Outlook:
+        """What is expected of a run in this state."""
+        return self._weigh_answer(state)[0]
+
+
+def _read_outlook(network: Network, hidden: Whole, added: float = 0.0) -> Outlook:
+    """What the network expects, with this `added` to the log odds that the run has turned."""
+    outputs = network.read(hidden).tolist()
+    turned, will_turn = to_probability(outputs[0] + added), to_probability(outputs[1])
+    low, middle, high = sorted(max(share, 0.0) for share in outputs[2:])
+    return Outlook(turned, will_turn, (low, middle, high))
 
 
 def _given(state: PosteriorState, observation: Observation, value: float) -> Given:
-    stderr, progress = observation.stderr, observation.progress
+    stderr, progress, begun = observation.stderr, observation.progress, state.planned_from
+    if progress is not None and begun:
+        progress = (progress - begun) / (1.0 - begun) if begun < 1 else 1.0
     has_stderr = stderr is not None and 0 < stderr < math.inf
     proxy = state.waiting_proxy / state.waiting if state.waiting else 0.0
     return Given(
@@ -149,12 +298,15 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
     )
 
 
-def _weigh(features: FeatureState, probability: float, best_step: int | None, progress: float | None) -> Evidence:
-    evals = int(features.evals)
+def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:
+    evals, probability = int(features.evals), outlook.turned
     if evals < SOONEST:
         return Evidence(Kind.POSTERIOR, 0.0, None, f"needs {SOONEST - evals} more evals")
+    low, _, high = outlook.to_gain
+    words = f"{low:.0%} to {high:.0%} of the range so far may still be gained (10 to 90 % quantile)"
+    levelled = Evidence(Kind.FRACTION, outlook.covered, None, words)
     if probability < SAID_FROM:
-        return _QUIET
+        return Evidence(Kind.POSTERIOR, 0.0, None, _QUIET, levelled)
     width = features.best - features.low
     below = (features.best - features.level) / width if width > 0 else 0.0
     plan = "known" if progress is not None and 0 < progress < 1 else "not known"
@@ -163,4 +315,4 @@ def _weigh(features: FeatureState, probability: float, best_step: int | None, pr
         f" {below:.0%} of the range below it, length of the run {plan}"
     )
     turn_step = best_step if features.since else None  # a run that is at its best has not turned yet
-    return Evidence(Kind.POSTERIOR, probability, turn_step, note)
+    return Evidence(Kind.POSTERIOR, probability, turn_step, note, levelled)

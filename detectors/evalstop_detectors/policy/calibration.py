@@ -18,7 +18,7 @@ from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
-from evalstop_detectors.policy.policy import Member, Policy
+from evalstop_detectors.policy.policy import Ground, Member, Policy
 from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
 
 _CALIBRATED = PlateauDrop(sigmas=1.5, use_proxy=True)
@@ -95,8 +95,11 @@ def compute_stated_risk(policy: Policy) -> float | None:
     not say.
 
     Thresholds of a calibration that comes with EvalStop say it, and the alpha of an e-process; any other number says
-    nothing. Where votes are needed, Markov's inequality bounds how often they come together.
+    nothing. Where votes are needed, Markov's inequality bounds how often they come together. A policy that also stops
+    what has levelled off does not say it.
     """
+    if policy.stop_on != (Ground.TURNED,):
+        return None
     votes = 0.0
     bound = 1.0
     for name, member in zip(policy.ids, policy.members, strict=True):

@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evalstop_detectors.detectors.detector import CountOrZero, Detector, Evidence, Thresholds
+from evalstop_detectors.detectors.detector import (
+    CountOrZero,
+    Detector,
+    EvalRequests,
+    Evidence,
+    Thresholds,
+    tells_outlook,
+)
 from evalstop_detectors.errors import InvalidPolicy, StaleState
 from evalstop_detectors.policy.allowed_values import allowed_at
 from evalstop_detectors.policy.calibration import (
@@ -25,7 +32,7 @@ from evalstop_detectors.policy.calibration import (
 )
 from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
 from evalstop_detectors.policy.monitor import MonitorState
-from evalstop_detectors.policy.policy import GuardKind, Member, Policy, Verdict, member_ids
+from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Ground, GuardKind, Member, Policy, Verdict, member_ids
 
 STATE_VERSION = 1
 
@@ -68,6 +75,9 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53)] = 0
     description: _Text = ""
     stops_despite: Annotated[list[GuardKind], Meta(max_length=len(GuardKind))] = []
+    stop_on: Annotated[tuple[Ground, ...], Meta(min_length=1, max_length=len(Ground))] = (Ground.TURNED,)
+    levelled_off_at: Annotated[float, Meta(gt=0, lt=1)] = LEVELLED_OFF_AT
+    evaluate_now: EvalRequests | None = None
     calibration: Annotated[list[CalibrationDocument], Meta(max_length=256)] = []
 
 
@@ -80,6 +90,7 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     evals: int
     verdict: Verdict
     suspect_step: int | None
+    eval_version: int
 
 
 def policy_from_document(document: object) -> Policy:
@@ -96,6 +107,9 @@ def policy_from_document(document: object) -> Policy:
         for index, (item, name) in enumerate(zip(parsed.members, ids, strict=True))
     )
     weights = [member.weight for member in members]
+    if Ground.LEVELLED_OFF in parsed.stop_on and not any(tells_outlook(m.detector) for m in members if m.weight):
+        words = "no member tells whether the eval has levelled off; add the detector posterior, or leave it out"
+        raise _invalid(("stop_on",), words)
     return Policy(
         name=parsed.name,
         members=members,
@@ -107,6 +121,9 @@ def policy_from_document(document: object) -> Policy:
         warmup_steps=parsed.warmup_steps,
         description=parsed.description,
         stops_despite=tuple(parsed.stops_despite),
+        stop_on=tuple(ground for ground in Ground if ground in parsed.stop_on),
+        levelled_off_at=parsed.levelled_off_at,
+        evaluate_now=parsed.evaluate_now,
     )
 
 
@@ -120,14 +137,16 @@ def describe_document(ref_template: str) -> dict[str, Any]:
             for part in (field, *field.get("anyOf", ())):
                 if "pattern" in part:  # in Python's words: JSON Schema has no \Z, and no half surrogate pairs
                     part["pattern"] = part["pattern"].replace(r"\Z", "$").replace(r"\ud800-\udfff", "")
-    return parts
+    described: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(parts))
+    return described
 
 
 def policy_to_document(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values with every number written out, so that later defaults cannot change it.
 
-    `stops_despite` is left out when empty.
+    `stops_despite` and `evaluate_now` are left out when empty, and so is `stop_on` when it is `turned` alone.
     """
+    levelling = {"stop_on": [str(item) for item in policy.stop_on], "levelled_off_at": policy.levelled_off_at}
     members = [
         {
             "detector": member.detector.name,
@@ -139,17 +158,22 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
         | ({} if member.id is None else {"id": member.id})
         for member in policy.members
     ]
-    return {
-        "name": policy.name,
-        "description": policy.description,
-        "members": members,
-        "at_least": float(policy.at_least),
-        "suspect_at_least": float(policy.suspect_at_least),
-        "gate": list(policy.gate),
-        "eval_required": policy.eval_required,
-        "min_evals": policy.min_evals,
-        "warmup_steps": policy.warmup_steps,
-    } | ({"stops_despite": [str(item) for item in policy.stops_despite]} if policy.stops_despite else {})
+    return (
+        {
+            "name": policy.name,
+            "description": policy.description,
+            "members": members,
+            "at_least": float(policy.at_least),
+            "suspect_at_least": float(policy.suspect_at_least),
+            "gate": list(policy.gate),
+            "eval_required": policy.eval_required,
+            "min_evals": policy.min_evals,
+            "warmup_steps": policy.warmup_steps,
+        }
+        | ({"stops_despite": [str(item) for item in policy.stops_despite]} if policy.stops_despite else {})
+        | (levelling if policy.stop_on != (Ground.TURNED,) else {})
+        | ({"evaluate_now": msgspec.to_builtins(policy.evaluate_now)} if policy.evaluate_now is not None else {})
+    )
 
 
 def state_to_json(policy: Policy, state: MonitorState) -> bytes:
@@ -164,6 +188,7 @@ def state_to_json(policy: Policy, state: MonitorState) -> bytes:
             evals=state.evals,
             verdict=state.verdict,
             suspect_step=state.suspect_step,
+            eval_version=state.eval_version,
         )
     )
 
@@ -183,7 +208,13 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StaleState from error
     return MonitorState(
-        states, tuple(document.evidence), document.last, document.evals, document.verdict, document.suspect_step
+        states,
+        tuple(document.evidence),
+        document.last,
+        document.evals,
+        document.verdict,
+        document.suspect_step,
+        document.eval_version,
     )
 
 
@@ -295,7 +326,7 @@ def _fingerprint(policy: Policy) -> str:
     """The same for policies that judge alike only: a state goes with the parameters that it was folded under."""
     known: str | None = policy.__dict__.get("fingerprint")
     if known is None:
-        judging = msgspec.structs.replace(policy, stops_despite=())
+        judging = msgspec.structs.replace(policy, stops_despite=(), evaluate_now=None)
         known = hashlib.sha256(msgspec.json.encode(policy_to_document(judging))).hexdigest()[:16]
         policy.__dict__["fingerprint"] = known
     return known

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice, pairwise
-from operator import lt
+from itertools import groupby, islice, pairwise
+from operator import attrgetter, lt
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import Evidence, fold_steps
+from evalstop_detectors.detectors.detector import EvalRequest, Evidence, find_open_request, fold_steps, start_anew
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
@@ -33,6 +34,8 @@ class MonitorState(Struct, frozen=True):
     `states` and `evidence` hold one entry a member of the policy. `last` is the `order` of the latest observation.
     `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than `continue`.
     Once the verdict is `stop` it stays as it was reached, while the detectors go on taking in evidence.
+    `eval_version` is that of the latest observation. From the first of another version on, the detectors that see the
+    eval start anew, and `evals` does: levels are compared within a version only.
     """
 
     states: tuple[Any, ...]
@@ -41,6 +44,7 @@ class MonitorState(Struct, frozen=True):
     evals: int = 0
     verdict: Verdict = NOTHING_SEEN
     suspect_step: int | None = None
+    eval_version: int = 0
 
 
 def start(policy: Policy) -> MonitorState:
@@ -51,6 +55,15 @@ def start(policy: Policy) -> MonitorState:
 def is_late(state: MonitorState, observation: Observation) -> bool:
     """Whether the observation belongs at or before one that the monitor has already taken in."""
     return state.last is not None and observation.order <= state.last
+
+
+def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
+    """The paired evaluation that is awaited, the latest if several detectors ask; a run that stops awaits none."""
+    if not policy.asking or state.verdict.stops:
+        return None
+    asked = [find_open_request(policy.members[index].detector, state.states[index]) for index in policy.asking]
+    found = [request for request in asked if request is not None]
+    return max(found, key=lambda request: request.step, default=None)
 
 
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
@@ -64,8 +77,11 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     order = observation.order
     if state.last is not None and order <= state.last:
         raise _out_of_order(role, order[0])
+    changed = observation.eval_version != state.eval_version
+    if changed:
+        state = _start_anew(policy, state, observation.eval_version)
     states, evidence = list(state.states), list(state.evidence)
-    stale = not _is_settled(policy, state.last, state.evals)
+    stale = changed or not _is_settled(policy, state.last, state.evals)
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
@@ -80,7 +96,18 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
                 suspect_step = order[0]
         elif verdict.step != order[0]:
             verdict = _moved_to(verdict, order[0])
-    return MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step), verdict
+    state = MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step, state.eval_version)
+    return state, verdict
+
+
+def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
+    """The state as it is where the measurement of the eval changes; its verdict is still that of before."""
+    anew = [
+        (start_anew(member.detector, kept), None) if member.sees_eval else (kept, evidence)
+        for member, kept, evidence in zip(policy.members, state.states, state.evidence, strict=True)
+    ]
+    states, evidence = zip(*anew, strict=True)
+    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version)
 
 
 def advance(
@@ -110,6 +137,8 @@ def advance(
         watched = [item for item in observations if item.role in policy.roles]
         if len(watched) <= _FEW:
             return _step_through(policy, state, watched)
+        if watched[-1].eval_version != state.eval_version:
+            return _advance_each_version(policy, state, watched)
         _check_order(state.last, watched)
         columns = to_columns(watched)
     if not columns:
@@ -132,7 +161,26 @@ def advance(
     if not verdicts or verdicts[-1] is not verdict:
         verdicts.append(verdict)
     evals = state.evals + len(eval_orders)
-    return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step), verdicts
+    version = state.eval_version
+    return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version), verdicts
+
+
+def _advance_each_version(
+    policy: Policy, state: MonitorState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict]]:
+    """Take in observations among which the measurement of the eval changes: the first of each version by itself."""
+    call, verdicts = state.verdict.verdict, list[Verdict]()
+    for _, group in groupby(observations, key=attrgetter("eval_version")):
+        of_version = list(group)
+        for part in (of_version[:1], of_version[1:]):
+            state, reached = advance(policy, state, part)
+            for verdict in reached:
+                if verdict.verdict is not call:
+                    call = verdict.verdict
+                    verdicts.append(verdict)
+    if not verdicts or verdicts[-1] is not state.verdict:
+        verdicts.append(state.verdict)
+    return state, verdicts
 
 
 def _step_through(
@@ -208,7 +256,7 @@ def _out_of_order(role: MetricRole, step: int) -> OutOfOrder:
 
 
 def _moved_to(verdict: Verdict, step: int) -> Verdict:
-    return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence)
+    return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.ground)
 
 
 def _finite_evals(columns: Columns) -> list[Order]:

@@ -10,7 +10,9 @@ from evalstop_detectors.policy.codec import policy_from_document
 from evalstop_detectors.policy.policy import Policy
 
 _NOT_FINITE: list[dict[str, Any]] = [
-    {"detector": "non_finite", "id": f"non_finite-{role}", "params": {"role": role}} for role in reversed(MetricRole)
+    {"detector": "non_finite", "id": f"non_finite-{role}", "params": {"role": role}}
+    for role in reversed(MetricRole)
+    if role is not MetricRole.PAIRED
 ]
 
 _POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-1"}}
@@ -29,6 +31,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             _POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}},
             *_NOT_FINITE,
         ],
+        "evaluate_now": {"at": 0.7},
     },
     "early": {
         "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
@@ -36,6 +39,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             _POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}},
             *_NOT_FINITE,
         ],
+        "evaluate_now": {"at": 0.3},
     },
     "cautious": {
         "description": "As default, but later and hardly ever wrong: it stops 0.1 % of healthy runs.",
@@ -43,6 +47,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             _POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}},
             *_NOT_FINITE,
         ],
+        "evaluate_now": {"at": 0.7},
     },
 }
 

@@ -131,10 +131,8 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     slow = where(opening, y, s.slow + maximum(0.06, 1.0 / n) * (y - s.slow))
     slow_best = where(opening, slow, maximum(s.slow_best, slow))
     width = best - low
-    known = ops.sqrt(squares / maximum(stderrs, 1.0))
     by_first, by_second = first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * second / _NORMAL_SECOND_DIFFERENCE
-    sd = where(n < 3.5, by_first, minimum(by_first, by_second)) * (1.0 + 2.0 / n)
-    sd = maximum(maximum(sd, LEAST_NOISE * width), known)
+    sd = _estimate_noise(ops, n, by_first, by_second, width, ops.sqrt(squares / maximum(stderrs, 1.0)))
     moved = width + sd
     unit, noise = where(moved > 0.0, moved, 1.0), where(sd > 0.0, sd, 1.0)
     # 3. Proxy and KL.
@@ -161,9 +159,7 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     left = minimum(n * (1.0 - share) / share, 1e9)
 
     def asinh(x: Number) -> Number:
-        size = minimum(ops.absolute(x), _LARGEST)
-        found = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
-        return where(x < 0.0, -found, found)
+        return inverse_sinh(ops, x)
 
     state = FeatureState(
         n, origin, y, s.last, start, level, best, low, since, first, second, squares, stderrs, healed, down, quick,
@@ -200,6 +196,31 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
         (best - start) / unit,
         asinh((best - start) / noise) * 0.5,
     ]
+
+
+def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
+    """The standard deviation of an eval, and the unit in which features count: the range so far and that; never 0."""
+    by_first, by_second = s.first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * s.second / _NORMAL_SECOND_DIFFERENCE
+    width = s.best - s.low
+    known = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
+    sd = _estimate_noise(ops, s.evals, by_first, by_second, width, known)
+    moved = width + sd
+    return ops.where(sd > 0.0, sd, 1.0), ops.where(moved > 0.0, moved, 1.0)
+
+
+def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
+    """asinh, of anything finite."""
+    size = ops.minimum(ops.absolute(x), _LARGEST)
+    found = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
+    return ops.where(x < 0.0, -found, found)
+
+
+def _estimate_noise(
+    ops: Arithmetic, n: Number, by_first: Number, by_second: Number, width: Number, known: Number
+) -> Number:
+    """The standard deviation of an eval after `n` of them; `known` is what its standard errors say at the least."""
+    sd = ops.where(n < 3.5, by_first, ops.minimum(by_first, by_second)) * (1.0 + 2.0 / n)
+    return ops.maximum(ops.maximum(sd, LEAST_NOISE * width), known)
 
 
 def _ratio(ops: Arithmetic, first: Number, second: Number) -> Number:

@@ -26,11 +26,11 @@ Whole = NDArray[np.float64]
 HIDDEN = 64
 OUTPUTS = 5  # logit of `turned for good`, of `will turn`, and the 10, 50 and 90 % quantiles of what is still to come
 WEIGHT_ONE, FEATURE_ONE, STATE_ONE = 2.0**12, 2.0**8, 2.0**14
-_SUM_ONE = WEIGHT_ONE * STATE_ONE
+SUM_ONE = WEIGHT_ONE * STATE_ONE
 _RAISE = STATE_ONE / FEATURE_ONE
 _TABLE_ONE = 2.0**10
 _TABLE_END = 8 * int(_TABLE_ONE)
-_FROM_SUM = _TABLE_ONE / _SUM_ONE
+_FROM_SUM = _TABLE_ONE / SUM_ONE
 
 MODELS = {"gru-1": "1163b5b95895e5b93b743c24b1f4be9063eabda3abe5f61d373b15e23256b2ef"}
 """The shipped networks and the SHA-256 of their files. A name never changes its meaning."""
@@ -70,14 +70,10 @@ class Network(NamedTuple):
         candidate = _look_up(_tanh_table(), candidate)
         return np.asarray(np.floor(((STATE_ONE - update) * candidate + update * hidden) * (1 / STATE_ONE) + 0.5))
 
-    def read_turned(self, hidden: Whole) -> float:
-        """The probability that the run has turned for good, of the hidden state (64,)."""
-        return to_probability(float(self.of_output[0] @ hidden + self.of_output_offset[0]) / _SUM_ONE)
-
     def read(self, hidden: Whole) -> Whole:
         """The outputs (5,) or (5, runs): both logits and three quantiles, as plain numbers."""
         offset = self.of_output_offset if hidden.ndim == 1 else self.of_output_offset[:, None]
-        return np.asarray((self.of_output @ hidden + offset) * (1 / _SUM_ONE))
+        return np.asarray((self.of_output @ hidden + offset) * (1 / SUM_ONE))
 
 
 def round_features(features: Any) -> Whole:
@@ -115,6 +111,11 @@ def decode_network(data: bytes) -> Network:
         begin = end
     of_features, a, of_state, b, of_output, c = arrays
     return Network(of_features, a * STATE_ONE, of_state, b * STATE_ONE, of_output, c * STATE_ONE)
+
+
+def look_up_tanh(sums: Whole) -> Whole:
+    """tanh of sums of activations and weights, as activations."""
+    return np.asarray(_look_up(_tanh_table(), sums))
 
 
 def _look_up(table: Whole, sums: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from evalstop_detectors import (
     Call,
     Evidence,
+    Ground,
     InvalidPolicy,
     Kind,
     Member,
@@ -336,3 +337,48 @@ def test_a_gate_that_sees_a_guess_stays_closed() -> None:
     assert (
         "the proxy, or its direction, is guessed" in policy.with_guessed([MetricRole.PROXY]).judge(found, 10, 10).reason
     )
+
+
+LEVELLED = replace(SILENT, outlook=Evidence(Kind.FRACTION, 0.98, None, "0% to 2% of the range so far may be gained"))
+
+
+@pytest.mark.parametrize(
+    ("stop_on", "evidence", "call", "ground"),
+    [
+        ((Ground.TURNED,), LEVELLED, Call.CONTINUE, None),
+        (tuple(Ground), LEVELLED, Call.STOP, Ground.LEVELLED_OFF),
+        (tuple(Ground), replace(LEVELLED, value=2.0), Call.STOP, Ground.TURNED),
+        ((Ground.LEVELLED_OFF,), CALLING, Call.SUSPECT, None),
+        (tuple(Ground), SILENT, Call.CONTINUE, None),
+    ],
+)
+def test_the_ground_of_a_stop(
+    stop_on: tuple[Ground, ...], evidence: Evidence, call: Call, ground: Ground | None
+) -> None:
+    """That a run has levelled off stops it only where the policy says so, and the verdict says on which ground."""
+    verdict = policy_of([1.0], stop_on=stop_on).judge([evidence], step=3, evals=3)
+    assert (verdict.verdict, verdict.ground) == (call, ground)
+    outlooks = [(item.value, item.stop_at) for item in verdict.evidence if item.detector == "levelled_off"]
+    assert outlooks == ([(0.98, 0.97 if len(stop_on) == 2 else None)] if evidence.outlook else [])
+    if ground is Ground.LEVELLED_OFF:
+        assert verdict.reason == "levelled off: fake: 0% to 2% of the range so far may be gained"
+
+
+def test_a_levelled_off_run_is_held_back_as_any() -> None:
+    """All other conditions of a stop hold for it, too; meanwhile it is a suspicion."""
+    verdict = policy_of([1.0], stop_on=tuple(Ground), min_evals=9).judge([LEVELLED], step=3, evals=3)
+    assert verdict.verdict is Call.SUSPECT
+    assert verdict.reason.startswith("levelled off: fake: ")
+    assert verdict.reason.endswith("; no stop: 3 of the 9 evals needed were seen")
+
+
+def test_who_can_tell_that_it_has_levelled_off() -> None:
+    """A policy cannot stop on what none of its members tells; one that can is read back with its threshold."""
+    members = [{"detector": "k_decline"}]
+    with pytest.raises(InvalidPolicy, match="no member tells whether the eval has levelled off"):
+        policy_from_document({"name": "p", "members": members, "stop_on": ["levelled_off"]})
+    policy = policy_from_document(
+        {"name": "p", "members": [*members, {"detector": "posterior"}], "stop_on": ["levelled_off", "turned"]}
+    )
+    assert policy_from_document(policy_to_document(policy)) == policy
+    assert policy_to_document(policy)["levelled_off_at"] == 0.97

@@ -114,6 +114,7 @@ def test_a_verdict_is_a_document() -> None:
         "step": 2,
         "turn_step": 0,
         "reason": "k_decline: 2 consecutive declines of eval, k = 3",
+        "ground": None,
         "evidence": [
             {
                 "detector": "k_decline",

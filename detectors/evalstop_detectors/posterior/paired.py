@@ -1,0 +1,131 @@
+"""What paired evaluations say beyond the curve: of the best checkpoint and of the current one on the same prompts.
+
+Source      Our own. A paired difference knows how far below the best a run is far better than the curve does, and says
+            nothing of whether such a fall heals. How much it adds to the log odds that the run has turned is learned
+            as the network is: on runs of the prior that ask for paired evaluations and get them
+            (`evalstop_lab.posterior.train_paired`). One layer of 32 units sees the network's features and 11 numbers of
+            the latest answer; `gru-1.paired.int16` holds it, in whole numbers like the network's.
+Certificate E = mean over b in {1/2, 1, 2, 4} of the product over all answers of exp(b z - b^2/2), with
+            z = (fall - 0.05 gain)/stderr: an e-value against `never more than a twentieth of its gain below the best`,
+            valid whenever one looks. Dips make it large too; it is told, and decides nothing.
+Cut off     At most `MOST` is added to the network's log odds: no single answer decides alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cache
+from importlib import resources
+
+import numpy as np
+from msgspec import Struct
+
+from evalstop_detectors.posterior.features import (
+    FEATURES,
+    LIMIT,
+    Arithmetic,
+    FeatureState,
+    Number,
+    inverse_sinh,
+    measure_scale,
+)
+from evalstop_detectors.posterior.network import (
+    FEATURE_ONE,
+    STATE_ONE,
+    SUM_ONE,
+    UnknownModel,
+    Whole,
+    look_up_tanh,
+)
+
+PAIRED_FEATURES = 11
+UNITS = 32
+MOST, LEAST = 3.0, -8.0
+LEAST_STDERR = 0.005  # of the unit
+BETS = (0.5, 1.0, 2.0, 4.0)
+NEGLIGIBLE_FALL = 0.05  # of the gain
+_LARGEST_Z = 100.0
+HASHES = {"gru-1": "cac8f532d5cf7e179534b15ddf0a495e761a187a9a3b90c671b9774cea893545"}
+
+
+class Answer(Struct, frozen=True, array_like=True):
+    """The latest paired evaluation since the best: the best's score less the current one's, and its standard error.
+
+    `curve_fall`: how far below the best the curve was then. `since`: evals since the best then. `before`: the fall of
+    the answer before it, `has_before` whether there was one (0 or 1).
+    """
+
+    fall: Number
+    stderr: Number
+    curve_fall: Number
+    since: Number
+    before: Number = 0.0
+    has_before: Number = 0.0
+
+
+def describe_answer(ops: Arithmetic, s: FeatureState, answer: Answer) -> list[Number]:
+    """The features of the latest answer, seen from now; the run is below its best."""
+    noise, unit = measure_scale(ops, s)
+
+    def asinh(x: Number) -> Number:
+        return inverse_sinh(ops, x)
+
+    def cut(x: Number) -> Number:
+        return ops.minimum(ops.maximum(x, -LIMIT), LIMIT)
+
+    stderr = ops.maximum(answer.stderr, LEAST_STDERR * unit)
+    since = ops.maximum(s.since, 1.0)
+    return [
+        cut(answer.fall / unit),
+        asinh(answer.fall / noise),
+        asinh(answer.fall / stderr),
+        cut((answer.fall - answer.curve_fall) / unit),
+        asinh((answer.fall - answer.curve_fall) / noise),
+        ops.log2(1.0 + ops.maximum(since - answer.since, 0.0)) * 0.5,
+        ops.log2(stderr / unit),
+        ops.minimum(answer.since / since, 1.0),
+        cut((s.best - s.level - answer.curve_fall) / unit),
+        cut(answer.before / unit) * answer.has_before,
+        answer.has_before,
+    ]
+
+
+def add_log_odds(model: str, features: Whole) -> float:
+    """What the latest answer adds to the log odds; `features` are the network's and the answer's, rounded."""
+    inner, offset, outer, last = _load(model)
+    hidden = look_up_tanh(inner @ features * (STATE_ONE / FEATURE_ONE) + offset)
+    added = float(outer @ hidden + last) / SUM_ONE
+    return min(max(added, LEAST), MOST)
+
+
+def log_certificate(log_bets: tuple[float, ...]) -> float:
+    """The decimal logarithm of the certificate, given each bet's log product; 0 before the first answer."""
+    if not log_bets:
+        return 0.0
+    top = max(log_bets)
+    return (top + math.log(math.fsum(math.exp(x - top) for x in log_bets) / len(log_bets))) / math.log(10)
+
+
+def raise_bets(log_bets: tuple[float, ...], fall: float, stderr: float, gain: float) -> tuple[float, ...]:
+    """Each bet's log product after another answer."""
+    excess = fall - NEGLIGIBLE_FALL * max(gain, 0.0)
+    z = min(max(excess / stderr, -_LARGEST_Z), _LARGEST_Z)
+    return tuple(x + b * z - b * b / 2 for x, b in zip(log_bets or (0.0,) * len(BETS), BETS, strict=True))
+
+
+@cache
+def _load(model: str) -> tuple[Whole, Whole, Whole, float]:
+    """The layer's matrices of whole numbers; raises UnknownModel."""
+    data = resources.files("evalstop_detectors.posterior").joinpath(f"{model}.paired.int16").read_bytes()
+    if hashlib.sha256(data).hexdigest() != HASHES[model]:
+        raise UnknownModel(f"The file of model {model} is not the one that was shipped; install the package again.")
+    return decode_layer(data)
+
+
+def decode_layer(data: bytes) -> tuple[Whole, Whole, Whole, float]:
+    """The layer in these 16-bit numbers: weights (32, 38) and offsets (32,), then weights (32,) and an offset."""
+    numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
+    inputs = FEATURES + PAIRED_FEATURES
+    inner, rest = numbers[: UNITS * inputs].reshape(UNITS, inputs), numbers[UNITS * inputs :]
+    return inner, rest[:UNITS] * STATE_ONE, rest[UNITS : 2 * UNITS], float(rest[2 * UNITS] * STATE_ONE)
