@@ -33,6 +33,7 @@ from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import encryption, openid
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
 from evalstop_service.security.encryption import Encryption
+from evalstop_service.security.private_files import create_private_file, create_private_folder, keep_secret
 from evalstop_service.security.scopes import Grants, parse_grants
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
@@ -43,6 +44,7 @@ from evalstop_service.web.api import (
     decisions,
     deliveries,
     endpoints,
+    eval_requests,
     events,
     health,
     keys,
@@ -59,6 +61,7 @@ from evalstop_service.web.api import (
     runs,
     scrapes,
     series,
+    sessions,
     stream,
     swagger_ui,
 )
@@ -67,10 +70,12 @@ from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
+from evalstop_service.web.fair_shares import FairShares
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.held_bodies import HeldBodies
 from evalstop_service.web.middleware.request_log import RequestLog
+from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
@@ -83,9 +88,13 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 RESOURCES = (
-    *(projects, keys, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
+    *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
+    eval_requests,
     *(checkpoints, decisions, endpoints, deliveries, replays, pull, events, audit, precision, rollout_stages),
 )
+
+ENCRYPTION_KEY = "encryption.key"
+"""In the data folder: what encrypts the secrets of endpoints where EVALSTOP_SECRET_KEYS is not set."""
 
 API = "/api/v1"
 
@@ -99,15 +108,29 @@ UPLOADS = tuple(f"{MLFLOW}{path}" for path in mlflow.UPLOADS)
 
 
 def create_database(settings: Settings) -> Database:
-    """The database that the settings name; creates the folder of an embedded one."""
+    """The database that the settings name. That of an embedded one, and its folder, are its owner's alone."""
     if settings.database_url is None:
-        settings.data_folder.mkdir(parents=True, exist_ok=True)
+        create_private_folder(settings.data_folder)
+        create_private_file(settings.data_folder / "evalstop.db")  # SQLite gives its other files the same permissions
     return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
 
 
 def create_encryption(settings: Settings) -> Encryption:
-    """Encrypts the secrets of endpoints; raises InvalidSetting."""
-    return Encryption(_parse("SECRET_KEYS", encryption.parse_keys, _secret(settings.secret_keys)))
+    """Encrypts the secrets of endpoints; raises InvalidSetting.
+
+    Beside an embedded database there is a key that was made at the first start; keys that are set come before it.
+    """
+    keys = _parse("SECRET_KEYS", encryption.parse_keys, _secret(settings.secret_keys))
+    kept = settings.data_folder / ENCRYPTION_KEY
+    if settings.database_url is None and kept.exists():
+        keys += _parse("DATA_FOLDER", encryption.parse_keys, kept.read_text())
+    return Encryption(keys)
+
+
+def keep_encryption_key(settings: Settings) -> None:
+    """Make the key beside an embedded database, unless it is there or the settings have one."""
+    if settings.database_url is None and settings.secret_keys is None:
+        keep_secret(settings.data_folder / ENCRYPTION_KEY, encryption.generate_key)
 
 
 def create_address_policy(settings: Settings) -> AddressPolicy:
@@ -156,7 +179,7 @@ def create_app(
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
     committer = Committer(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer)
-    key_cache = KeyCache(database, settings.key_cache_seconds)
+    key_cache = KeyCache(database, settings.key_cache_seconds, clock)
     context = Context(
         database,
         clock,
@@ -165,6 +188,8 @@ def create_app(
         create_address_policy(settings),
         create_encryption(settings),
         settings.delivery_timeout_seconds,
+        settings.public_url,
+        shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
     )
     forwarder = _create_forwarder(settings, database, clock, service_metrics)
     app = _App(
@@ -200,6 +225,7 @@ def create_app(
         streamed_below=UPLOADS,
         refusal=_refusal,
     )
+    app.add_middleware(SecurityHeaders)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, _create_artifact_folder(settings)))
     ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
@@ -311,6 +337,7 @@ async def _deliver(
                 lease_seconds=settings.delivery_lease_seconds,
             ),
             encryption=create_encryption(settings),
+            public_url=settings.public_url,
             service_metrics=service_metrics,
             tracer=tracer,
         )

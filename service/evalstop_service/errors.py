@@ -5,6 +5,7 @@ ServiceError
 ├── Conflict
 ├── Invalid
 ├── InvalidSetting
+├── TooOften
 ├── Overloaded
 ├── Behind
 └── Closed
@@ -34,6 +35,14 @@ class Invalid(ServiceError):
 
 class InvalidSetting(ServiceError):
     """A setting cannot be used; the message names it."""
+
+
+class TooOften(ServiceError):
+    """This was asked for too often. Nothing was done: ask again after `seconds`."""
+
+    def __init__(self, detail: str, seconds: float) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
 
 
 class Overloaded(ServiceError):

@@ -41,6 +41,10 @@ def _check_server_url(url: str) -> str:
     return url
 
 
+def _check_public_url(url: str) -> str:
+    return _check_server_url(url).rstrip("/")
+
+
 def _check_artifact_root(uri: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.\-]*:/[^\s?#]*", uri):
         raise ValueError("write a root as a URI, such as mlflow-artifacts:/ or s3://BUCKET/PATH")
@@ -60,7 +64,7 @@ class DatabaseSettings(_Group):
     """Database"""
 
     data_folder: Path = Path(".evalstop")
-    """Folder of the embedded database and of the session secret that `evalstop up` creates."""
+    """Folder of the embedded database, and of the session secret and encryption key that `evalstop up` creates."""
 
     database_url: Annotated[str, AfterValidator(_check_database_url)] | None = None
     """`postgresql://USER:PASSWORD@HOST/NAME`. None uses the embedded database in the data folder."""
@@ -80,6 +84,10 @@ class HttpSettings(_Group):
 
     port: Port = 8787
     """Port to listen on; 0 takes any free port."""
+
+    public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
+    """Address by which people reach the pages, such as `https://evalstop.example.org`: events and messages link to it.
+    None links nowhere; `evalstop up` takes the address it listens at."""
 
     trusted_proxies: str = "127.0.0.1"
     """Addresses, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted."""
@@ -145,6 +153,9 @@ class MlflowSettings(_Group):
 class ProjectSettings(_Group):
     """Projects"""
 
+    max_mode: Literal["shadow", "enforce"] = "shadow"
+    """What runs may ask for in the project that the first start creates: `enforce`, or `shadow` alone."""
+
     held_out_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of its stops that a project created by the command line holds out, to learn whether they were right."""
 
@@ -155,8 +166,9 @@ class SignInSettings(_Group):
     key_cache_seconds: Annotated[float, Field(ge=0)] = 5.0
     """Longest time for which a replica accepts a key that another replica revoked."""
 
-    session_secret: SecretStr | None = None
-    """Signs the sessions of the pages; the same for all replicas. None creates one at each start."""
+    session_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
+    """Signs the sessions of the pages, 32 characters or more; the same for all replicas. None creates one at each
+    start."""
 
     oidc_issuer: Annotated[str, AfterValidator(_check_issuer)] | None = None
     """URL of the OpenID provider that people sign in with. None allows signing in with keys alone."""
@@ -197,7 +209,7 @@ class WebhookSettings(_Group):
 
     secret_keys: SecretStr | None = None
     """Keys that encrypt webhook secrets in the database, separated by commas, each 32 bytes in base64. The first
-    encrypts, all decrypt. None stores secrets as plain text."""
+    encrypts, all decrypt. None is a key in the data folder that `evalstop up` makes, or plain text without one."""
 
     delivery_timeout_seconds: Positive = 10.0
     """Time in which an endpoint must answer."""
@@ -278,4 +290,9 @@ class Settings(
     @property
     def url(self) -> str:
         """The URL of the database in use."""
-        return self.database_url or f"sqlite:///{self.data_folder.resolve() / 'evalstop.db'}"
+        return self.database_url or f"sqlite:///{self.database_file}"
+
+    @property
+    def database_file(self) -> Path:
+        """Where the embedded database is."""
+        return self.data_folder.resolve() / "evalstop.db"

@@ -35,6 +35,7 @@ PARTS = ("detectors", "service", "migrations")
 EVALS = [0.1, 0.2, 0.3, 0.35, 0.4, 0.38, 0.41, 0.45, 0.5, 0.49, 0.52, 0.5, 0.48, 0.45, 0.4]
 
 PACE = {
+    "EVALSTOP_MAX_MODE": "enforce",
     "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.1",
     "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS": "0.5",
     "EVALSTOP_DELIVERY_POLL_SECONDS": "0.1",
@@ -110,6 +111,7 @@ def previous_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old(empty_url: str, previous_release: Path, tmp_path: Path) -> Iterator[Release]:
     """The previous release in one process, on a database at its own head."""
     environment = PACE | {
+        "EVALSTOP_MAX_MODE": "enforce",
         "EVALSTOP_DATABASE_URL": empty_url,
         "PYTHONPATH": f"{previous_release}/detectors:{previous_release}/service",
     }

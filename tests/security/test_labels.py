@@ -15,6 +15,7 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.speaking import FALLING, problem, said
 
 EVENT_BYTES = 64 * 1024
@@ -25,7 +26,7 @@ def connected(database: Database, veto_window_seconds: float = 0.0) -> Iterator[
     """A client of a service with one project, which has an endpoint for all events."""
     project = create_project(database, "p", "enforce", veto_window_seconds, utc_now(), "paper")
     with database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=["*"], now=utc_now())
+        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=utc_now())
     key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
     with serving(database) as url, httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:

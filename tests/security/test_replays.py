@@ -12,6 +12,7 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.speaking import ENDPOINT, FALLING, problem, said
 
 SINCE = {"since": "2020-01-01T00:00:00Z"}
@@ -45,7 +46,7 @@ def list_types(client: httpx.Client, endpoint_id: str) -> set[str]:
 def test_a_replay_sends_what_the_endpoint_subscribes_to(database: Database) -> None:
     """A replay of everything, and one that names a stop, send nothing that the endpoint does not want."""
     with connected(database) as client:
-        wanting = add_endpoint(client, "*")
+        wanting = add_endpoint(client, *EVERY_EVENT)
         stop_a_run(client)
         assert "run.stop_requested" in list_types(client, wanting)
         other = add_endpoint(client, "run.best_checkpoint_changed")
@@ -59,9 +60,23 @@ def test_a_replay_sends_what_the_endpoint_subscribes_to(database: Database) -> N
 def test_a_delivery_is_not_repeated_to_who_no_longer_subscribes(database: Database) -> None:
     """An endpoint that gave up a type of event is not sent one of it again."""
     with connected(database) as client:
-        endpoint = add_endpoint(client, "*")
+        endpoint = add_endpoint(client, *EVERY_EVENT)
         stop_a_run(client)
         deliveries = said(client.get("/deliveries"), 200)["items"]
         stop = next(one["id"] for one in deliveries if one["event_type"] == "run.stop_requested")
         said(client.patch(f"/endpoints/{endpoint}", json={"event_types": ["run.stopped"]}), 200)
         assert "subscribe" in problem(client.post(f"/deliveries/{stop}/replay"), 409)["detail"]
+
+
+def test_what_ends_a_job_is_signed_for_receivers_alone(database: Database) -> None:
+    """Who asks for all events is told of the run and sent no stop; who names stops, or reads a chat, gets them."""
+    with connected(database) as client:
+        observer, receiver = add_endpoint(client, "*"), add_endpoint(client, "run.stop_requested")
+        chat = said(client.post("/endpoints", json=ENDPOINT | {"event_types": ["*"], "format": "slack"}), 201)["id"]
+        stop_a_run(client)
+        assert "run.best_checkpoint_changed" in list_types(client, observer)
+        assert "run.stop_requested" not in list_types(client, observer)
+        assert list_types(client, receiver) == {"run.stop_requested"}
+        assert "run.stop_requested" in list_types(client, chat)
+        named = SINCE | {"types": ["run.stop_requested"]}
+        assert said(client.post(f"/endpoints/{observer}/replay", json=named), 200)["replayed"] == 0

@@ -93,6 +93,11 @@ def test_a_veto_that_could_not_be_written_extends_the_window(database: Database,
                 "CREATE TRIGGER broken BEFORE UPDATE ON decisions WHEN NEW.state = 'vetoed' "
                 "BEGIN SELECT RAISE(ABORT, 'broken'); END"
             )
+        create_project(database, "other", "enforce", 3600.0, utc_now(), "paper")
+        other_key = api_keys.create_named_key(database, "other", "k", ["admin"], utc_now())[1]
+        client.headers["Authorization"] = f"Bearer {other_key}"
+        other_id = UUID(create_pending_decision(client))
+        client.headers.update(headers)
         end_window(database, utc_now() + timedelta(seconds=10))
         before = read_window(database, decision_id)[1]
         answer = client.post(f"/decisions/{decision_id}/veto", json={"actor": "dana", "reason": "broken eval"})
@@ -101,6 +106,7 @@ def test_a_veto_that_could_not_be_written_extends_the_window(database: Database,
         while read_window(database, decision_id)[1] == before and time.monotonic() < deadline:
             time.sleep(0.01)
         assert read_window(database, decision_id)[1] > before + timedelta(seconds=30)
+        assert read_window(database, other_id)[1] == before, "of another project, whose people were heard"
         with database.reading() as tx:
             due = tx.execute(sa.select(tables.deliveries.c.due_at)).scalars().one()
         assert due == read_window(database, decision_id)[1]

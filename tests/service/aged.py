@@ -15,6 +15,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service import scenes
 from tests.service.scenes import Scene
 
@@ -85,7 +86,7 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
 
 def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:
     """An event of a run with a delivery in this state and an attempt at it, to an endpoint of its own."""
-    endpoint = endpoints.add_endpoint(tx, scene.project_id, url="https://example.org", event_types=("*",), now=NOW)
+    endpoint = endpoints.add_endpoint(tx, scene.project_id, url="https://example.org", event_types=EVERY_EVENT, now=NOW)
     event, delivery = new_id(), new_id()
     own = {"run_id": run.id, "created_at": NOW}
     tx.execute(tables.events.insert().values(**own, id=event, project_id=scene.project_id, type="t", body="{}"))

@@ -8,6 +8,7 @@ import pytest
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.event_check import check_events
 from tests.service.scenes import NOW, Scene, set_up
 
@@ -24,6 +25,6 @@ def graceful(database: Database) -> Iterator[Scene]:
     """A project whose stops wait a minute for a veto, with a subscribed endpoint."""
     scene = set_up(database, veto_window_seconds=60.0)
     with database.transaction() as tx:
-        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
     yield scene
     check_events(database)

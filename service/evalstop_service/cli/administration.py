@@ -7,20 +7,24 @@ import getpass
 import json
 import logging
 import sys
+from datetime import timedelta
+from uuid import UUID
 
 from evalstop_service import app
 from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, open_database, tell
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause as pausing
+from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
-from evalstop_service.projects.project_settings import NewProject, parse_form
+from evalstop_service.projects.project_settings import NewProject, ProjectChange, parse_form, parse_names
 from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
-from evalstop_service.store.keys import SCOPES
+from evalstop_service.store.keys import SCOPES, KeyLimits
 from evalstop_service.store.schema import Phase
 
 
@@ -61,7 +65,12 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 
 def _add_project(commands: Subcommands, add: Add) -> None:
-    project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
+    project = commands.add_parser("project", help="Make a project, or change its settings.").add_subparsers(
+        required=True, metavar="VERB"
+    )
+    change = add(project, "set", project_set)
+    change.add_argument("settings", nargs="+", metavar="SETTING=VALUE", help="such as max_mode=enforce; none: no value")
+    change.add_argument("--project", default=api_keys.FIRST_PROJECT, metavar="NAME", help="(default: %(default)s)")
     create = add(project, "create", project_create)
     create.add_argument("name")
     create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
@@ -85,6 +94,13 @@ def _add_key(commands: Subcommands, add: Add) -> None:
     create.add_argument("--name", required=True, help="what the key is for")
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
+    )
+    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="after which it stops working")
+    create.add_argument(
+        "--network", action="append", default=[], metavar="CIDR", help="from which it is taken (default anywhere)"
+    )
+    create.add_argument(
+        "--endpoint", action="append", default=[], type=UUID, metavar="ID", help="with the scope report: bound to it"
     )
     bound = create.add_mutually_exclusive_group()
     bound.add_argument("--project", default=api_keys.FIRST_PROJECT, help="the project it is bound to (default default)")
@@ -200,10 +216,35 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
     return OK
 
 
+def project_set(settings: Settings, options: argparse.Namespace) -> int:
+    """Change settings of a project."""
+    values: dict[str, str | list[str] | None] = {}
+    for written in options.settings:
+        name, equals, value = written.partition("=")
+        if not equals or name not in ProjectChange.model_fields:
+            raise Invalid(
+                f"{written!r}: write SETTING=VALUE; there are {', '.join(sorted(ProjectChange.model_fields))}"
+            )
+        given = parse_names(value) if name == "allowed_policies" else value
+        values[name] = None if value == "none" else given
+    database = open_database(settings)
+    project = project_settings.find_project(database, options.project)
+    changed = project_settings.change_project_settings(
+        database, Author(project.id, COMMAND_LINE, utc_now()), parse_form(ProjectChange, values)
+    )
+    document = {name: getattr(changed, name) for name in values}
+    text = ", ".join(f"{name} is {'none' if value is None else value}" for name, value in document.items())
+    tell(options, document, f"project {changed.name}: {text}")
+    return OK
+
+
 def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Make a key and show it, once."""
     database = open_database(settings)
     project = None if options.installation else options.project
-    key, secret = api_keys.create_named_key(database, project, options.name, tuple(options.scopes), utc_now())
+    now, days = utc_now(), options.expires_in_days
+    expires_at = None if days is None else now + timedelta(days=days)
+    limits = KeyLimits(expires_at, tuple(options.network), tuple(options.endpoint))
+    key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now, limits)
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
     return OK

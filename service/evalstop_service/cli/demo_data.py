@@ -73,6 +73,7 @@ METRICS = {
 
 SETTINGS = ProjectChange(
     default_mode=Mode.ENFORCE,
+    max_mode=Mode.ENFORCE,
     veto_window_seconds=GRACE_SECONDS,
     held_out_share=0.1,
     price_per_gpu_hour=2.5,

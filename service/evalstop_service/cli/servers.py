@@ -24,6 +24,8 @@ from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.security.private_files import keep_secret
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
@@ -51,10 +53,15 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
     """Everything in one process: schema, HTTP and deliveries."""
+    os.umask(0o077)  # artifacts too are nobody else's
+    if settings.public_url is None and settings.port:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        settings = settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})
     database = app.create_database(settings)
+    app.keep_encryption_key(settings)
     schema.upgrade_schema(database)
     _tell_of_secrets(settings)
-    first = api_keys.create_first_key(database, utc_now(), settings.held_out_share)
+    first = api_keys.create_first_key(database, utc_now(), settings.held_out_share, Mode(settings.max_mode))
     secret = _session_secret(settings)
 
     def ready(address: str) -> None:
@@ -161,7 +168,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _tell_of_secrets(settings: Settings) -> None:
-    if settings.secret_keys is None:
+    if not app.create_encryption(settings).has_key:
         _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets stand in the database in plain text")
 
 
@@ -170,8 +177,4 @@ def _session_secret(settings: Settings) -> str:
         return settings.session_secret.get_secret_value()
     if settings.database_url is not None:
         return secrets.token_urlsafe(32)
-    kept = settings.data_folder / "session.secret"
-    if not kept.exists():
-        kept.touch(mode=0o600)
-        kept.write_text(secrets.token_urlsafe(32))
-    return kept.read_text()
+    return keep_secret(settings.data_folder / "session.secret", lambda: secrets.token_urlsafe(32))

@@ -15,14 +15,17 @@ from uuid import UUID
 
 from msgspec import structs
 
-from evalstop_service.decisions import guards, transitions
+from evalstop_service.decisions import attempts, guards, transitions
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases, change_point
 from evalstop_service.rules.decision_lifecycle import (
+    SERVICE,
+    STOPPED,
     DecisionState,
     Released,
     Reported,
     RunEnded,
+    RunObeyed,
     StopOrdered,
     Undone,
     Vetoed,
@@ -33,6 +36,9 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
+
+OVER = STOPPED | {DecisionState.FAILED, DecisionState.MOOT, DecisionState.UNDONE}
+"""States from which a stop is not requested any more."""
 
 ACTIONS = {Vetoed: "decision.vetoed", Released: "decision.released", Undone: "decision.undone"}
 """What the audit log calls the commands."""
@@ -75,43 +81,52 @@ def apply_command(
 def stop_run(
     database: Database, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
 ) -> Decision:
-    """Stop a run at once because a person orders it; raises Conflict once it has ended.
+    """Stop a run at once because a person orders it; raises Conflict when it has ended, or its stop is under way.
 
-    1. Create the decision, or move the one that the policy made to `requested`.
-    2. Raise the version of the run, so that processes with the run in their cache load the decision.
-    3. Write the audit log.
+    1. A run whose stop was carried out, undone or moot, and that goes on, begins a new attempt: receivers ignore a
+       decision that they have seen before.
+    2. Create the decision, or move the one that the policy made to `requested`.
+    3. Raise the version of the run, so that processes with the run in their cache load the decision.
+    4. Write the audit log.
     """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
         if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+        if before is not None and before.state in OVER:
+            run = attempts.begin_attempt(tx, run, command.at)
         decision = transitions.order_stop(tx, run, command)
-        if before is None or before.state != decision.state:
-            runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
-            subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
-            audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at, proved)
+        runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
+        subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
+        audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at, proved)
         return decision
 
 
-def record_report(database: Database, project_id: UUID, decision_id: UUID, report: Reported) -> Decision:
+def record_report(
+    database: Database, project_id: UUID, decision_id: UUID, report: Reported, proved: str | None = None
+) -> Decision:
     """Record what a receiver reports; raises Conflict on a report that the state does not allow.
 
     1. A confirmation ends the run, if it is still in the attempt that was to be stopped.
     2. Move the decision; its event names the change point that the ended run shows.
     3. Record the case of the attempt, now that run and decision are final.
+    4. Write the audit log: a receiver names itself, and its key is what it proved.
     """
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         confirms = report.state == DecisionState.CONFIRMED
-        open_before = decision.state not in (DecisionState.CONFIRMED, DecisionState.UNDONE)
+        open_before = decision.state not in STOPPED and decision.state != DecisionState.UNDONE
         ends_run = confirms and open_before and run.attempt == decision.attempt
         if ends_run:
-            run = _save_end(tx, run, "stopped", report.at)
+            run = _save_end(tx, run, RunStatus.STOPPED, report.at)
             if run.turn:
                 report = replace(report, details=report.details | {"turn_step": run.turn.step})
         moved = transitions.move_decision(tx, run, decision, report)
         if ends_run:
             cases.record_case(tx, run, report.at)
+        if moved.state != decision.state:
+            subject, details = f"decision {decision.id}", {"run": run.name, "state": report.state}
+            audit.record_action(tx, project_id, report.actor, "decision.reported", subject, details, report.at, proved)
         return moved
 
 
@@ -152,30 +167,50 @@ def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | 
     return details
 
 
-def finish_run(database: Database, project_id: UUID, run_id: UUID, status: str, now: datetime) -> Run:
-    """Record that a run ended by itself; a run that was stopped stays stopped."""
+def finish_run(
+    database: Database,
+    project_id: UUID,
+    run_id: UUID,
+    status: str,
+    now: datetime,
+    *,
+    obeyed: UUID | None = None,
+    actor: str = SERVICE,
+) -> Run:
+    """Record that a trainer ended its run; a run that was stopped stays stopped.
+
+    `obeyed`: the decision for which it ended the run; `actor`: the key that says so.
+    """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
-        return end_run(tx, run, status, now) if run.status in (RunStatus.RUNNING, RunStatus.LOST) else run
+        if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
+            return run
+        return end_run(tx, run, status, now, obeyed=obeyed, actor=actor)
 
 
-def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
+def end_run(
+    tx: Transaction, run: Run, status: str, now: datetime, *, obeyed: UUID | None = None, actor: str = SERVICE
+) -> Run:
     """End a run, which is locked and was not stopped: as its trainer reports, or because it is lost.
 
-    1. Save the run with its change point in hindsight.
-    2. Its decision is moot, unless a receiver may have the stop: then only the scheduler can confirm the end.
-    3. Record the case of the attempt.
+    1. A run that its trainer ended for a stop that was requested is stopped, and its decision obeyed.
+    2. Save the run with its change point in hindsight.
+    3. Otherwise its decision is moot, unless a receiver may have the stop: then only the scheduler can confirm the end.
+    4. Record the case of the attempt.
     """
-    run = _save_end(tx, run, status, now)
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    is_obeyed = decision is not None and decision.id == obeyed and decision.stops(now)
+    run = _save_end(tx, run, RunStatus.STOPPED if is_obeyed else RunStatus(status), now)
     if decision is not None:
-        informed = outbox.read_stop_reach(tx, run.id, decision.id).addressed
-        transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), RunEnded(now, status, informed))
+        event: RunObeyed | RunEnded = RunObeyed(now, actor)
+        if not is_obeyed:
+            event = RunEnded(now, status, outbox.read_stop_reach(tx, run.id, decision.id).addressed)
+        transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), event)
     cases.record_case(tx, run, now)
     return run
 
 
-def _save_end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
+def _save_end(tx: Transaction, run: Run, status: RunStatus, now: datetime) -> Run:
     turn = change_point.load_change_point(tx, run)
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save_run(tx, run)

@@ -1,5 +1,7 @@
 """Deadlines: escalates or fails requested stops that no receiver confirmed in time, and rechecks stops on hold.
 
+A stop that every receiver refuses, such as one that is too large for them, has failed at once.
+
 Any number of processes may do this at the same time.
 """
 
@@ -17,12 +19,13 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
 from evalstop_service.store import decisions, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import OverdueDecision
-from evalstop_service.store.queue import queues
+from evalstop_service.store.queue import outbox, queues
 
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""The longest time between two checks, because any process may set a deadline meanwhile; a check reads one index."""
+"""The longest time between two checks, because any process may set a deadline meanwhile; a check reads one index, and
+the deliveries of the stops that await their confirmation."""
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
@@ -32,7 +35,8 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
         with database.reading() as tx:
             now, _ = queues.read_clock(tx, clock())
             deadline_at = decisions.find_next_deadline(tx)
-        if deadline_at is None or deadline_at > now:
+            refused = decisions.is_any_refused(tx)
+        if not refused and (deadline_at is None or deadline_at > now):
             return CHECK_SECONDS if deadline_at is None else min((deadline_at - now).total_seconds(), CHECK_SECONDS)
         process_overdue(database, now, pause)
         return 0.0
@@ -77,7 +81,8 @@ def _process_decision(database: Database, overdue: OverdueDecision, now: datetim
         if decision.state == DecisionState.ON_HOLD:
             moved = transitions.recheck_guards(tx, run, decision, now)
         else:
-            event = TimePassed(now, attempt_over=run.attempt != decision.attempt)
+            refusal = outbox.read_stop_reach(tx, run.id, decision.id).refusal
+            event = TimePassed(now, attempt_over=run.attempt != decision.attempt, refusal=refusal)
             moved = transitions.move_decision(tx, run, decision, event)
     if moved.state != decision.state or moved.escalations != decision.escalations:
         log.info("decision %s of run %s is %s: its deadline passed", moved.id, moved.run_name, moved.state)

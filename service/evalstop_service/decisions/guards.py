@@ -4,7 +4,7 @@
 |---|---|---|
 | `paused` | somebody paused the project | the project is resumed |
 | `stops_per_hour` | the project has reached its limit of stops within an hour | time passes, or the limit is raised |
-| `stops_share` | too large a share of its runs was stopped within an hour | time passes, or the limit is raised |
+| `stops_share` | too large a share of its runs would be stopped within an hour | time passes, or the limit is raised |
 | `stale` | the run has not reported for long, or is lost | it reports again |
 | `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
@@ -38,6 +38,10 @@ from evalstop_service.store.runs import Run
 WINDOW = timedelta(hours=1)
 """Within which stops are counted."""
 
+FEWEST_STOPS, FEWEST_RUNS = 10, 20
+"""The share of the runs that are stopped is looked at from so many stops or so many runs on: of three runs two may well
+turn within the same hour."""
+
 
 def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
     """The guards against stopping a run; none when it may be stopped.
@@ -70,13 +74,16 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
     if most is not None and stops >= most:
         reason = f"{stops} runs were stopped within an hour, and the project allows {most}"
         yield Guard(GuardKind.STOPS_PER_HOUR, reason, {"stops": stops, "stops_per_hour": most})
-    if share is not None and stops > 0:  # one stop is always allowed: a project may have a single run
+    if share is not None and stops > 0:  # one stop is always allowed
         # The share is of the runs that there would be if none had been stopped. Running runs are counted only up to
-        # the number that allows one more stop.
+        # the number that allows one more stop, or makes the share tell something.
         enough = math.ceil((stops + 1) / share - 1e-9)
-        total = ended + runs.count_running_runs(tx, project.id, max(0, enough - ended))
-        if total < enough:
-            reason = f"{stops} of {total} runs were stopped within an hour, and the project allows {share:.0%} of them"
+        total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))
+        if total < enough and (stops >= FEWEST_STOPS or total >= FEWEST_RUNS):
+            reason = (
+                f"this stop would be {stops + 1} of {total} runs ({(stops + 1) / total:.0%}) in the last hour; "
+                f"the limit is {share:.0%}"
+            ).replace("%", " %")
             yield Guard(GuardKind.STOPS_SHARE, reason, {"stops": stops, "runs": total, "stops_share": share})
 
 

@@ -24,6 +24,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Instruction,
     Lifecycle,
     Mode,
+    Record,
     StopDecided,
     StopOrdered,
     Timeouts,
@@ -52,13 +53,14 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
     """
     decision_id, project = new_id(), projects.get_project(tx, run.project_id)
     enforced_share = 0.0
-    if run.mode == Mode.ENFORCE:
+    may_enforce = run.mode is Mode.ENFORCE and project.max_mode is Mode.ENFORCE
+    if may_enforce:
         stage = rollout_stages.find_stage(tx, run.project_id, run.policy_name)
         enforced_share = rollout_stage.share_enforced(stage, run.policy_version)
     enforcement_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
     hold_out_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
     enforced, held_out = enforcement_draw < enforced_share, hold_out_draw < project.held_out_share
-    if run.mode != Mode.ENFORCE:
+    if not may_enforce:
         draw = {}
     elif enforced:
         draw = {"held_out_share": project.held_out_share, "drawn": hold_out_draw}
@@ -124,7 +126,7 @@ def _insert_decision(
         deadline_at=lifecycle.deadline_at,
         escalations=lifecycle.escalations,
         observed_probability=observed_probability,
-    )
+    ).moved(lifecycle, _list_records(instructions))
     decisions.add_decision(tx, decision)
     _carry_out(tx, project, run, decision, instructions, event.at)
     return decision
@@ -141,14 +143,8 @@ def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -
     project = projects.get_project(tx, run.project_id)
     lifecycle, instructions = decision_transitions.apply_event(_load_lifecycle(tx, decision), event, _timeouts(project))
     _raise_refusal(instructions)
-    moved = replace(
-        decision,
-        state=lifecycle.state,
-        due_at=lifecycle.due_at,
-        deadline_at=lifecycle.deadline_at,
-        escalations=lifecycle.escalations,
-    )
-    if moved != decision and not decisions.update_decision(tx, decision, lifecycle):
+    moved = decision.moved(lifecycle, _list_records(instructions))
+    if moved != decision and not decisions.update_decision(tx, decision, moved):
         raise Conflict(f"the decision {decision.id} was changed at the same time; read it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
@@ -192,6 +188,10 @@ def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Gu
     return count
 
 
+def _list_records(instructions: Sequence[Instruction]) -> list[Record]:
+    return [instruction for instruction in instructions if isinstance(instruction, Record)]
+
+
 def _raise_refusal(instructions: Sequence[Instruction]) -> None:
     for instruction in instructions:
         if isinstance(instruction, decision_lifecycle.Refuse):
@@ -215,11 +215,11 @@ def _carry_out(
 
 def _load_lifecycle(tx: Transaction, decision: Decision) -> Lifecycle:
     lifecycle = decision.life
-    if lifecycle.state not in (DecisionState.ON_HOLD, DecisionState.UNDONE):
+    if lifecycle.state is not DecisionState.UNDONE:
         return lifecycle
-    history = [(change.state, change.details) for change in decisions.list_changes(tx, decision)]
-    guard_kinds, late_reports = decision_transitions.read_history(history)
-    return replace(lifecycle, guard_kinds=guard_kinds, late_reports=late_reports)
+    history = decisions.list_changes(tx, decision)
+    undone = (change.details for change in history if change.state == DecisionState.UNDONE)
+    return replace(lifecycle, late_reports=decision_transitions.list_late_reports(undone))
 
 
 def _timeouts(project: Project) -> Timeouts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from uuid import UUID
 
 from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
@@ -17,18 +18,21 @@ PAUSE_SECONDS = 1.0
 
 
 class UnheardVetoes:
-    """`note` says that a veto may have been refused; a thread extends the windows until that is written."""
+    """`note` says that a veto may have been refused; a thread extends the windows until that is written.
+
+    The windows are those of the project whose people were not heard, or of all where that is not known.
+    """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._noted = False
+        self._noted: set[UUID | None] = set()
 
-    def note(self) -> None:
-        """Have the windows extended, from any thread and without waiting."""
+    def note(self, project_id: UUID | None) -> None:
+        """Have the windows of a project extended, or (None) those of all, from any thread and without waiting."""
         with self._lock:
-            self._noted = True
+            self._noted.add(project_id)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._extend, name="unheard-vetoes", daemon=True)
                 self._thread.start()
@@ -39,15 +43,16 @@ class UnheardVetoes:
                 if not self._noted:
                     self._thread = None
                     return
-                self._noted = False
+                noted, self._noted = self._noted, set()
             try:
                 with self._database.transaction() as tx:
                     now, _ = queues.read_clock(tx, self._clock())
-                    count = veto_windows.extend_windows(tx, now, "a veto could not be heard")
+                    projects = None if None in noted else {one for one in noted if one is not None}
+                    count = veto_windows.extend_windows(tx, now, "a veto could not be heard", project_ids=projects)
                 if count:
                     log.warning("a veto could not be heard: %d veto windows were extended", count)
             except Exception:  # the database is away, for the worker too
                 log.exception("a veto could not be heard, and the veto windows could not be extended yet")
                 with self._lock:
-                    self._noted = True
+                    self._noted |= noted
             time.sleep(PAUSE_SECONDS)

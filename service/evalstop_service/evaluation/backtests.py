@@ -16,15 +16,16 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_detectors import DetectorError, Policy, advance, policy_from_document, policy_to_document, start
+from evalstop_detectors import DetectorError, Ground, Policy, advance, policy_from_document, policy_to_document, start
 from msgspec import structs
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.outcome import Turn, judge_decision
+from evalstop_service.projects.policies import require_bounded_cost
+from evalstop_service.rules.outcome import Turn, judge_decision, judge_levelled_off
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
-from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
 from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
 from evalstop_service.store.database import Database, Transaction
@@ -75,6 +76,7 @@ def request_backtest(
     Raises InvalidPolicy, Invalid for a bad number of runs, and Conflict when too many backtests wait.
     """
     policy = policy_from_document(document)
+    require_bounded_cost(policy)
     if not 1 <= most_runs <= MOST_RUNS:
         raise Invalid(f"runs is {most_runs}; it may be 1 to {MOST_RUNS}")
     with database.transaction() as tx:
@@ -203,7 +205,9 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         verdict=str(verdict.verdict),
         step=step,
         reason=verdict.reason,
-        outcome=_judge_stop(past, step),
+        outcome=judge_levelled_off(select_evals(run, series), step)
+        if step is not None and verdict.ground is Ground.LEVELLED_OFF
+        else _judge_stop(past, step),
         hours_after=_hours_after(past, step),
     )
 

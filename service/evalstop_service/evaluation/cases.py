@@ -6,9 +6,9 @@
 A case can be recomputed from other rows at any time; it is stored because all figures are counts of cases.
 
 GPU-hours are the hours of an attempt times the label `gpus` of its run. A stop saves the time from the decision to the
-end: measured where the run went on, else estimated from the pace until the decision and `total_steps`. A wrong stop
-saves nothing, because the rest has to be run all the same, and loses what has to be run again: the steps from the best
-checkpoint at the decision, or from the start of the attempt, to the decision.
+end: measured where the run went on, else, once it is confirmed or obeyed, estimated from the pace until the decision
+and `total_steps`. A wrong stop saves nothing, because the rest has to be run all the same, and loses what has to be run
+again: the steps from the best checkpoint at the decision, or from the start of the attempt, to the decision.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from evalstop_detectors import Evidence, Kind
+from evalstop_detectors import Evidence, Ground, Kind
 from evalstop_detectors.policy.calibration import compute_stated_risk
 from msgspec import structs
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle, outcome, run_results
-from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, DecisionState
+from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
+from evalstop_service.rules.eval_changes import find_version
 from evalstop_service.rules.outcome import Turn
 from evalstop_service.rules.run_results import RunAssessment, Verdict
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
@@ -76,7 +77,10 @@ def _derive_outcome(
         evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [metric]))
     assessment = outcome.assess_run(evals, decided_step)
     turn = _find_turn(tx, run, assessment)
-    derived = outcome.judge_decision(assessment.run_outcome, decided_step, turn)
+    if decision is not None and decision.verdict.ground == Ground.LEVELLED_OFF:
+        derived = outcome.judge_levelled_off(evals, decision.step)
+    else:
+        derived = outcome.judge_decision(assessment.run_outcome, decided_step, turn)
     turn_step = turn.step if turn else None
     if before is not None:
         recorded = (before.outcome, before.turn_step, _find_run_outcome(before))
@@ -103,7 +107,10 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment) -> Turn | N
     if assessment.run_outcome is not RunOutcome.TURNED:
         return None
     turn = run.turn if run.ended_at is not None else change_point.load_change_point(tx, run)
-    return Turn(turn.step, turn.low_step) if turn else outcome.locate_turn(assessment)
+    located = outcome.locate_turn(assessment)
+    if turn is None or find_version(run.eval_changes, turn.step) != find_version(run.eval_changes, located.step):
+        return located
+    return Turn(turn.step, turn.low_step)
 
 
 def _turn_means(assessment: RunAssessment, sign: float) -> RunAssessment:
@@ -164,6 +171,7 @@ def _save_case(
 def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _GpuHours) -> Case:
     treatment = classify_treatment(decision.state)
     right = case.outcome == DecisionOutcome.RIGHT
+    saves = treatment is Treatment.OBSERVED or decision.state in STOPPED
     prevented = treatment is Treatment.PREVENTED
     policy = policies.read_policy(tx, decision.policy_id)
     return replace(
@@ -176,7 +184,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
         detectors=_list_stopping_detectors(decision.verdict),
         stated_risk=None if policy is None else compute_stated_risk(policy),
         delay_steps=decision.step - case.turn_step if right and case.turn_step is not None else None,
-        gpu_hours_saved=None if prevented else hours.saved(decision, treatment, case.outcome, run.total_steps),
+        gpu_hours_saved=None if not saves else hours.saved(decision, treatment, case.outcome, run.total_steps),
         gpu_hours_lost=None if prevented else hours.lost(decision, case.outcome),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evalstop_detectors import Score
+from evalstop_detectors import Score, select_version
 from evalstop_detectors.checkpoint.change_point import locate_change_point
 from msgspec.structs import astuple
 
@@ -24,6 +24,6 @@ def load_change_point(tx: Transaction, run: Run) -> ChangePoint | None:
 
 
 def find_change_point(scores: Sequence[Score]) -> ChangePoint | None:
-    """The change point among scores by ascending step."""
-    found = locate_change_point(scores)
+    """The change point among scores by ascending step, as far as they were measured as the last one was."""
+    found = locate_change_point(select_version(scores))
     return ChangePoint(*astuple(found)) if found is not None else None

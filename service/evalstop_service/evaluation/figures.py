@@ -42,13 +42,16 @@ _Counted = TypeVar("_Counted", CaseCount, Delay)
 class Hours:
     """GPU-hours, of the cases whose number of GPUs is known.
 
-    `saved`: by stops that were carried out, except those that a person called wrong. `lost`: by false stops that were
-    carried out, estimated from those that were held out; `lost_as_reported`: by those that a person called wrong.
-    `would_have_saved`, `would_have_lost`: by stops that were not carried out, had they been. `without_gpus`: flagged
-    cases without the number of their GPUs.
+    `since`: when the first of the flagged attempts ended. `saved`: by stops that were confirmed or obeyed, and right;
+    `saved_if_right`: by those of which nobody knows whether they were. `lost`: by false stops that were carried out,
+    estimated from those that were held out; `lost_as_reported`: by those that a person called wrong.
+    `would_have_saved`, `would_have_lost`: by right and wrong stops that were not carried out, had they been.
+    `without_gpus`: flagged cases without the number of their GPUs.
     """
 
+    since: datetime | None = None
     saved: float = 0.0
+    saved_if_right: float = 0.0
     lost: float = 0.0
     lost_as_reported: float = 0.0
     would_have_saved: float = 0.0
@@ -93,6 +96,7 @@ class _Totals:
     strata: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
     hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     without_gpus: int = 0
+    since: datetime | None = None
     stated_risk: float | None = None
 
     def add(self, count: CaseCount) -> None:
@@ -101,19 +105,23 @@ class _Totals:
         if row == PASSED:
             return
         self.without_gpus += count.without_gpus
+        if count.first_ended_at is not None:
+            self.since = min(count.first_ended_at, self.since or count.first_ended_at)
         if count.stated_risk is not None:
             self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
         if row == Treatment.OBSERVED:
             assert count.probability is not None, "a stop that was not carried out has its probability"
             self.strata[count.probability][count.outcome] += count.cases
-            self.hours["would_have_saved"] += count.gpu_hours_saved
+            if count.outcome == DecisionOutcome.RIGHT:
+                self.hours["would_have_saved"] += count.gpu_hours_saved
             self.hours["would_have_lost"] += count.gpu_hours_lost
             # Each stop that was held out represents so many that were carried out.
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
         elif row == Treatment.STOPPED and count.outcome == DecisionOutcome.WRONG:
             self.hours["lost_as_reported"] += count.gpu_hours_lost
         elif row == Treatment.STOPPED:
-            self.hours["saved"] += count.gpu_hours_saved
+            known = count.outcome == DecisionOutcome.RIGHT
+            self.hours["saved" if known else "saved_if_right"] += count.gpu_hours_saved
 
     def flagged(self) -> list[Stratum]:
         return [Stratum(**cells, probability=probability) for probability, cells in sorted(self.strata.items())]
@@ -215,7 +223,7 @@ def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], alpha: floa
         confidence_sequences.estimate_recall(flagged, passed, alpha) if whole else None,
         confidence_sequences.estimate_false_stops(flagged, passed, alpha) if whole else None,
         _quartiles(delays),
-        Hours(**sums.hours, without_gpus=sums.without_gpus),
+        Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
         deepcopy(sums.cells),
         sums.stated_risk,
     )

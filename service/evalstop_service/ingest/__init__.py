@@ -12,6 +12,8 @@ from evalstop_service.ingest.committer import Committer, Limits, running_in_thre
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     Content,
+    EvalAnswered,
+    EvalChanged,
     Message,
     Observations,
     Receipt,
@@ -19,14 +21,18 @@ from evalstop_service.ingest.messages import (
     RolesCorrected,
     ValueConflict,
 )
+from evalstop_service.ingest.receipts import MOST_UNWATCHED
 from evalstop_service.ingest.run_cache import RunCache
 from evalstop_service.ingest.run_state import CHOOSER
 
 __all__ = [
     "CHOOSER",
+    "MOST_UNWATCHED",
     "CheckpointSaved",
     "Committer",
     "Content",
+    "EvalAnswered",
+    "EvalChanged",
     "Limits",
     "Message",
     "Observations",

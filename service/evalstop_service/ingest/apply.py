@@ -11,16 +11,17 @@ from datetime import datetime
 from operator import attrgetter
 
 import msgspec
-from evalstop_detectors import Verdict, is_late
+from evalstop_detectors import MetricRole, Observation, find_request, is_late
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, NotFound, ServiceError
-from evalstop_service.evaluation import change_point
 from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
 from evalstop_service.ingest.messages import (
     Answer,
     CheckpointSaved,
     Content,
+    EvalAnswered,
+    EvalChanged,
     Message,
     Observations,
     Receipt,
@@ -29,20 +30,21 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.monitor_moves import advance_monitor, replay_monitor, rewind_monitor
 from evalstop_service.ingest.new_observations import compare_with_stored, find_new_names, sort_observations
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
-from evalstop_service.rules import run_results
+from evalstop_service.ingest.receipts import write_receipt
+from evalstop_service.ingest.row_changes import add_evals, settle_row
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState
 from evalstop_service.rules.decision_lifecycle import OBSERVED, DecisionState
-from evalstop_service.rules.run_results import BestCheckpoint, Call, RawMaximum
+from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
+from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.runs import metric_roles, watched_metrics
+from evalstop_service.runs import metric_roles
 from evalstop_service.runs.metric_roles import RoleAssignment
-from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.runs import FOUND_AGAIN, Run, RunChanges
+from evalstop_service.store.runs import Run, RunChanges
 
 
 class Applied(msgspec.Struct):
@@ -105,6 +107,10 @@ def _apply_message(state: RunState, message: Message, facts: Facts, version: int
                 return _apply_resumption(state, message.content, facts, version, now)
             case RolesCorrected():
                 return _apply_correction(state, message.content, facts, version, now)
+            case EvalChanged():
+                return _apply_eval_change(state, message.content, facts, version, now)
+            case EvalAnswered():
+                return _apply_answer(state, message.content, facts, version, now)
     except ServiceError as error:
         return Applied(state, state, [error])
 
@@ -158,28 +164,43 @@ def _apply_observations(
     decision = facts.decision if state.final_decision is None else state.final_decision
     duplicates = len(content.points) - len(fresh) - len(conflicts)
     if not fresh and not state.unrecorded:
-        return Applied(before, before, [Receipt(run, decision, 0, duplicates, conflicts=conflicts)], decision=decision)
+        return Applied(before, before, [write_receipt(before, decision, 0, duplicates, conflicts)], decision=decision)
     if replayed:
         state = replay_monitor(state, facts.points, fresh)
     elif observations:
         state = advance_monitor(state, observations)
     changes = RunChanges()
     if scored:
-        state, changes = _with_evals(state, scores, facts, evals, turned=ended)
+        state, changes = add_evals(state, scores, facts, evals, turned=ended)
     if fresh:
         state = replace(state, last_steps=last_steps)
         last_step = max(map(_STEP, fresh))
         if run.last_step is None or last_step > run.last_step:
             changes["last_step"] = last_step
-    state = _settled(state, changes, version, now, rewritten=replayed or late_eval)
+    state = settle_row(state, changes, version, now, rewritten=replayed or late_eval)
     on_hold = decision is not None and decision.state == DecisionState.ON_HOLD
     follows = bool(late) or (scored and (ended or on_hold)) or _has_consequences(before, state)
     if not follows and state.unrecorded:
         state = replace(state, unrecorded=())
-    receipt = Receipt(state.run, decision, len(fresh), duplicates, conflicts=conflicts)
+    receipt = write_receipt(state, decision, len(fresh), duplicates, conflicts)
     return Applied(
         before, state, [receipt], fresh, late, content if follows else None, decision, settles_case=scored and ended
     )
+
+
+def _apply_answer(
+    before: RunState, content: EvalAnswered, facts: Facts, version: int, now: datetime
+) -> Applied | Needs:
+    """Store the difference that a paired evaluation found, and judge the run with it. Raises Conflict.
+
+    The answer is an observation of the request's step, most often a late one.
+    """
+    if content.attempt != before.run.attempt:
+        raise Conflict(f"the request is of attempt {content.attempt}, and the run is in attempt {before.run.attempt}")
+    applied = _apply_observations(before, Observations((content.point,)), facts, version, now)
+    if isinstance(applied, Applied) and applied.points:
+        applied.content = content
+    return applied
 
 
 def _apply_checkpoint(
@@ -200,15 +221,17 @@ def _apply_checkpoint(
     if uri is not None:
         return Applied(before, before, [Receipt(run, decision, created=False)], decision=decision)
     checkpoint = Checkpoint(content.step, content.uri, run.attempt, now)
-    state, changes = _with_evals(before, scores, facts, [], [checkpoint], turned=ended)
-    state = _settled(state, changes, version, now)
+    state, changes = add_evals(before, scores, facts, [], [checkpoint], turned=ended)
+    state = settle_row(state, changes, version, now)
     receipt = Receipt(state.run, decision)
     return Applied(before, state, [receipt], [], [], content, decision, settles_case=ended)
 
 
 def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version: int, now: datetime) -> Applied | Needs:
     """Begin a new attempt at a step, unless it has begun there already: what came after the step no longer counts."""
-    state, run = rewind_monitor(before, None), before.run
+    run = before.run
+    eval_changes = carry_into_attempt(run.eval_changes, content.step)
+    state = rewind_monitor(_with_eval_changes(before, eval_changes), None)
     needs = _needs_of_decision(before) | Needs(resumed_at=content.step)
     needs |= _needs_of_past(state, replayed=True, rescored=True)
     if not facts.meet(needs):
@@ -220,7 +243,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     saved = tuple(item for item in facts.checkpoints if item.step <= content.step)
     state = replace(state, has_decision=False, final_decision=None, last_steps=dict(facts.last_steps))
     state = replay_monitor(state, left, [])
-    state, changes = _with_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
+    state, changes = add_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
     changes |= {
         "attempt": run.attempt + 1,
         "status": RunStatus.RUNNING,
@@ -228,7 +251,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
         "turn": None,
         "last_step": max(facts.last_steps.values(), default=None),
     }
-    state = _settled(state, changes, version, now, rewritten=True)
+    state = settle_row(state, changes, version, now, rewritten=True)
     return Applied(before, state, [Receipt(state.run, None)], content=content, decision=decision)
 
 
@@ -248,10 +271,49 @@ def _apply_correction(
     if not changed:
         return Applied(before, before, [Receipt(run, decision)], decision=decision)
     state = replay_monitor(state, facts.points, [])
-    state, changes = _with_evals(state, None, facts, [], turned=ended)
-    state = _settled(state, changes, version, now, rewritten=True)
+    state, changes = add_evals(state, None, facts, [], turned=ended)
+    state = settle_row(state, changes, version, now, rewritten=True)
     receipt = Receipt(state.run, decision)
     return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
+
+
+def _apply_eval_change(
+    before: RunState, content: EvalChanged, facts: Facts, version: int, now: datetime
+) -> Applied | Needs:
+    """Add a change of the measurement, and replay from its step on what came past it; known ones change nothing."""
+    run = before.run
+    change = EvalChange(content.step, content.reason, content.actor, now, content.version)
+    changes = add_change(run.eval_changes, change)
+    if changes == run.eval_changes:
+        return Applied(before, before, [Receipt(run, before.final_decision, created=False)])
+    if len(changes) > MOST_CHANGES:
+        raise Conflict(f"the eval of run {run.name!r} has changed {MOST_CHANGES} times; more changes are not kept")
+    state = _with_eval_changes(before, changes)
+    first = Observation(MetricRole.KL, content.step, 0.0)  # nothing of its step comes before it
+    replayed = is_late(before.monitor, first)
+    if replayed:
+        state = rewind_monitor(state, first)
+    scores = before.usable_scores
+    rescored = scores is None or scores.last_step >= content.step
+    ended = run.ended_at is not None and run.status != RunStatus.LOST
+    needs = _needs_of_decision(before) | _needs_of_past(state, replayed=replayed, rescored=rescored, turned=ended)
+    if not facts.meet(needs):
+        return facts.needs | needs
+    decision = facts.decision if before.final_decision is None else before.final_decision
+    if replayed:
+        state = replay_monitor(state, facts.points, [])
+    state, row_changes = add_evals(state, None if rescored else scores, facts, [], turned=ended)
+    state = settle_row(state, row_changes, version, now, rewritten=True)
+    receipt = Receipt(state.run, decision)
+    return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
+
+
+def _with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunState:
+    """The state of a run whose measurement changes at these steps."""
+    if changes == state.run.eval_changes:
+        return state
+    run = replace(state.run, eval_changes=changes)
+    return replace(state, run=run, watch=WatchedMetrics(run, state.policy))
 
 
 def _needs_of_decision(state: RunState) -> Needs:
@@ -279,75 +341,6 @@ def _with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -
     return replace(state, run=run) if roles.recognition != state.run.recognition else state
 
 
-def _with_evals(
-    state: RunState,
-    scores: Scores | None,
-    facts: Facts,
-    evals: Sequence[PostedObservation],
-    saved: Sequence[Checkpoint] = (),
-    *,
-    turned: bool = False,
-) -> tuple[RunState, RunChanges]:
-    """The state with new evals and checkpoints among its scores, and what of the row they change.
-
-    `scores`: to be added to; None: they are built from what was loaded.
-    """
-    eval_metric, run = state.watch.eval_metric, state.run
-    if eval_metric is None:
-        return replace(state, scores=None), {"best_checkpoint": None, "raw_maximum": None}
-    stored = [point for point in facts.points if point.metric == eval_metric]
-    if scores is None:
-        scores = Scores(watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP)), facts.checkpoints)
-    else:
-        scores.add_scores(watched_metrics.select_scores(run, evals))
-    scores.add_checkpoints(saved)
-    raw, sign = scores.best.raw(), state.watch.eval_sign
-    changes: RunChanges = {
-        "best_checkpoint": _describe_best(scores, sign),
-        "raw_maximum": RawMaximum(raw.step, sign * raw.score) if raw else None,
-    }
-    if turned:
-        changes["turn"] = change_point.find_change_point(
-            watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP))
-        )
-    return replace(state, scores=scores, scores_taken=scores.taken), changes
-
-
-def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:
-    """The best checkpoint with its address; its scores are in the metric's own direction."""
-    best = scores.best.best()
-    if best is None:
-        return None
-    smoothed = None if best.smoothed is None else sign * best.smoothed
-    return BestCheckpoint(
-        best.step, scores.uris[best.step], sign * best.score, best.chosen_by, smoothed, best.smoothed_stderr
-    )
-
-
-def _settled(state: RunState, changes: RunChanges, version: int, now: datetime, *, rewritten: bool = False) -> RunState:
-    """The state with its row brought up to where its monitor stands."""
-    run, verdict = state.run, state.monitor.verdict
-    if verdict is not state.recorded:
-        changes["verdict"] = _record_changed(verdict, state.recorded, run.verdict)
-    if rewritten:
-        changes["rewritten_version"] = version
-    if run.status == RunStatus.LOST:
-        changes |= FOUND_AGAIN
-    return replace(state, run=replace(run, version=version, updated_at=now, **changes), recorded=verdict)
-
-
-def _record_changed(verdict: Verdict, recorded: Verdict | None, in_row: run_results.Verdict) -> run_results.Verdict:
-    """The verdict as its run's row says it; most are what was recorded before, of a later step."""
-    if (
-        recorded is not None
-        and verdict.evidence is recorded.evidence
-        and verdict.reason is recorded.reason
-        and (verdict.verdict, verdict.turn_step) == (recorded.verdict, recorded.turn_step)
-    ):
-        return replace(in_row, step=verdict.step)
-    return record_verdict(verdict)
-
-
 def _has_consequences(before: RunState, state: RunState) -> bool:
     """Whether more is to be saved than new observations and what the hot statement writes of the row."""
     run, old = state.run, before.run
@@ -359,6 +352,7 @@ def _has_consequences(before: RunState, state: RunState) -> bool:
         or state.unkept >= KEEP_EVERY
         or run.status != old.status
         or run.recognition is not old.recognition
+        or find_request(state.policy, state.monitor) != find_request(before.policy, before.monitor)
     )
 
 

@@ -8,12 +8,20 @@ from datetime import datetime
 from evalstop_detectors import Verdict, state_to_json
 from msgspec.structs import replace
 
-from evalstop_service.decisions import transitions
+from evalstop_service.decisions import attempts, transitions
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.apply import Applied, place_of, with_decision
-from evalstop_service.ingest.messages import CheckpointSaved, Receipt, Resumed, RolesCorrected
+from evalstop_service.ingest.eval_requests import keep_open_request, raise_request, save_answer
+from evalstop_service.ingest.messages import (
+    CheckpointSaved,
+    EvalAnswered,
+    EvalChanged,
+    Receipt,
+    Resumed,
+    RolesCorrected,
+)
 from evalstop_service.ingest.run_state import KEEP_EVERY
-from evalstop_service.rules.decision_lifecycle import DecisionState, RunResumed
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
@@ -32,8 +40,8 @@ from evalstop_service.store import (
 )
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.monitor_states import StoredMonitorState
-from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -45,7 +53,8 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     2. The run is looked after again if it had ended.
     3. A first call for a stop becomes a decision; a stop on hold is looked at again when there is a new eval.
     4. The case of a run that has ended is settled again when evals came after its end.
-    5. Changes of verdict and pointer are recorded and announced.
+    5. What the monitor asks to evaluate now becomes a request.
+    6. Changes of verdict and pointer are recorded and announced.
 
     Gives the same with what came of it: the decision in the last receipt, and the state that is to be kept.
     """
@@ -61,6 +70,11 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         case RolesCorrected(metrics, actor):
             details = {"before": before.run.metrics, "after": metrics}
             audit.record_action(tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, now)
+        case EvalChanged(step, reason, version, actor):
+            said = {"step": step, "reason": reason, "version": version}
+            audit.record_action(tx, run.project_id, actor, "run.eval_changed", f"run {run.name}", said, now)
+        case EvalAnswered() as answer:
+            save_answer(tx, state, answer, now)
     series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in applied.late))
     if state.unkept >= KEEP_EVERY:
         kept = StoredMonitorState(run.version, state_to_json(state.policy, state.monitor).decode())
@@ -79,33 +93,34 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
             decision = transitions.recheck_guards(tx, run, decisions.lock_decision(tx, decision), now)
     if applied.settles_case and run.ended_at is not None:
         cases.record_case(tx, run, now)
-    _announce(tx, before.run, run, state.unrecorded, now)
+    raised = raise_request(tx, before, state, now)
+    state = replace(state, eval_request=keep_open_request(state, raised))
+    _announce(tx, before.run, run, state.unrecorded, raised, now)
 
     answers = applied.answers
     if isinstance(answers[-1], Receipt):
-        answers = [*answers[:-1], replace(answers[-1], decision=decision, superseded=superseded)]
+        outcome = {"decision": decision, "superseded": superseded, "eval_request": state.eval_request}
+        answers = [*answers[:-1], replace(answers[-1], **outcome)]
     state = with_decision(replace(state, unrecorded=()), decision)
     return replace(applied, state=state, answers=answers, decision=decision)
 
 
 def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:
     """Put what came after the step out of force; gives the number of observations."""
-    decision = decisions.find_decision_of_attempt(tx, before.id, before.attempt)
-    if decision is not None:  # a stop that is not delivered yet is not for the attempt that begins now
-        tried = outbox.read_stop_reach(tx, before.id, decision.id).tried
-        transitions.move_decision(tx, before, decisions.lock_decision(tx, decision), RunResumed(now, step, tried))
-    if before.ended_at is None:
-        cases.record_case(tx, before, now)
+    attempts.leave_attempt(tx, before, step, now)
     superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
     checkpoints.supersede_checkpoints(tx, run.id, step, run.attempt)
     runs.add_attempt(tx, run.id, run.attempt, step, now)
     return superseded
 
 
-def _announce(tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict], now: datetime) -> None:
-    """Record the changes of verdict on the way, and announce a first suspicion and a moved pointer.
+def _announce(
+    tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict], raised: EvalRequest | None, now: datetime
+) -> None:
+    """Record the changes of verdict on the way, and announce a first suspicion, a moved pointer and a request.
 
-    A suspicion without evidence from the eval metric asks for an eval, which alone can say what it is worth.
+    A suspicion without evidence from the eval metric asks for an eval, which alone can say what it is worth; a request
+    asks for a paired evaluation.
     """
     types = []
     call_before = before.verdict.verdict
@@ -115,12 +130,17 @@ def _announce(tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict]
             call_before = call
             if call is Call.SUSPECT and not verdicts.has_reached(tx, run.id, run.attempt, call):
                 types.append(EventType.SUSPECTED)
-                if not verdict.rests_on_eval:
+                if not verdict.rests_on_eval and raised is None:
                     types.append(EventType.EVAL_REQUESTED)
             verdicts.add_verdict(tx, run.id, run.attempt, record_verdict(verdict), now)
+    if raised is not None:
+        types.append(EventType.EVAL_REQUESTED)
     if place_of(run) != place_of(before):
         types.append(EventType.BEST_CHECKPOINT_CHANGED)
     if types:
         project = projects.get_project(tx, run.project_id)
         for event_type in types:
-            events.announce_run_event(tx, event_type, project, run, now)
+            if event_type is EventType.EVAL_REQUESTED:
+                events.announce_run_event(tx, event_type, project, run, now, request=raised)
+            else:
+                events.announce_run_event(tx, event_type, project, run, now)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Policy, StaleState, advance, start, state_from_json
+from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
 from msgspec.structs import replace
 
 from evalstop_service.errors import Behind, ServiceError
@@ -18,7 +18,7 @@ from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
-from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
+from evalstop_service.store import checkpoints, decisions, eval_requests, monitor_states, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.runs import Run
@@ -101,7 +101,12 @@ def _load_some(
         states[run_id] = with_decision(state, decided.get(run_id))
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
     checkpoint_counts = {run_id: found[run_id].checkpoints for run_id in states}
-    for run_id, state in _catch_up(tx, states, scored, checkpoint_counts).items():
+    caught_up = _catch_up(tx, states, scored, checkpoint_counts)
+    asked = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
+    steps = {run_id: request.step for run_id, request in asked.items() if request is not None}
+    unanswered = eval_requests.load_unanswered(tx, steps) if steps else {}
+    for run_id, state in caught_up.items():
+        state = replace(state, eval_request=unanswered.get(run_id))
         # Another policy or release may come to another verdict, which the next message records.
         differs = Call(state.monitor.verdict.verdict) is not state.run.verdict.verdict
         loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state

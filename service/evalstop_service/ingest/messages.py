@@ -8,6 +8,7 @@ import msgspec
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -38,7 +39,29 @@ class RolesCorrected(msgspec.Struct, frozen=True):
     actor: str
 
 
-Content = Observations | CheckpointSaved | Resumed | RolesCorrected
+class EvalChanged(msgspec.Struct, frozen=True):
+    """From this step on the eval is measured otherwise; `version` is what that is called, if anything."""
+
+    step: int
+    reason: str
+    version: str | None
+    actor: str
+
+
+class EvalAnswered(msgspec.Struct, frozen=True):
+    """A request to evaluate now is answered.
+
+    `point`: the difference, as an observation of the request's step. `actor`: who answers.
+    """
+
+    request_id: UUID
+    attempt: int
+    point: PostedObservation
+    prompts: int | None
+    actor: str
+
+
+Content = Observations | CheckpointSaved | Resumed | RolesCorrected | EvalChanged | EvalAnswered
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -62,7 +85,11 @@ class ValueConflict(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What became of a message, and where the run stands after it."""
+    """What became of a message, and where the run stands after it.
+
+    `missing`: the roles of watched metrics that have no value yet; while there are any, `unwatched`: metrics with
+    values and without a role. `eval_request`: the paired evaluation that awaits its answer.
+    """
 
     run: Run
     decision: Decision | None
@@ -71,6 +98,9 @@ class Receipt(msgspec.Struct, frozen=True):
     superseded: int = 0
     conflicts: tuple[ValueConflict, ...] = ()
     created: bool = True
+    missing: dict[str, str] = {}
+    unwatched: list[str] = []
+    eval_request: EvalRequest | None = None
 
 
 Answer = Receipt | ServiceError

@@ -11,27 +11,30 @@ Which one a request stands for, the first that applies:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from uuid import UUID
 
-from evalstop_detectors import NOTHING_SEEN
+from evalstop_detectors import NOTHING_SEEN, find_total_steps
 from msgspec.structs import replace
 
+from evalstop_service.decisions import attempts
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases
+from evalstop_service.ingest.open_request import OpenRequest as OpenRequest
+from evalstop_service.ingest.open_request import Resume as Resume
+from evalstop_service.ingest.open_request import apply_limits
 from evalstop_service.projects import policies
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.labels import find_objection
+from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
+from evalstop_service.rules.labels import find_objection, list_job_changes
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
-from evalstop_service.store import projects, run_health, runs
+from evalstop_service.store import audit, keys, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import FOUND_AGAIN, Run
 
@@ -39,33 +42,6 @@ LONGEST_NAME = 256
 
 _NAME_TRIES = 20
 """Names that are tried when others open runs of the same name at the same time."""
-
-
-class Resume(StrEnum):
-    """Whether the trainer continues a run that may have ended: it has to be there, or a new one will do."""
-
-    MUST = "must"
-    ALLOW = "allow"
-
-
-@dataclass(frozen=True)
-class OpenRequest:
-    """What a trainer sends to open a run. None keeps the value on record, or is the project's default for a new run.
-
-    `recognise`: assign roles to metrics by their names while the run goes on. `job`: where the trainer runs, the same
-    for all processes of one job. `opening`: an id of this request, by which it is known when it is sent again.
-    """
-
-    name: str
-    metrics: dict[str, dict[str, str]] | None = None
-    recognise: bool = False
-    labels: dict[str, str] | None = None
-    policy: str | None = None
-    mode: Mode | None = None
-    total_steps: int | None = None
-    job: str | None = None
-    opening: UUID | None = None
-    resume: Resume | None = None
 
 
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
@@ -81,6 +57,7 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
     for _ in range(_NAME_TRIES):
         with database.transaction() as tx:
             project = projects.lock_project(tx, project_id)
+            request = apply_limits(project, request)
             found = _find_run(tx, project_id, request)
             if found is None:
                 if request.resume is Resume.MUST:
@@ -114,18 +91,39 @@ def relabel_run(
     project_id: UUID,
     run_id: UUID,
     change_labels: Callable[[dict[str, str]], dict[str, str]],
+    actor: str,
     now: datetime,
+    key: Key | None = None,
 ) -> Run:
-    """Change the labels of a run by a function. Raises NotFound, and Conflict if it was pruned."""
+    """Change the labels of a run by a function; one that names another planned length changes that.
+
+    Raises NotFound, and Conflict if it was pruned or is another key's.
+    """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
         labels = change_labels(run.labels)
         if labels == run.labels:
             return run
-        run = replace(run, labels=labels, version=run.version + 1, updated_at=now)
-        runs.save_run(tx, run)
-        return run
+        opened_by = _refuse_other_job(tx, run, labels, key, now)
+        changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
+        told = find_total_steps(labels)
+        if told != find_total_steps(run.labels):
+            changed = _plan_anew(tx, changed, told, actor, now)
+        runs.save_run(tx, changed)
+        return changed
+
+
+def tell_total_steps(
+    database: Database, project_id: UUID, run_id: UUID, total_steps: int, actor: str, now: datetime
+) -> None:
+    """Take in how long a run is planned to be. Raises NotFound, and Conflict if it was pruned."""
+    with database.transaction() as tx:
+        run = _lock_run(tx, project_id, run_id)
+        refuse_pruned_run(run)
+        if run.total_steps != total_steps:
+            changed = replace(run, version=run.version + 1, updated_at=now)
+            runs.save_run(tx, _plan_anew(tx, changed, total_steps, actor, now))
 
 
 def reopen_run(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
@@ -177,7 +175,8 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         policy_name=policy.name,
         policy_version=policy.version,
         mode=request.mode or project.default_mode,
-        total_steps=request.total_steps,
+        total_steps=request.planned_steps,
+        eval_share=request.eval_share,
         last_step=None,
         version=0,
         verdict=record_verdict(NOTHING_SEEN),
@@ -189,6 +188,8 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         recognition=metric_roles.NOTHING_YET if recognized else None,
         job=request.job,
         opening=request.opening,
+        opened_by=None if request.key is None else request.key.id,
+        eval_changes=_declare_version((), 0, request, now),
     )
 
 
@@ -229,9 +230,11 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
 
     1. Refuse what cannot be combined with the observations on record: pruned details, other metrics, other terms.
     2. A job that resumes a run is its job from now on.
-    3. Raise its version, so that replicas with the run in their cache reload it; a new policy or length also rebuilds
-       the state of its detectors.
-    4. If it had ended, remove its case and check its liveness again.
+    3. Raise its version, so that replicas with the run in their cache reload it; a new policy, length or
+       measurement of the eval also rebuilds the state of its detectors.
+    4. If it had ended, or goes on in another job, after its stop was sent, or can be no more, it begins a new attempt,
+       so that it can be stopped again. Else, if it had ended, its case is removed.
+    5. Its liveness is checked again.
     """
     refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
@@ -241,28 +244,65 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         )
     if run.last_step is not None:
         _refuse_other_terms(run, request)
+    labels = _merge_labels(run.labels, request.labels or {})
+    opened_by = _refuse_other_job(tx, run, labels, request.key, now)
+    next_step = 0 if run.last_step is None else run.last_step + 1
     changed = replace(
         run,
+        eval_changes=_declare_version(run.eval_changes, next_step, request, now),
         job=request.job or run.job,
-        labels=_merge_labels(run.labels, request.labels or {}),
+        labels=labels,
+        opened_by=opened_by,
         mode=request.mode or run.mode,
-        total_steps=request.total_steps or run.total_steps,
+        eval_share=run.eval_share if request.eval_share is None else request.eval_share,
         status=RunStatus.RUNNING,
         ended_at=None,
     )
     if request.policy is not None and run.last_step is None:
         policy = policies.store_referred_policy(tx, project, request.policy, now)
         changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
-    if changed == run:
+    if changed == run and request.planned_steps in (None, run.total_steps):
         return run
     changed = replace(changed, version=run.version + 1, updated_at=now)
-    if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
+    judged_anew = ("policy_id", "eval_changes", "eval_share")
+    if any(getattr(changed, name) != getattr(run, name) for name in judged_anew):
         changed = replace(changed, rewritten_version=changed.version)
+    changed = _plan_anew(tx, changed, request.planned_steps, request.actor, now)
+    moves = run.status != RunStatus.RUNNING or request.job not in (None, run.job)
+    begins = moves and attempts.is_spent(tx, run)
+    if begins:
+        begun = attempts.begin_attempt(tx, run, now)
+        changed = replace(changed, attempt=begun.attempt, turn=None)
     runs.save_run(tx, changed)
     if run.status != RunStatus.RUNNING:
-        cases.remove_case(tx, run)
+        if not begins:
+            cases.remove_case(tx, run)
         _start_checks(tx, project, changed, now)
     return changed
+
+
+def _plan_anew(tx: Transaction, run: Run, total_steps: int | None, actor: str, now: datetime) -> Run:
+    """The run, whose version was raised, with this planned length, if one is told; its detectors are rebuilt by it.
+
+    A plan that takes the place of another is written down.
+    """
+    if total_steps in (None, run.total_steps):
+        return run
+    if run.total_steps is not None:
+        details = {"before": run.total_steps, "after": total_steps}
+        audit.record_action(tx, run.project_id, actor, "run.length_changed", f"run {run.name}", details, now)
+    return replace(run, total_steps=total_steps, rewritten_version=run.version)
+
+
+def _declare_version(
+    changes: tuple[EvalChange, ...], step: int, request: OpenRequest, now: datetime
+) -> tuple[EvalChange, ...]:
+    """The changes of the eval's measurement, with one from this step on if the request says another version."""
+    held = next((change.version for change in reversed(changes) if change.version is not None), None)
+    if request.eval_version in (None, held) or len(changes) >= MOST_CHANGES:
+        return changes
+    kept = tuple(change for change in changes if change.step < step)
+    return (*kept, EvalChange(step, f"version {request.eval_version}", request.actor, now, request.eval_version))
 
 
 def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]:
@@ -270,6 +310,24 @@ def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]
     if merged != labels and (objection := find_objection(merged)):
         raise Invalid(f"labels: {objection}")
     return merged
+
+
+def _refuse_other_job(tx: Transaction, run: Run, labels: dict[str, str], key: Key | None, now: datetime) -> UUID | None:
+    """Raise Conflict when another key than the run's would have it name another job; the key whose run it is now.
+
+    Whoever may end jobs anyway may relabel any run. A run whose key is out of use is that of the next key.
+    """
+    changed = list_job_changes(run.labels, labels)
+    if key is None or run.last_step is None or not changed or key.id == run.opened_by:
+        return run.opened_by
+    if run.opened_by is None or keys.find_key(tx, run.opened_by, now) is None:
+        return key.id
+    if not {"operate", "admin"}.isdisjoint(key.scopes):
+        return run.opened_by
+    raise Conflict(
+        f"run {run.name!r} has observations and was opened with another key, which alone may change what names its "
+        f"job: label {', label '.join(changed)}; leave them out, or give the new run another name"
+    )
 
 
 def _refuse_other_terms(run: Run, request: OpenRequest) -> None:

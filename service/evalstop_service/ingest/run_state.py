@@ -20,6 +20,7 @@ from evalstop_detectors import (
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.runs import Run
 
 CHOOSER: Chooser = SmoothedMaximum()
@@ -97,8 +98,8 @@ class RunState(msgspec.Struct, frozen=True):
 
     `last_steps`: the highest live step of each metric: a point past it is new. `has_decision`: the present attempt has
     one; `final_decision`: that one, if it is a shadow's or held out, which only a person changes, and with it the run's
-    version. `recorded`: the verdict in the run's row; None where the row was read. `unrecorded`: verdicts reached since
-    the row was written.
+    version. `eval_request`: the paired evaluation that is awaited. `recorded`: the verdict in the run's row; None where
+    the row was read. `unrecorded`: verdicts reached since the row was written.
     `count`: observations since the monitor was restored; `unkept`: of those, how many its stored state lacks.
     `shared`: another process saved the run lately: for so many more messages its version is checked before it is used.
     """
@@ -110,6 +111,7 @@ class RunState(msgspec.Struct, frozen=True):
     last_steps: dict[str, int]
     has_decision: bool = False
     final_decision: Decision | None = None
+    eval_request: EvalRequest | None = None
     scores: Scores | None = None
     scores_taken: int = 0
     recorded: Verdict | None = None

@@ -4,16 +4,20 @@ which are bound to no project, are in none."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
+from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
-from evalstop_service.store import audit, keys, projects
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.security.address_policy import check_network
+from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.keys import SCOPES, Key
+from evalstop_service.store.keys import SCOPES, UNLIMITED, Key, KeyLimits
 
 FIRST_PROJECT = "default"
 COMMAND_LINE = "command line"
@@ -21,40 +25,51 @@ COMMAND_LINE = "command line"
 
 
 def create_key(
-    database: Database, project_id: UUID | None, actor: str, name: str, scopes: Iterable[str], now: datetime
+    database: Database,
+    project_id: UUID | None,
+    actor: str,
+    name: str,
+    scopes: Iterable[str],
+    now: datetime,
+    limits: KeyLimits = UNLIMITED,
 ) -> tuple[Key, str]:
-    """Create a key of a project or, with None, of the installation; gives its secret, which is stored nowhere."""
-    with database.transaction() as tx:
-        return _insert_key(tx, project_id, actor, name, scopes, now)
+    """Create a key of a project or, with None, of the installation; gives its secret, which is stored nowhere.
 
-
-def create_key_in_project(
-    database: Database, project_id: UUID, actor: str, name: str, scopes: Iterable[str], now: datetime
-) -> tuple[Key, str]:
-    """Create a key of a project that somebody names who is not in it; raises NotFound when there is no such project."""
+    Raises Invalid when its limits cannot be kept, and NotFound when there is no such project.
+    """
     with database.transaction() as tx:
-        if projects.find_project(tx, project_id) is None:
+        if project_id is not None and projects.find_project(tx, project_id) is None:
             raise NotFound(f"there is no project {project_id}")
-        return _insert_key(tx, project_id, actor, name, scopes, now)
+        return _insert_key(tx, project_id, actor, name, scopes, now, limits)
 
 
 def create_named_key(
-    database: Database, project_name: str | None, name: str, scopes: Iterable[str], now: datetime
+    database: Database,
+    project_name: str | None,
+    name: str,
+    scopes: Iterable[str],
+    now: datetime,
+    limits: KeyLimits = UNLIMITED,
 ) -> tuple[Key, str]:
     """Create a key from the command line, for the project of that name; raises NotFound and Invalid."""
     if not name.strip() or len(name) > 256 or not name.isprintable():
         raise Invalid(f"key {name!r}: a name has 1 to 256 printable characters")
     project_id = None if project_name is None else find_project(database, project_name).id
-    return create_key(database, project_id, COMMAND_LINE, name, scopes, now)
+    return create_key(database, project_id, COMMAND_LINE, name, scopes, now, limits)
 
 
-def create_first_key(database: Database, now: datetime, held_out_share: float = 0.0) -> str | None:
+def create_first_key(
+    database: Database, now: datetime, held_out_share: float = 0.0, max_mode: Mode = Mode.SHADOW
+) -> str | None:
     """The secret of a key with all scopes in the project `default`, which is created too; None if any key exists."""
     with database.transaction() as tx:
         if keys.has_any_key(tx):
             return None
         project = projects.find_project_by_name(tx, FIRST_PROJECT) or insert_project(
-            tx, NewProject(name=FIRST_PROJECT, held_out_share=held_out_share), COMMAND_LINE, now
+            tx,
+            NewProject(name=FIRST_PROJECT, held_out_share=held_out_share, max_mode=max_mode),
+            COMMAND_LINE,
+            now,
         )
         return _insert_key(tx, project.id, COMMAND_LINE, "first", SCOPES, now)[1]
 
@@ -68,6 +83,20 @@ def find_reading_key(database: Database) -> Key | None:
     return next(readers, None)
 
 
+def rotate_key(
+    database: Database, key_cache: KeyCache, author: Author, key_id: UUID, overlap_seconds: float
+) -> tuple[Key, str]:
+    """Give a key a new secret; the present one is taken for `overlap_seconds` more. Raises NotFound."""
+    with database.transaction() as tx:
+        until = author.at + timedelta(seconds=overlap_seconds)
+        rotated = keys.rotate_key(tx, author.project_id, key_id, author.at, until)
+        if rotated is None:
+            raise NotFound(f"there is no key {key_id} in use in this project")
+        author.record(tx, "key.rotated", f"key {rotated[0].name}", {"id": str(key_id), "until": rfc3339(until)})
+    key_cache.clear()
+    return rotated
+
+
 def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: UUID) -> None:
     """Revoke a key for good; raises NotFound. Other processes accept it until their caches expire."""
     with database.transaction() as tx:
@@ -79,11 +108,39 @@ def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: 
 
 
 def _insert_key(
-    tx: Transaction, project_id: UUID | None, actor: str, name: str, scopes: Iterable[str], now: datetime
+    tx: Transaction,
+    project_id: UUID | None,
+    actor: str,
+    name: str,
+    scopes: Iterable[str],
+    now: datetime,
+    limits: KeyLimits = UNLIMITED,
 ) -> tuple[Key, str]:
     granted = tuple(scope for scope in SCOPES if scope in set(scopes))
-    key, secret = keys.create_key(tx, project_id=project_id, name=name, scopes=granted, now=now)
+    _require_sound_limits(tx, project_id, granted, now, limits)
+    key, secret = keys.create_key(tx, project_id=project_id, name=name, scopes=granted, now=now, limits=limits)
     if project_id is not None:
-        details = {"id": str(key.id), "scopes": list(granted)}
+        details: dict[str, Any] = {"id": str(key.id), "scopes": list(granted)}
+        if limits != UNLIMITED:
+            expires = None if limits.expires_at is None else rfc3339(limits.expires_at)
+            ids = list(map(str, limits.endpoint_ids))
+            details |= {"expires_at": expires, "networks": list(limits.networks), "endpoint_ids": ids}
         audit.record_action(tx, project_id, actor, "key.made", f"key {name}", details, now)
     return key, secret
+
+
+def _require_sound_limits(
+    tx: Transaction, project_id: UUID | None, scopes: tuple[str, ...], now: datetime, limits: KeyLimits
+) -> None:
+    if limits.expires_at is not None and limits.expires_at <= now:
+        raise Invalid("expires_at: it lies in the past")
+    for network in limits.networks:
+        try:
+            check_network(network)
+        except ValueError as error:
+            raise Invalid(f"networks: {error}") from None
+    if limits.endpoint_ids and scopes != ("report",):
+        raise Invalid("endpoint_ids: they bind a key of the scope report alone, which stands beside one scheduler")
+    for endpoint_id in limits.endpoint_ids:
+        if project_id is None or endpoints.find_endpoint(tx, project_id, endpoint_id) is None:
+            raise Invalid(f"endpoint_ids: there is no endpoint {endpoint_id} in this project")

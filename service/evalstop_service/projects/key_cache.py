@@ -4,58 +4,87 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import threading
+from datetime import datetime, timedelta
 
+import sqlalchemy as sa
 from anyio import to_thread
 from cachetools import TTLCache
 
+from evalstop_service.clock import Clock, utc_now
+from evalstop_service.errors import TooOften
+from evalstop_service.security.address_policy import is_within
+from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 
+log = logging.getLogger(__name__)
+
 MOST_KEYS = 10_000
+
+WRONG_KEYS = Rate(burst=20, per_second=0.5)
+"""Different ones of one address, in one process."""
+
+WRONG_SECONDS = 60.0
+"""For which a wrong key is remembered, so that a trainer with a revoked one keeps nobody behind its address out."""
 
 
 class KeyCache:
     """Keeps a key for `seconds` after it was read; 0 keeps none.
 
-    A revoked key stops working at once in the process that revoked it, elsewhere within `seconds`. The cache holds
-    hashes of secrets, and nothing about wrong ones.
+    A revoked key stops working at once in the process that revoked it, elsewhere within `seconds`, as does one that
+    expires. The cache holds hashes of secrets. A wrong one never becomes a key, and is remembered as such for a while;
+    an address that sends many different ones has to wait until the database is asked for others that it sends.
     """
 
-    def __init__(self, database: Database, seconds: float) -> None:
-        self._database = database
+    def __init__(
+        self, database: Database, seconds: float, clock: Clock = utc_now, wrong_keys: Rate = WRONG_KEYS
+    ) -> None:
+        self._database, self._clock = database, clock
+        self._wrong_keys = RateLimit(wrong_keys)
         self._keys: TTLCache[bytes, Key] = TTLCache(MOST_KEYS, seconds)
+        self._wrong: TTLCache[bytes, bool] = TTLCache(MOST_KEYS, WRONG_SECONDS)
         self._lock = threading.Lock()
         self._clears = 0
-        self._reads: dict[tuple[str, int], asyncio.Task[Key | None]] = {}  # under way on the event loop
+        self._reads: dict[tuple[str, str, bool, int], asyncio.Task[Key | None]] = {}  # under way on the event loop
 
     def get(self, secret: str) -> Key | None:
-        """The key with this secret, if it is in the cache."""
+        """The key with this secret, if it is in the cache. Where it may come from is not looked at."""
         with self._lock:
             try:
                 return self._keys[_digest(secret)]  # half as long as `get`, which asks twice for the time
             except KeyError:
                 return None
 
-    def authenticate(self, secret: str) -> Key | None:
-        """The unrevoked key with this secret, from the cache or the database."""
-        return self.get(secret) or self._load(secret)
+    def authenticate(self, secret: str, address: str, urgent: bool = False) -> Key | None:
+        """The key in use with this secret, from the cache or the database, if it may come from the address.
 
-    async def authenticate_together(self, secret: str) -> Key | None:
+        `urgent`: look whatever came from the address before, as a veto must be heard though others send wrong keys by
+        the same proxy. Raises TooOften.
+        """
+        return _accept(self.get(secret) or self._load(secret, address, urgent), address)
+
+    async def authenticate_together(self, secret: str, address: str, urgent: bool = False) -> Key | None:
         """The same on an event loop: requests whose key is not in the cache share one read of it, in a thread.
 
         Without this, all requests of a busy key would read the database at the moment when the cache lets go of it.
         """
         key = self.get(secret)
         if key is not None:
-            return key
-        place = secret, self._clears  # what was begun before a key was revoked may not let it in afterwards
+            return _accept(key, address)
+        place = (
+            secret,
+            address,
+            urgent,
+            self._clears,
+        )  # what was begun before a key was revoked may not let it in afterwards
         read = self._reads.get(place)
         if read is None:
-            read = self._reads[place] = asyncio.create_task(to_thread.run_sync(self._load, secret))
+            read = self._reads[place] = asyncio.create_task(to_thread.run_sync(self._load, secret, address, urgent))
             read.add_done_callback(lambda _: self._reads.pop(place))
-        return await asyncio.shield(read)  # a request that is given up leaves the read to the others
+        return _accept(await asyncio.shield(read), address)  # a request that is given up leaves the read to the others
 
     def clear(self) -> None:
         """Empty the cache: a key was revoked."""
@@ -63,14 +92,50 @@ class KeyCache:
             self._keys.clear()
             self._clears += 1
 
-    def _load(self, secret: str) -> Key | None:
-        clears = self._clears
+    def _load(self, secret: str, address: str, urgent: bool = False) -> Key | None:
+        clears, now = self._clears, self._clock()
+        if not keys.is_well_formed(secret) or self._is_wrong(secret):
+            return None
+        if not urgent and (wait := self._wrong_keys.find_wait(address)):
+            raise TooOften("too many wrong keys came from this address", wait)
         with self._database.reading() as tx:
-            key = keys.authenticate_key(tx, secret)
+            key = keys.authenticate_key(tx, secret, now)
+        if key is None:
+            self._wrong_keys.spend(address)
+            with self._lock:
+                self._wrong[_digest(secret)] = True
+        else:
+            self._record_use(key, now)
         with self._lock:
             if key is not None and self._clears == clears:  # else it may have been revoked since it was read
                 self._keys[_digest(secret)] = key
         return key
+
+    def _is_wrong(self, secret: str) -> bool:
+        with self._lock:
+            return _digest(secret) in self._wrong
+
+    def _record_use(self, key: Key, now: datetime) -> None:
+        if key.last_used_at is not None and now - key.last_used_at < timedelta(seconds=keys.USE_SECONDS):
+            return
+        try:
+            with self._database.transaction() as tx:
+                keys.record_use(tx, key.id, now)
+        except sa.exc.DBAPIError as error:  # a full disk keeps nobody out
+            log.warning("key %s: that it was used could not be recorded: %s", key.id, error)
+
+
+def may_come_from(key: Key, address: str) -> bool:
+    """Whether a key may be used from an address."""
+    return not key.networks or is_within(address, key.networks)
+
+
+def _accept(key: Key | None, address: str) -> Key | None:
+    """The key if it may come from the address."""
+    if key is None or may_come_from(key, address):
+        return key
+    log.warning("key %s was sent from %s, which is not among its networks", key.id, address)
+    return None
 
 
 def _digest(secret: str) -> bytes:

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_POLICY = "default"
 
+MOST_RUN_LENGTHS = 2000
+"""Of all detectors of a policy: an eval is a matter of milliseconds then."""
+
 
 @dataclass(frozen=True)
 class ShippedPolicy:
@@ -68,6 +71,13 @@ def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> V
     return found
 
 
+def is_allowed(project: Project, reference: str) -> bool:
+    """Whether trainers may choose the policy that `NAME` or `NAME@VERSION` refers to."""
+    name = reference.partition("@")[0]
+    allowed = project.allowed_policies
+    return allowed is None or {name, reference} & {*allowed, project.default_policy} != set()
+
+
 def store_referred_policy(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
     """The same, stored if it is a shipped one. Raises Invalid."""
     return _stored(tx, project, find_referred_policy(tx, project.id, reference), now)
@@ -83,6 +93,7 @@ def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy:
     """Store a policy as the next version of its name, in the audit log; gives the latest if it is equal."""
+    require_bounded_cost(policy)
     with database.transaction() as tx:
         project = projects.get_project(tx, author.project_id)
         before = find_version(tx, project.id, policy.name)
@@ -90,6 +101,16 @@ def add_policy(database: Database, author: Author, policy: Policy) -> StoredPoli
         if before is None or stored.version != before.version:
             author.record(tx, "policy.added", f"policy {stored.reference}", {"id": str(stored.id)})
         return stored
+
+
+def require_bounded_cost(policy: Policy) -> None:
+    """Raise Invalid when the detectors of a policy would hold up others: each run length that one follows is a step."""
+    lengths = sum(getattr(member.detector, "run_lengths", 1) for member in policy.members)
+    if lengths > MOST_RUN_LENGTHS:
+        raise Invalid(
+            f"the detectors of policy {policy.name!r} follow {lengths} run lengths at each eval, and may follow "
+            f"{MOST_RUN_LENGTHS} together; lower run_lengths, or leave members out"
+        )
 
 
 def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:

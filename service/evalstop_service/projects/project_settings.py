@@ -31,15 +31,22 @@ PerHour = Annotated[int, Field(ge=1, le=1_000_000), Integral]
 Share = Annotated[float, Field(gt=0, le=1)]
 ShareOrNone = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+AllowedPolicies = Annotated[list[Annotated[Line, Field(min_length=1)]], Field(max_length=100)]
 Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
 
 
 class NewProject(Body):
-    """A new project. Its stops are only recorded until `default_mode` is `enforce`."""
+    """A new project. Its stops are only recorded unless `max_mode` is `enforce`."""
 
     name: Name = Field(examples=["alignment"])
     default_policy: Line = policies.DEFAULT_POLICY
     default_mode: Mode = decision_lifecycle.Mode.SHADOW
+    max_mode: Mode | None = Field(
+        None, description="what its runs may ask for: enforce, or shadow alone; null: default_mode"
+    )
+    allowed_policies: AllowedPolicies | None = Field(
+        None, description="that its runs may ask for, by NAME or NAME@VERSION, besides default_policy; null: any"
+    )
     veto_window_seconds: Grace = Field(0.0, description="how long a stop can be vetoed before it is sent")
     retention_days: Retention | None = Field(
         None, description="how long a run keeps its details after its end; null: forever"
@@ -62,6 +69,8 @@ class ProjectChange(Body):
 
     default_policy: Line | None = None
     default_mode: Mode | None = None
+    max_mode: Mode | None = None
+    allowed_policies: AllowedPolicies | None = Field(None, description="null: any")
     veto_window_seconds: Grace | None = None
     retention_days: Retention | None = Field(None, description="null: its runs are kept forever")
     stops_per_hour: PerHour | None = Field(None, description="null: no limit")
@@ -73,7 +82,7 @@ class ProjectChange(Body):
     currency: Currency | None = None
 
 
-NULLABLE = ("retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
+NULLABLE = ("allowed_policies", "retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
 """Settings in which null is a value of its own."""
 
 
@@ -112,6 +121,11 @@ def parse_form(model: type[_Body], values: Mapping[str, Any]) -> _Body:
         raise Invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
+def parse_names(text: str) -> list[str]:
+    """Names that are separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def create_project(database: Database, settings: NewProject, actor: str, now: datetime) -> Project:
     """Create a project; raises Conflict if its name is taken, Invalid if its default policy does not exist."""
     with database.transaction() as tx:
@@ -120,7 +134,9 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
 
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
     """The same within a transaction."""
-    project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **settings.model_dump())
+    values = settings.model_dump() | {"max_mode": settings.max_mode or settings.default_mode}
+    project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **values)
+    _check_modes(project)
     if not projects.add_project(tx, project):
         raise Conflict(f"there is a project called {project.name!r} already")
     policies.store_referred_policy(tx, project, project.default_policy, now)
@@ -138,18 +154,25 @@ def find_project(database: Database, name: str) -> Project:
 
 
 def change_project_settings(database: Database, author: Author, change: ProjectChange) -> Project:
-    """Change settings of a project; raises Invalid if its default policy does not exist."""
+    """Change settings of a project; raises Invalid if its default policy does not exist, Conflict if its modes differ
+    so that nothing could be stopped."""
     values = change.model_dump(exclude_none=True)
     values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
     with database.transaction() as tx:
         before = projects.lock_project(tx, author.project_id)
         project = replace(before, **values)
+        _check_modes(project)
         policies.store_referred_policy(tx, project, project.default_policy, author.at)
         changed = {name: value for name, value in values.items() if getattr(before, name) != value}
         if changed:
             projects.update_project(tx, project)
             author.record(tx, "project.changed", f"project {project.name}", changed)
     return project
+
+
+def _check_modes(project: Project) -> None:
+    if project.default_mode is decision_lifecycle.Mode.ENFORCE and project.max_mode is not project.default_mode:
+        raise Conflict("default_mode is enforce and max_mode shadow, which allows no stops: change both")
 
 
 def change_role_patterns(database: Database, author: Author, change: RolePatterns) -> Project:

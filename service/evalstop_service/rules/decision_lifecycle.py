@@ -5,7 +5,8 @@
        ├─> vetoed <──┤           │            └──> failed
        └─> moot   <──┴───────────┘                            from requested only while no receiver has the stop
 
-    requested, acknowledged, escalated, failed ──> confirmed  the scheduler reports that the job is gone
+    requested, acknowledged, escalated, failed ──> obeyed     the trainer saw the stop and ended the run by itself
+    the same, and obeyed ────────────────────────> confirmed  the scheduler reports that the job is gone
     every state after the request ───────────────> undone     a person takes the stop back
     every state before it, except moot ──────────> requested  a person stops the run at once
     shadow                                                    recorded only
@@ -39,6 +40,7 @@ class DecisionState(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     ESCALATED = "escalated"
     CONFIRMED = "confirmed"
+    OBEYED = "obeyed"
     FAILED = "failed"
     VETOED = "vetoed"
     MOOT = "moot"
@@ -70,11 +72,12 @@ NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
         "held_out": "requested",
         "on_hold": "pending requested vetoed moot",
         "pending": "on_hold requested vetoed moot",
-        "requested": "acknowledged escalated confirmed failed moot undone",
-        "acknowledged": "escalated confirmed failed undone",
-        "escalated": "acknowledged confirmed failed moot undone",
+        "requested": "acknowledged escalated confirmed obeyed failed moot undone",
+        "acknowledged": "escalated confirmed obeyed failed undone",
+        "escalated": "acknowledged confirmed obeyed failed moot undone",
         "confirmed": "undone",
-        "failed": "confirmed undone",
+        "obeyed": "confirmed failed undone",
+        "failed": "confirmed obeyed undone",
         "vetoed": "requested",
         "moot": "confirmed",
         "undone": "",
@@ -88,7 +91,10 @@ OBSERVED = frozenset({DecisionState.SHADOW, DecisionState.HELD_OUT})
 AWAITING_CONFIRMATION = frozenset({DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED, DecisionState.ESCALATED})
 """A receiver has to report until a deadline."""
 
-STOPPING = AWAITING_CONFIRMATION | {DecisionState.CONFIRMED, DecisionState.FAILED}
+STOPPED = frozenset({DecisionState.CONFIRMED, DecisionState.OBEYED})
+"""The run ended because of the stop."""
+
+STOPPING = AWAITING_CONFIRMATION | STOPPED | {DecisionState.FAILED}
 """The job is meant to end."""
 
 
@@ -140,10 +146,14 @@ class StopDecided:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Time has passed. `attempt_over`: the run is in a later attempt than the one to be stopped."""
+    """Time has passed. `attempt_over`: the run is in a later attempt than the one to be stopped.
+
+    `refusal`: why no receiver will ever take the stop; None: one took it, or may yet.
+    """
 
     at: datetime
     attempt_over: bool = False
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +229,14 @@ class RunEnded:
 
 
 @dataclass(frozen=True)
+class RunObeyed:
+    """The trainer saw the stop and ended the run by itself; `actor`: the key that says so."""
+
+    at: datetime
+    actor: str
+
+
+@dataclass(frozen=True)
 class RunResumed:
     """The trainer resumed from a step in a new attempt; `receiver_informed`: a receiver may have the stop."""
 
@@ -237,6 +255,7 @@ Event = (
     | Undone
     | Reported
     | RunEnded
+    | RunObeyed
     | RunResumed
 )
 
@@ -249,6 +268,12 @@ class Record:
     actor: str
     reason: str
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state_reason(self) -> str:
+        """Why the decision is in this state: of a stop on hold what its guards say, else the reason of the change."""
+        guards = self.details.get("guards", ()) if self.state is DecisionState.ON_HOLD else ()
+        return "; ".join(guard["reason"] for guard in guards) or self.reason
 
 
 @dataclass(frozen=True)

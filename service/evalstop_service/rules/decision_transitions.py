@@ -28,6 +28,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Released,
     Reported,
     RunEnded,
+    RunObeyed,
     RunResumed,
     StopDecided,
     StopOrdered,
@@ -85,32 +86,30 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             return _apply_report(lifecycle, event, timeouts)
         case RunEnded():
             return _apply_run_end(lifecycle, event)
+        case RunObeyed():
+            return _apply_obedience(lifecycle, event)
         case RunResumed():
             return _apply_resume(lifecycle, event)
         case Undone():
             return _apply_undo(lifecycle, event)
 
 
-def read_history(history: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[frozenset[str], frozenset[str]]:
-    """`Lifecycle.guard_kinds` and `Lifecycle.late_reports` from a history of states and details, oldest first."""
-    guard_kinds: frozenset[str] = frozenset()
-    late_reports: frozenset[str] = frozenset()
-    for state, details in history:
-        if state == DecisionState.ON_HOLD:
-            guard_kinds = frozenset(guard["kind"] for guard in details.get("guards", ()))
-        elif state == DecisionState.UNDONE and "reported" in details:
-            late_reports |= {details["reported"]}
-    return guard_kinds, late_reports
+def list_late_reports(undone: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """`Lifecycle.late_reports` from the details of the changes to `undone`."""
+    return frozenset(details["reported"] for details in undone if "reported" in details)
 
 
 def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> Transition:
     overdue = lifecycle.deadline_at is not None and lifecycle.deadline_at <= event.at
-    if not overdue or lifecycle.state not in AWAITING_CONFIRMATION:
+    refused = event.refusal is not None and lifecycle.state is not DecisionState.ACKNOWLEDGED
+    if not (overdue or refused) or lifecycle.state not in AWAITING_CONFIRMATION:
         return lifecycle, []
     # 1. Never request again a stop of an attempt that is over: it might end the attempt that runs now.
     if event.attempt_over:
         return _fail(lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt")
-    # 2. After two escalations a person has to act.
+    # 2. What every receiver refuses is not sent again, and after two escalations a person has to act.
+    if refused:
+        return _fail(lifecycle, f"no receiver takes the stop: {event.refusal}")
     if lifecycle.escalations >= 2:
         return _fail(lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated")
     # 3. First the same request again, in case it was lost; then the harder one.
@@ -145,8 +144,9 @@ def _apply_release(lifecycle: Lifecycle, event: Released, timeouts: Timeouts) ->
 
 
 def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -> Transition:
-    if lifecycle.state in AWAITING_CONFIRMATION or lifecycle.state is DecisionState.CONFIRMED:
-        return lifecycle, []
+    if lifecycle.state in AWAITING_CONFIRMATION:
+        how = "it is asked for again, and then by force, if nobody confirms it"
+        return lifecycle, [Refuse(f"the stop is {lifecycle.state} already and was not sent once more: {how}")]
     if event.paused:
         return lifecycle, [Refuse("the project is paused, so no run is stopped; resume the project first")]
     if DecisionState.REQUESTED not in NEXT_STATES[lifecycle.state]:
@@ -178,16 +178,19 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
         details = event.details | {"reported": str(event.state)}
         lifecycle = replace(lifecycle, late_reports=lifecycle.late_reports | {str(event.state)})
         return lifecycle, [Record(DecisionState.UNDONE, event.actor, event.reason, details)]
-    if lifecycle.state is event.state:
+    seen_late = lifecycle.state is DecisionState.OBEYED and event.state is DecisionState.ACKNOWLEDGED
+    if lifecycle.state is event.state or seen_late:
         return lifecycle, []
     if event.state not in NEXT_STATES[lifecycle.state]:
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}; it cannot become {event.state}")]
     if event.state is DecisionState.ACKNOWLEDGED:
         record = Record(event.state, event.actor, event.reason, event.details)
         return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
-    lifecycle, record = _end(lifecycle, event.state, event.actor, event.reason, event.details)
+    ended, record = _end(lifecycle, event.state, event.actor, event.reason, event.details)
     event_type = EventType.STOPPED if event.state is DecisionState.CONFIRMED else EventType.STOP_FAILED
-    return lifecycle, [record, Announce(event_type, {"report": event.details})]
+    if lifecycle.state is DecisionState.OBEYED and event_type is EventType.STOPPED:
+        return ended, [record]  # announced when the trainer ended the run
+    return ended, [record, Announce(event_type, {"report": event.details})]
 
 
 def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
@@ -198,6 +201,14 @@ def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
     reason = f"the run ended by itself: {event.status}"
     lifecycle, record = _end(lifecycle, DecisionState.MOOT, SERVICE, reason)
     return lifecycle, [Cancel("the run ended by itself"), record]
+
+
+def _apply_obedience(lifecycle: Lifecycle, event: RunObeyed) -> Transition:
+    if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state]:
+        return lifecycle, []
+    reason = "the trainer saw the stop and ended the run by itself"
+    lifecycle, record = _end(lifecycle, DecisionState.OBEYED, event.actor, reason)
+    return lifecycle, [Cancel(reason), record, Announce(EventType.STOPPED, {"report": {"reason": reason}})]
 
 
 def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:

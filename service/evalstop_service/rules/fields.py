@@ -52,8 +52,19 @@ PLAIN = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
 """Text without control characters other than line feed and tab. Half a surrogate pair is no character, so that JSON
 Schema has no words for it."""
 
+
+def check_name(text: str) -> str:
+    """The text as a name; raises ValueError when it would not stand on one line."""
+    if "\n" in text or "\t" in text:
+        raise ValueError("a name stands on one line: it may hold no line feeds and no tabs")
+    return check_text(text)
+
+
+ON_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""Text without control characters."""
+
 Plain = Rule(check_text, {"pattern": PLAIN})
-Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
+Name = Annotated[str, Field(min_length=1, max_length=256), Rule(check_name, {"pattern": ON_ONE_LINE})]
 Line = Annotated[str, Field(max_length=2000), Plain]
 Integral = BeforeValidator(_integral)
 """After an integer's bounds, lets it be written with a decimal point."""

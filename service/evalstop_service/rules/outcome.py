@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from evalstop_detectors import Score
+from evalstop_detectors import Score, select_version
 from evalstop_detectors.checkpoint import noise
 
 from evalstop_service.rules.run_results import RunAssessment, Window
@@ -39,8 +39,10 @@ class Turn(NamedTuple):
 def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunAssessment:
     """Assess a run that has ended by its eval scores: by ascending step, higher is better, finite or not.
 
-    `decided_step`: where it was decided to stop the run; only later evals can tell whether that was right.
+    `decided_step`: where it was decided to stop the run; only later evals can tell whether that was right. Those that
+    were measured otherwise than the last one, or than those at the decision, tell nothing.
     """
+    scores = select_version(scores, decided_step)
     finite = [score for score in scores if math.isfinite(score.value)]
     count = len(finite)
     width = max(FEWEST_IN_A_WINDOW, count // EVALS_A_WINDOW)
@@ -79,6 +81,28 @@ def judge_decision(run_outcome: RunOutcome, decided_step: int | None, turn: Turn
     if turn is None or decided_step >= turn.step:
         return DecisionOutcome.RIGHT
     return DecisionOutcome.WRONG if decided_step < turn.low_step else DecisionOutcome.UNKNOWN
+
+
+def judge_levelled_off(scores: Sequence[Score], decided_step: int) -> DecisionOutcome:
+    """Whether it was right to stop a run at this step because its eval had levelled off; `scores` as for `assess_run`.
+
+    Wrong if a later mean was higher than all before by more than a tenth of the gain, and more than three standard
+    errors; right if by less than a tenth, or less than one standard error.
+    """
+    finite = [score for score in select_version(scores, decided_step) if math.isfinite(score.value)]
+    width = max(FEWEST_IN_A_WINDOW, len(finite) // EVALS_A_WINDOW)
+    seen = sum(score.step <= decided_step for score in finite)
+    if min(seen, len(finite) - seen) < width:
+        return DecisionOutcome.UNKNOWN
+    means = _means([noise.clipped(score.value) for score in finite], width)
+    highest = max(means[: seen - width + 1])
+    gained, unit = max(means[seen:]) - highest, highest - min(means[: seen - width + 1])
+    errors = gained / stderr if (stderr := _stderr(finite, width)) > 0 else math.inf
+    if gained > SHARE_OF_GAIN * unit and errors > SIGNIFICANT:
+        return DecisionOutcome.WRONG
+    if gained <= SHARE_OF_GAIN * unit or errors < INSIGNIFICANT:
+        return DecisionOutcome.RIGHT
+    return DecisionOutcome.UNKNOWN
 
 
 def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:

@@ -44,6 +44,7 @@ class Verdict(Struct, frozen=True):
     turn_step: Annotated[int | None, Meta(description="where the detectors believe the turn was")]
     reason: str
     evidence: tuple[Evidence, ...] = ()
+    ground: Annotated[str | None, Meta(description="why a stop is called for: turned, or levelled_off")] = None
 
     @property
     def stops(self) -> bool:

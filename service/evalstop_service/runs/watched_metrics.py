@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from evalstop_detectors import MetricRole, Observation, Policy, Score
 
+from evalstop_service.rules.eval_changes import find_version
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -19,6 +20,10 @@ DEFAULT_METRICS: dict[str, dict[str, str]] = {
 }
 
 
+PAIRED_METRIC = "evalstop/paired"
+"""The observations that answers to requests to evaluate now become: the current score less the best one's."""
+
+
 class WatchedMetrics:
     """The metrics of a run that the detectors of a policy are shown, with their roles and directions.
 
@@ -26,7 +31,7 @@ class WatchedMetrics:
     higher is better.
     """
 
-    __slots__ = ("_roles", "_total_steps", "eval_metric", "eval_sign")
+    __slots__ = ("_eval_changes", "_roles", "_total_steps", "eval_metric", "eval_sign")
 
     def __init__(self, run: Run, policy: Policy) -> None:
         self._roles = {
@@ -35,8 +40,11 @@ class WatchedMetrics:
             if role["role"] in policy.roles
         }
         self._total_steps = run.total_steps
+        self._eval_changes = run.eval_changes
         self.eval_metric = find_eval_metric(run)
         self.eval_sign = metric_sign(run.metrics, self.eval_metric) if self.eval_metric is not None else 1.0
+        if self.eval_metric is not None and MetricRole.PAIRED in policy.roles:
+            self._roles[PAIRED_METRIC] = (MetricRole.PAIRED, self.eval_sign)
 
     @property
     def metrics(self) -> list[str]:
@@ -45,7 +53,7 @@ class WatchedMetrics:
 
     def observations(self, points: Iterable[PostedObservation]) -> list[Observation]:
         """The observations to show to the policy's detectors, in the order of their steps."""
-        observations, total, roles = [], self._total_steps, self._roles
+        observations, total, roles, changes = [], self._total_steps, self._roles, self._eval_changes
         last_step, in_order = -1, True
         for point in points:
             watched = roles.get(point.metric)
@@ -55,7 +63,8 @@ class WatchedMetrics:
                 in_order &= step > last_step
                 last_step = step
                 progress = min(1.0, step / total) if total else None
-                observations.append(Observation(role, step, sign * point.value, point.stderr, progress))
+                version = find_version(changes, step) if changes else 0
+                observations.append(Observation(role, step, sign * point.value, point.stderr, progress, version))
         if not in_order:
             observations.sort(key=_ORDER)
         return observations
@@ -71,8 +80,11 @@ def find_guessed_roles(run: Run) -> frozenset[MetricRole]:
 
 
 def restrict_policy(policy: Policy, run: Run) -> Policy:
-    """The policy as it judges this run: it stops nothing on guesses. Every monitor of a run is stepped with this."""
-    return policy.with_guessed(find_guessed_roles(run))
+    """The policy as it judges this run: it stops nothing on guesses, and asks for evaluations where somebody answers.
+
+    Every monitor of a run is stepped with this.
+    """
+    return policy.with_evaluator(run.eval_share).with_guessed(find_guessed_roles(run))
 
 
 def find_eval_metric(run: Run) -> str | None:
@@ -84,7 +96,12 @@ def select_evals(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
     """The eval scores among points that are ordered by step, finite or not."""
     eval_metric = find_eval_metric(run)
     return [
-        Score(point.step, metric_sign(run.metrics, point.metric) * point.value, point.stderr)
+        Score(
+            point.step,
+            metric_sign(run.metrics, point.metric) * point.value,
+            point.stderr,
+            find_version(run.eval_changes, point.step),
+        )
         for point in points
         if point.metric == eval_metric
     ]

@@ -68,6 +68,24 @@ class AddressRefused(OSError):
     """The address policy forbids a connection; the message says why and what would allow it."""
 
 
+def check_network(text: str) -> str:
+    """A network as a CIDR; raises ValueError when it is none."""
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is no network as in 10.0.0.0/8 or 2001:db8::/32") from None
+
+
+def is_within(address: str, networks: Sequence[str]) -> bool:
+    """Whether an address is in one of these networks; IPv4 counts as such in IPv6 too. What is no address is not."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return any((mapped or parsed) in ipaddress.ip_network(network) for network in networks)
+
+
 @dataclass(frozen=True)
 class AddressPolicy:
     """Allows public addresses and those of the `allowed` networks."""

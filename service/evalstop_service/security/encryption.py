@@ -87,6 +87,11 @@ class Encryption:
             ) from None
 
 
+def generate_key() -> str:
+    """A fresh key as the setting takes it."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+
 def parse_keys(text: str | None) -> list[bytes]:
     """The keys in the setting, separated by commas; raises ValueError with the number of the first that is not one."""
     keys = []

@@ -110,10 +110,14 @@ def _grant(number: int, entry: Any) -> Grant:
         raise ValueError(f"grant {number} has the role {entry['role']!r}; it may be one of {', '.join(_RANKS)}")
     who = {name: entry[name] for name in ("group", "email") if name in entry}
     if "email" in who:
+        if not who["email"].isascii():
+            raise ValueError(f"grant {number} has an e-mail address that is not ASCII")
         who["email"] = who["email"].lower()
     return Grant(entry["project"], VisitorRole(entry["role"]), **who)
 
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:
     email = claims.get("email")
-    return email.lower() if isinstance(email, str) and claims.get("email_verified") is True else None
+    # Letters of other scripts become ASCII, or look like it: an address with them is nobody's.
+    verified = isinstance(email, str) and email.isascii() and claims.get("email_verified") is True
+    return email.lower() if isinstance(email, str) and verified else None

@@ -60,7 +60,7 @@ class CaseCount:
 
     `key`: of its group. `treatment`: None for attempts that were never flagged. `probability`: with which the outcome
     could be seen; None when not known. `gpu_hours_...`: sums over cases with GPUs; `without_gpus`: the number of the
-    others. `stated_risk`: the highest.
+    others. `stated_risk`: the highest. `first_ended_at`: of those that were flagged.
     """
 
     key: Key
@@ -72,6 +72,7 @@ class CaseCount:
     gpu_hours_lost: float = 0.0
     without_gpus: int = 0
     stated_risk: float | None = None
+    first_ended_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Seq
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_lost), 0.0),
         sa.func.count().filter(cases.c.gpu_hours.is_(None)),
         sa.func.max(cases.c.stated_risk),
+        sa.func.min(cases.c.ended_at),
     ]
     query = _from(tx, sa.select(*columns), project_id, wanted, by).where(_FLAGGED).group_by(*keys, *kinds)
     named = _names(tx, project_id, by)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,10 +12,20 @@ import sqlalchemy as sa
 
 from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, Lifecycle, Record, Timeouts, TimePassed
+from evalstop_service.rules.event_types import STOP_EVENTS
 from evalstop_service.rules.run_results import BestCheckpoint, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import DeliveryState, RunStatus
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
+from evalstop_service.store.tables import (
+    decision_changes,
+    decisions,
+    deliveries,
+    endpoints,
+    events,
+    policies,
+    projects,
+    runs,
+)
 
 UNSEEN = timedelta(seconds=30)
 """A veto window that ended so long ago, and no worker requested the stop: nothing could be written, no veto either."""
@@ -35,7 +45,7 @@ class DecisionChange:
 
 @dataclass(frozen=True)
 class OverdueDecision:
-    """The key of a decision whose deadline is over."""
+    """The key of a decision whose deadline is over, or whose stop is refused."""
 
     deadline_at: datetime
     id: UUID
@@ -48,7 +58,8 @@ class Decision:
     """A stop verdict on record.
 
     `deadline_at`: when the service looks after it by itself; None: it does not. `observed_probability`: the
-    probability with which the run was let go on, so that its outcome is seen.
+    probability with which the run was let go on, so that its outcome is seen. `state_reason`: why it is in its state.
+    `guard_kinds`: the guards that hold it.
     """
 
     id: UUID
@@ -68,6 +79,8 @@ class Decision:
     observed_probability: float
     deadline_at: datetime | None = None
     escalations: int = 0
+    state_reason: str = ""
+    guard_kinds: list[str] = field(default_factory=list)
 
     def stops(self, now: datetime) -> bool:
         """Whether the job is meant to end: requested, or the veto window is over."""
@@ -83,7 +96,20 @@ class Decision:
     @property
     def life(self) -> Lifecycle:
         """How it stands, as far as its row tells."""
-        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations)
+        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, frozenset(self.guard_kinds))
+
+    def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
+        """It in another state, for the reason of the last change; without a change of state the reason stays."""
+        held = life.guard_kinds if life.state is DecisionState.ON_HOLD else ()
+        return replace(
+            self,
+            state=life.state,
+            due_at=life.due_at,
+            deadline_at=life.deadline_at,
+            escalations=life.escalations,
+            state_reason=records[-1].state_reason if records else self.state_reason,
+            guard_kinds=sorted(held),
+        )
 
 
 def add_decision(tx: Transaction, decision: Decision) -> None:
@@ -99,18 +125,13 @@ def lock_decision(tx: Transaction, decision: Decision) -> Decision:
     return Decision(**tx.execute(_SELECT.where(*wanted)).mappings().one())
 
 
-def update_decision(tx: Transaction, decision: Decision, life: Lifecycle) -> bool:
+def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
     """Move a decision on from the state in which it was read; False if another was faster."""
     query = decisions.update().where(
         decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
     )
-    values = {
-        "state": life.state,
-        "due_at": life.due_at,
-        "deadline_at": life.deadline_at,
-        "escalations": life.escalations,
-    }
-    return tx.execute(query.values(values)).rowcount == 1
+    moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds")
+    return tx.execute(query.values({name: getattr(moved, name) for name in moving})).rowcount == 1
 
 
 def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
@@ -140,10 +161,11 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
         terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
         life, instructions = decision_transitions.apply_event(decision.life, TimePassed(now), terms)
-        if update_decision(tx, decision, life):
+        entries = [entry for entry in instructions if isinstance(entry, Record)]
+        assert len(entries) == len(instructions), "the event was written when the veto window began"
+        if update_decision(tx, decision, decision.moved(life, entries)):
             count += 1
-            for entry in instructions:
-                assert isinstance(entry, Record), "the event was written when the veto window began"
+            for entry in entries:
                 add_change(tx, decision, entry, now)
     return count
 
@@ -168,9 +190,10 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
 def list_overdue(
     tx: Transaction, now: datetime, after: OverdueDecision | None = None, limit: int = 100
 ) -> list[OverdueDecision]:
-    """Decisions whose deadline is over, the longest first, those after the one that was given last."""
+    """Decisions whose deadline is over or whose stop is refused, by deadline, those after the one given last."""
     table = decisions.c
-    query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id).where(table.deadline_at <= now)
+    query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id)
+    query = query.where((table.deadline_at <= now) | _REFUSED)
     if after is not None:
         query = query.where(sa.tuple_(table.deadline_at, table.id) > (after.deadline_at, after.id))
     return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(limit))]
@@ -180,6 +203,11 @@ def find_next_deadline(tx: Transaction) -> datetime | None:
     """The first deadline of all decisions, over or not; None when there is none."""
     query = sa.select(decisions.c.deadline_at).where(decisions.c.deadline_at.is_not(None))
     return tx.execute(query.order_by(decisions.c.deadline_at).limit(1)).scalar()
+
+
+def is_any_refused(tx: Transaction) -> bool:
+    """Whether any stop is refused by all receivers that it is addressed to."""
+    return tx.execute(sa.select(sa.exists().where(_REFUSED))).scalar_one()
 
 
 def find_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
@@ -260,6 +288,33 @@ _SELECT = (
 
 # The state is spelled out, not bound: only then does SQLite see that the partial index answers.
 _PENDING = decisions.c.state == sa.literal_column("'pending'")
+
+
+def _is_delivery(*states: DeliveryState) -> sa.ColumnElement[bool]:
+    """Whether a delivery of the decision's stop to a receiver is in one of these states."""
+    of_stop = sa.select(deliveries.c.id).join(
+        events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id)
+    )
+    return (
+        of_stop.join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
+        .where(
+            deliveries.c.run_id == decisions.c.run_id,
+            events.c.decision_id == decisions.c.id,
+            events.c.type.in_(STOP_EVENTS),
+            endpoints.c.format == "standard",
+            deliveries.c.state.in_(states),
+        )
+        .correlate(decisions)
+        .exists()
+    )
+
+
+_REFUSED = (
+    decisions.c.deadline_at.is_not(None)
+    & decisions.c.state.in_((DecisionState.REQUESTED, DecisionState.ESCALATED))
+    & _is_delivery(DeliveryState.DEAD)
+    & ~_is_delivery(DeliveryState.WAITING, DeliveryState.DELIVERED)
+)
 
 
 def _due(now: datetime) -> sa.ColumnElement[bool]:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.event_types import URGENT_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
 from evalstop_service.store import wakeup
@@ -27,7 +28,10 @@ SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One URL with its subscription. `event_types` is `("*",)` for all of them; secrets are as they are kept.
+    """One URL with its subscription; secrets are as they are kept.
+
+    `*` among `event_types` is all that tells of something. What asks to act is signed for receivers alone: for those
+    that name it. A chat, whose messages nobody obeys, gets that by `*` too.
 
     `format` is `standard` or `slack`. `failures` have come one after the other, up to now; nothing is sent before
     `open_until`.
@@ -48,7 +52,8 @@ class Endpoint:
 
     def wants(self, event_type: str) -> bool:
         """Whether an event of this type is to be sent here."""
-        return "*" in self.event_types or event_type in self.event_types
+        tells = event_type not in URGENT_EVENTS or self.format != "standard"
+        return event_type in self.event_types or ("*" in self.event_types and tells)
 
 
 def generate_secret() -> str:

@@ -23,6 +23,8 @@ class Project:
     confirmation. `stale_seconds`: no run is stale that was heard of within this time. `seed`: of all that is left to
     chance in it. `held_out_share`: of the stops, held out to learn whether they are right. `role_patterns`: which
     metrics play which role, the first that fits a name; see `evalstop_detectors.roles.recognition`.
+    `max_mode`: nothing is stopped unless it is `enforce`. `allowed_policies`: those that trainers may choose, by `NAME`
+    or `NAME@VERSION`; None means any.
     """
 
     id: UUID
@@ -44,6 +46,8 @@ class Project:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     role_patterns: list[dict[str, str]] = field(default_factory=list)
+    max_mode: Mode = Mode.SHADOW
+    allowed_policies: list[str] | None = None
 
 
 def add_project(tx: Transaction, project: Project) -> bool:

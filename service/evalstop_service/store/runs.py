@@ -13,6 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, Call, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
@@ -36,7 +37,8 @@ class Run(msgspec.Struct, frozen=True):
     `turn` is None while the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer
     said them, see `runs.metric_roles`. `pruned_at`: since then its details are gone, or on their way, and nothing can
     be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where its trainer
-    says that it runs. `opening`: the id of the request that opened it.
+    says that it runs. `opening`: the id of the request that opened it. `opened_by`: the key that did.
+    `eval_share`: of its time, what one eval takes, 0 if nobody knows; None: nobody evaluates checkpoints on request.
     """
 
     id: UUID
@@ -66,6 +68,22 @@ class Run(msgspec.Struct, frozen=True):
     opened_as: str | None = None
     job: str | None = None
     opening: UUID | None = None
+    opened_by: UUID | None = None
+    eval_share: float | None = None
+    eval_changes: tuple[EvalChange, ...] = ()
+
+    @property
+    def best_is_outdated(self) -> bool:
+        """Whether the best checkpoint was measured before the eval changed: none has been measured since."""
+        if self.best_checkpoint is None or self.last_step is None:
+            return False
+        newest = find_version(self.eval_changes, self.last_step)
+        return find_version(self.eval_changes, self.best_checkpoint.step) != newest
+
+    @property
+    def length_known(self) -> bool:
+        """Whether the planned length was told, and is not overrun: then decisions come sooner."""
+        return self.total_steps is not None and (self.last_step or 0) <= self.total_steps
 
 
 class RunChanges(TypedDict, total=False):
@@ -294,7 +312,7 @@ _TRIGRAM = 3
 _SEARCHED = 20_000
 
 _INGESTED = (
-    *("status", "attempt", "metrics", "recognition", "rewritten_version", "last_step"),
+    *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at"),
 )
 

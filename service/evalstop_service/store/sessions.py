@@ -1,23 +1,29 @@
-"""Sessions of those who signed in by somebody else's word. Only the hash of a session's token is kept."""
+"""Sessions of those who signed in to the pages. Only the hash of a session's token is kept."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.security.scopes import EVERY
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import sessions
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables import keys, sessions
 
 PREFIX = "ess_"
 
 
 @dataclass(frozen=True)
 class Session:
-    """Who signed in, by whose word, and what that lets them be where: names of projects to roles, `*` for all."""
+    """Who signed in, with the key `key_id` or by an issuer's word.
+
+    `grants`: what that word lets them be where, names of projects to roles, `*` for all.
+    """
 
     issuer: str
     subject: str
@@ -25,6 +31,8 @@ class Session:
     grants: dict[str, str]
     created_at: datetime
     expires_at: datetime
+    key_id: UUID | None = None
+    id: UUID = field(default_factory=new_id)
 
 
 def create_session(tx: Transaction, session: Session) -> str:
@@ -39,12 +47,21 @@ def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
     """The session of this token, unless it has ended or expired."""
     query = sa.select(*_COLUMNS).where(sessions.c.hash == _hash(token), sessions.c.expires_at > now)
     row = tx.execute(query).one_or_none()
-    return Session(*row) if row else None
+    return Session(**row._mapping) if row else None
 
 
-def delete_session(tx: Transaction, token: str) -> None:
+def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: datetime) -> list[Session]:
+    """The sessions in which a project is open to somebody, oldest first."""
+    of_project = sa.select(keys.c.id).where(keys.c.project_id == project_id, keys.c.revoked_at.is_(None))
+    wanted = sessions.c.key_id.in_(of_project) | sessions.c.key_id.is_(None)
+    query = sa.select(*_COLUMNS).where(sessions.c.expires_at > now, wanted).order_by(sessions.c.id)
+    found = [Session(**row._mapping) for row in tx.execute(query)]
+    return [one for one in found if one.key_id is not None or {project_name, EVERY} & one.grants.keys()]
+
+
+def delete_session(tx: Transaction, session_id: UUID) -> None:
     """End a session for good."""
-    tx.execute(sessions.delete().where(sessions.c.hash == _hash(token)))
+    tx.execute(sessions.delete().where(sessions.c.id == session_id))
 
 
 _COLUMNS = [column for column in sessions.c if column.name != "hash"]

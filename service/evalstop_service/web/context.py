@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
@@ -10,7 +11,6 @@ from uuid import UUID
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from evalstop_service.clock import Clock
@@ -22,7 +22,11 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
+from evalstop_service.web.decision_paths import is_decision_path
+from evalstop_service.web.fair_shares import FairShares, Places
 from evalstop_service.web.problems import Problem
+from evalstop_service.web.query_parameters import refuse_unknown_parameters
+from evalstop_service.webhooks.links import locate_run
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,14 @@ class Context:
     address_policy: AddressPolicy = field(default_factory=AddressPolicy)
     encryption: Encryption = field(default_factory=Encryption)
     delivery_timeout_seconds: float = 10.0
+    public_url: str | None = None
     pull_waiters: PullWaiters = field(default_factory=PullWaiters)
+    shares: FairShares = field(default_factory=FairShares)
     scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
+
+    def locate_run(self, run_id: UUID) -> str | None:
+        """The page of a run, where it is known how the service is reached."""
+        return None if self.public_url is None else locate_run(self.public_url, run_id)
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,20 @@ class Caller:
     key: Key
     project_id: UUID
 
+    def require_endpoint(self, endpoint_id: UUID) -> None:
+        """Raise Problem when the key is bound to other endpoints."""
+        if self.key.endpoint_ids and endpoint_id not in self.key.endpoint_ids:
+            raise Problem(403, "The key may not do this", "it is bound to other endpoints than this one")
+
     @property
     def actor(self) -> str:
         """As what the key does is written down."""
         return f"key {self.key.name}"
+
+    @property
+    def sender(self) -> str:
+        """As what it sends is counted."""
+        return str(self.key.id)
 
     def author(self, now: datetime) -> Author:
         """Who changes something now."""
@@ -122,10 +142,31 @@ UNAUTHORIZED = Problem(
 )
 
 
-def _key(bearer: Bearer, key_cache: Keys) -> Key:
-    key = key_cache.authenticate(bearer.credentials) if bearer is not None else None
+WITHOUT_SCHEME = Problem(
+    401,
+    UNAUTHORIZED.title,
+    "the header holds a key without the word before it: send `Authorization: Bearer esk_...`; `evalstop key create` "
+    "makes one",
+    headers=UNAUTHORIZED.headers,
+)
+
+
+def _refusal(request: Request) -> Problem:
+    return WITHOUT_SCHEME if request.headers.get("authorization", "").startswith("esk_") else UNAUTHORIZED
+
+
+def read_address(request: Request) -> str:
+    """The address from which a request came, as trusted proxies say it; empty where there is none."""
+    return request.client.host if request.client else ""
+
+
+async def _key(bearer: Bearer, key_cache: Keys, request: Request) -> Key:
+    key = None
+    if bearer is not None:
+        urgent = is_decision_path(request.url.path)
+        key = await key_cache.authenticate_together(bearer.credentials, read_address(request), urgent)
     if key is None:
-        raise UNAUTHORIZED
+        raise _refusal(request)
     return key
 
 
@@ -133,20 +174,31 @@ async def insist_on_key(request: Request) -> None:
     """Raise Problem unless a valid key speaks: before a body is read and unfolded for nobody."""
     key_cache = _context(request).key_cache
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not (
-        key_cache.get(secret) or await run_in_threadpool(key_cache.authenticate, secret)
-    ):
-        raise UNAUTHORIZED
+    urgent = is_decision_path(request.url.path)
+    if scheme.lower() != "bearer" or not await key_cache.authenticate_together(secret, read_address(request), urgent):
+        raise _refusal(request)
 
 
 AnyKey = Annotated[Key, Depends(_key)]
 
 
-def may(*scopes: str) -> Callable[[Key], Caller]:
-    """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`)."""
+def _requests(shares: FairShares) -> Places:
+    return shares.requests
 
-    def caller(key: AnyKey) -> Caller:
-        return allowed(key, *scopes)
+
+def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Callable[..., AsyncIterator[Caller]]:
+    """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`).
+
+    It holds a place of its key's share while the request is answered, unless it decides: a veto is heard whatever else
+    its key asks for.
+    """
+
+    async def caller(key: AnyKey, context: Ctx, request: Request) -> AsyncIterator[Caller]:
+        granted = allowed(key, *scopes)
+        refuse_unknown_parameters(request)
+        decides = share is _requests and is_decision_path(request.url.path)
+        with nullcontext() if decides else share(context.shares).hold(granted.sender):
+            yield granted
 
     return caller
 
@@ -169,10 +221,16 @@ def _list(scopes: tuple[str, ...]) -> str:
     return " or ".join(scopes)
 
 
-Ingest = Annotated[Caller, Depends(may("ingest"))]
+Ingest = Annotated[Caller, Depends(may("ingest", share=lambda shares: shares.reports))]
 Read = Annotated[Caller, Depends(may("read"))]
-ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest"))]
+ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest", share=lambda shares: shares.reports))]
+IngestOrReport = Annotated[Caller, Depends(may("ingest", "report", "operate", share=lambda shares: shares.reports))]
+AnyScope = Annotated[Caller, Depends(may("read", "ingest", "report", "operate"))]
 Operate = Annotated[Caller, Depends(may("operate"))]
+Report = Annotated[Caller, Depends(may("report", "operate"))]
+Receiver = Annotated[Caller, Depends(may("report", "operate", share=lambda shares: shares.pulls))]
+"""Of a request that waits for an event, and holds no thread meanwhile."""
+ReadOrReport = Annotated[Caller, Depends(may("read", "report"))]
 Admin = Annotated[Caller, Depends(may("admin"))]
 
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import sqlalchemy as sa
 from evalstop_detectors import InvalidPolicy
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded
+from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded, TooOften
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
 from evalstop_service.store.database import is_disk_full
+from evalstop_service.web.problem_kinds import KINDS_BY_TITLE, OTHER, PATH, render_page
 
 MEDIA_TYPE = "application/problem+json"
+
+CHOICES = frozenset({"~one", "~other"})
+"""Tags that tell the parts of a union apart; they stand in the place of an error, and in no document."""
 
 MOST_ERRORS = 100
 
@@ -43,6 +49,7 @@ class Problem(Exception):
         more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"{title}: {detail}")
+        self.kind = KINDS_BY_TITLE.get(title, OTHER)
         self.status, self.title, self.detail = status, title, detail
         self.errors, self.headers, self.more = errors, headers, more
 
@@ -57,7 +64,8 @@ class FieldError(BaseModel):
 class ProblemDetails(BaseModel):
     """RFC 9457 problem details."""
 
-    type: str = "about:blank"
+    type: str = Field(description="where its code is explained")
+    code: str = Field(description="of this kind of problem, for programs: it never changes")
     title: str
     status: int
     detail: str
@@ -70,7 +78,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": ProblemDetails,
         "description": "400 no JSON, 401 no valid key, 403 a key that may not, 404 not in this project, 409 against "
-        "what is on record, 413 too large, 415 not application/json, 422 not valid; nothing was stored",
+        "what is on record, 413 too large, 415 not application/json, 422 not valid, 429 too often; nothing was stored",
     },
     "5XX": {
         "model": ProblemDetails,
@@ -83,7 +91,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 def answer(problem: Problem, path: str) -> JSONResponse:
     """The problem as a response to a request for `path`."""
     body: dict[str, Any] = {
-        "type": "about:blank",
+        "type": problem.kind.uri,
+        "code": problem.kind.code,
         "title": problem.title,
         "status": problem.status,
         "detail": problem.detail,
@@ -103,6 +112,12 @@ def install(app: FastAPI) -> None:
     for error_type in _PROBLEMS:
         app.add_exception_handler(error_type, _handle)
     app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_api_route(PATH, _show_kinds, include_in_schema=False)
+
+
+def _show_kinds() -> HTMLResponse:
+    return HTMLResponse(render_page(), headers={"Content-Security-Policy": "default-src 'none'"})
 
 
 def problem_of(error: Exception) -> Problem:
@@ -115,10 +130,17 @@ def _handle(request: Request, error: Exception) -> JSONResponse:
     return answer(problem_of(error), request.url.path)
 
 
-def _invalid_request(error: RequestValidationError) -> Problem:
+def _invalid_body(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    body_field = getattr(request.scope.get("route"), "body_field", None)
+    model = body_field.field_info.annotation if body_field is not None else None
+    return answer(_invalid_request(error, model), request.url.path)
+
+
+def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
     found = error.errors()
     errors = [
-        {"pointer": _pointer(item["loc"]), "detail": item["msg"].removeprefix("Value error, ")}
+        {"pointer": _pointer(item["loc"]), "detail": item["msg"].removeprefix("Value error, ") + _hint(item, model)}
         for item in found[:MOST_ERRORS]
     ]
     detail = f"{len(found)} thing{'s' if len(found) != 1 else ''} wrong with the request; nothing of it was stored"
@@ -127,17 +149,48 @@ def _invalid_request(error: RequestValidationError) -> Problem:
 
 def _pointer(location: tuple[int | str, ...]) -> str:
     if location and location[0] == "body":
-        return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location[1:])
+        parts = [str(part) for part in location[1:] if part not in CHOICES]
+        return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
     return " ".join(str(part) for part in location)
+
+
+def _hint(item: Mapping[str, Any], model: Any) -> str:
+    """What was probably meant by a name or a word that is not known."""
+    written, known = item.get("input"), re.findall("'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+    if item["type"] == "extra_forbidden" and item["loc"][0] == "body":
+        place = tuple(part for part in item["loc"][1:-1] if part not in CHOICES)
+        written, known = item["loc"][-1], _list_fields(model, place)
+    meant = difflib.get_close_matches(written, known, n=1) if isinstance(written, str) else []
+    return f"; did you mean {meant[0]!r}?" if meant else ""
+
+
+def _list_fields(annotation: Any, location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the model at a place below a type; none where it is not found."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if not location:
+            return list(annotation.model_fields)
+        field = annotation.model_fields.get(str(location[0]))
+        return [] if field is None else _list_fields(field.annotation, location[1:])
+    below = location[1:] if location and get_origin(annotation) in (list, tuple, dict) else location
+    parts = (part for part in get_args(annotation) if part is not str)
+    return next((fields for part in parts if (fields := _list_fields(part, below))), [])
 
 
 def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status, path = error.status_code, request.url.path
-    if status == 404:
+    if status == 404 and path.endswith("/") and _methods(request, path.rstrip("/")):
+        query = f"?{request.url.query}" if request.url.query else ""
+        problem = Problem(
+            308, "Moved", "the path has no slash at its end", headers={"Location": path.rstrip("/") + query}
+        )
+    elif status == 404 and path.startswith(("/api/2.0/", "/ajax-api/2.0/")):
+        detail = "MLflow's API is below /mlflow: the URI ends in /mlflow, such as http://HOST:8787/mlflow"
+        problem = Problem(404, "Not found", detail)
+    elif status == 404:
         problem = Problem(404, "Not found", "there is nothing at this path; /docs shows what there is")
     elif status == 405:
-        methods = _methods(request) or set((error.headers or {}).get("Allow", "").split(", "))
+        methods = _methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))
         allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
         detail = f"this path takes {allowed}, not {request.method}; /docs shows what there is"
         problem = Problem(405, "Wrong method", detail, headers={"Allow": allowed})
@@ -146,10 +199,10 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     return answer(problem, path)
 
 
-def _methods(request: Request) -> set[str]:
+def _methods(request: Request, path: str) -> set[str]:
     """All methods of a path; the router itself names those of the first route alone."""
     for template, operations in request.app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), request.url.path):
+        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
             return {method.upper() for method in operations}
     return set()
 
@@ -191,6 +244,9 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     NotFound: lambda error: Problem(404, "Not found", str(error)),
     Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
     Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
+    TooOften: lambda error: Problem(
+        429, "Too many requests", str(error), headers={"Retry-After": str(math.ceil(error.seconds))}
+    ),
     Overloaded: _ask_again("The service cannot take more just now", 1),
     Behind: _ask_again("The service is older than its database", 60),
     Closed: _ask_again("The service cannot take more just now", 1),

@@ -8,9 +8,12 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.types import Scope
 
+from evalstop_service.errors import TooOften
 from evalstop_service.security.scopes import VisitorRole
+from evalstop_service.web.context import read_address
 from evalstop_service.web.dashboard.cookies import SESSION
-from evalstop_service.web.dashboard.visitor import Site, find_visitor
+from evalstop_service.web.dashboard.visitor import Site, Visitor, find_visitor
+from evalstop_service.web.decision_paths import is_decision_path
 from evalstop_service.web.middleware.held_bodies import Sender
 from evalstop_service.web.mlflow.authentication import read_secret
 
@@ -25,23 +28,28 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
 
     async def identify(scope: Scope) -> Sender:
         request = Request(scope)
-        address = f"address {(scope.get('client') or ('-',))[0]}"
+        address = read_address(request)
         secret = read_secret(request.headers.get("authorization", ""))
         if secret is not None:
-            key = key_cache.get(secret) or await to_thread.run_sync(key_cache.authenticate, secret, limiter=limiter)
+            try:
+                urgent = is_decision_path(scope["path"])
+                key = await to_thread.run_sync(key_cache.authenticate, secret, address, urgent, limiter=limiter)
+            except TooOften:  # who is not known holds little; the route says why
+                key = None
             if key is not None:
-                return Sender(f"key {key.id}", known=True, operates=not {"operate", "admin"}.isdisjoint(key.scopes))
+                operates = not {"operate", "admin"}.isdisjoint(key.scopes)
+                reports = operates or "report" in key.scopes
+                return Sender(f"key {key.id}", True, operates, reports, key.project_id)
         elif SESSION in request.cookies:
-            role = await to_thread.run_sync(_find_role, site, request, limiter=limiter)
-            if role is not None:
-                session = f"session {request.cookies[SESSION]}"
-                return Sender(session, known=True, operates=role.covers(VisitorRole.OPERATOR))
-        return Sender(address)
+            visitor = await to_thread.run_sync(_find_visitor, site, request, limiter=limiter)
+            if visitor is not None:
+                session, operates = f"session {request.cookies[SESSION]}", visitor.role.covers(VisitorRole.OPERATOR)
+                return Sender(session, True, operates, operates, visitor.project.id)
+        return Sender(f"address {address}")
 
     return identify
 
 
-def _find_role(site: Site, request: Request) -> VisitorRole | None:
+def _find_visitor(site: Site, request: Request) -> Visitor | None:
     with site.database.reading() as tx:
-        visitor = find_visitor(tx, site, request)
-    return None if visitor is None else visitor.role
+        return find_visitor(tx, site, request)

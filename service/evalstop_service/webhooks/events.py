@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, UnsetType, field
 
 from evalstop_service.rules.confidence_sequences import Bounds, Estimate
 from evalstop_service.rules.event_types import EventType
@@ -32,6 +32,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 Time = Annotated[datetime, Meta(tz=True)]
 Stage = Literal["shadow", "canary", "enforce"]
+Url = Annotated[str, Meta(description="the page of what it is about; missing without EVALSTOP_PUBLIC_URL")] | UnsetType
 
 
 class Project(Struct):
@@ -115,6 +116,25 @@ class RunEvent(_AboutRun, kw_only=True):
     decision: None
 
 
+class EvalRequest(Struct):
+    """A paired evaluation: of the best checkpoint and of the current one, on the same prompts."""
+
+    id: UUID
+    step: Annotated[int, Meta(description="of the current checkpoint: the first that is registered from here on")]
+    best_step: int
+    best_uri: str
+    multiplier: Annotated[int, Meta(description="so many times the prompts of a usual eval")]
+    seed: Annotated[int, Meta(description="from which both draw their prompts")]
+    probability: Annotated[float | None, Meta(description="that the run has turned, as things stand")]
+    deadline_at: Time
+
+
+class EvalRequested(RunEvent, kw_only=True):
+    """An evaluation is asked for; `request` is null where any eval would do, and nobody said to answer requests."""
+
+    request: EvalRequest | None
+
+
 class DecisionEvent(_AboutRun, kw_only=True):
     """Something happened to a decision."""
 
@@ -179,9 +199,19 @@ _PRECISION = Estimate(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
 _RUN: dict[str, Any] = {
     "project": _PROJECT,
     "run": Run(UUID("0199aa0d-1111-7e22-8f33-445566778899"), "ppo-7b-seed3", 1, {"slurm_job_id": "4711"}),
-    "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,)),
+    "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,), "turned"),
     "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
 }
+_REQUEST = EvalRequest(
+    id=UUID("0199aa12-5555-7c77-8d88-112233445566"),
+    step=150,
+    best_step=120,
+    best_uri="s3://runs/ppo-7b-seed3/120",
+    multiplier=4,
+    seed=861230182,
+    probability=0.74,
+    deadline_at=datetime(2026, 1, 1, 20, 31, 7, 250_000, UTC),
+)
 _NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
 
 
@@ -200,9 +230,13 @@ DECLARATIONS: dict[EventType, Declaration] = {
         RunEvent(**_NO_DECISION),
     ),
     EventType.EVAL_REQUESTED: Declaration(
-        "An eval now would show whether the run has stopped improving.",
+        "An eval now would show whether the run has stopped improving. With a `request`, somebody said to answer it: "
+        "see evaluate-now.md.",
         "should be evaluated now",
-        RunEvent(**_NO_DECISION),
+        EvalRequested(
+            **_NO_DECISION,
+            request=_REQUEST,
+        ),
     ),
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, when nobody confirms the stop.",
@@ -220,7 +254,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         DecisionEvent(**_decided("escalated")),
     ),
     EventType.STOPPED: Declaration(
-        "The scheduler reports that the job is gone.",
+        "The scheduler reports that the job is gone (`confirmed`), or the trainer ended it by itself (`obeyed`).",
         "was stopped",
         StopReported(**_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}),
     ),
@@ -347,8 +381,12 @@ def build_data(event_type: EventType, fields: Mapping[str, object]) -> dict[str,
 def event_schema(event_type: EventType) -> dict[str, Any]:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     declaration = DECLARATIONS[event_type]
-    fields = [("timestamp", Time), ("data", type(declaration.example))]
-    event = msgspec.defstruct("Event", fields, tag_field="type", tag=str(event_type))
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        ("url", Url, msgspec.UNSET),
+        ("timestamp", Time),
+        ("data", type(declaration.example)),
+    ]
+    event = msgspec.defstruct("Event", fields, tag_field="type", tag=str(event_type), kw_only=True)
     _, parts = msgspec.json.schema_components([event], ref_template="#/$defs/{name}")
     schema = parts.pop("Event") | {"title": event_type, "description": declaration.sentence}
     return {"$schema": DIALECT, **schema, "$defs": parts, "examples": [example_event(event_type)]}

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.store import endpoints
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
@@ -87,11 +88,10 @@ def replay_events(
         return replayed
 
 
-def _select_types(endpoint: Endpoint, types: Sequence[str] | None) -> Sequence[str] | None:
-    """The types to send: of those asked for (None: all) those that the endpoint wants; None means all there are."""
-    if types is None or "*" in types:
-        return None if "*" in endpoint.event_types else endpoint.event_types
-    return [one for one in types if endpoint.wants(one)]
+def _select_types(endpoint: Endpoint, types: Sequence[str] | None) -> Sequence[str]:
+    """The types to send: of those asked for (None: all) those that the endpoint wants."""
+    asked = SUBSCRIBABLE if types is None or "*" in types else types
+    return [one for one in asked if endpoint.wants(one)]
 
 
 def _require_wanted(endpoint: Endpoint, delivery: Delivery) -> None:

@@ -118,10 +118,37 @@ def test_prepares_by_hand(environment: dict[str, str]) -> None:
         assert run(environment, "key", "create", "--project", "alignment", "--name", name).returncode == 1
 
 
+def test_a_wrong_folder_is_not_filled(environment: dict[str, str]) -> None:
+    """A command that needs an installation says where it looked for one, and makes none."""
+    done = run(environment, "key", "create", "--name", "k")
+    assert done.returncode == 1
+    assert f"there is no installation in {environment['EVALSTOP_DATA_FOLDER']}" in done.stderr
+    assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
+
+
+def test_settings_of_a_project_are_changed(environment: dict[str, str]) -> None:
+    """A project is let stop runs by one command; what there is no setting for is named beside those that there are."""
+    assert run(environment, "migrate").returncode == 0
+    assert run(environment, "project", "create", "default").returncode == 0
+    words = ("max_mode=enforce", "held_out_share=0", "allowed_policies=default,early", "stops_per_hour=none", "--json")
+    done = run(environment, "project", "set", *words)
+    assert json.loads(done.stdout) == {
+        "max_mode": "enforce",
+        "held_out_share": 0.0,
+        "allowed_policies": ["default", "early"],
+        "stops_per_hour": None,
+    }
+    for wrong, said in (("mode=enforce", "max_mode"), ("max_mode=loud", "max_mode"), ("max_mode", "SETTING=VALUE")):
+        done = run(environment, "project", "set", wrong)
+        assert (done.returncode, said in done.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["deliver"], ["project", "create", "p"]])
 def test_needs_a_schema(environment: dict[str, str], command: list[str]) -> None:
     """On a database that was not migrated a command ends with 1 and says what to run."""
-    (Path(environment["EVALSTOP_DATA_FOLDER"])).mkdir()
+    folder = Path(environment["EVALSTOP_DATA_FOLDER"])
+    folder.mkdir()
+    (folder / "evalstop.db").touch()
     done = run(environment, *command)
     assert done.returncode == 1
     assert "evalstop migrate" in done.stderr

@@ -93,6 +93,35 @@ def finish(scene: Scene, run: Run) -> str:
     return decided(scene, run).state
 
 
+def test_a_trainer_that_obeys_stops_its_run(scene: Scene) -> None:
+    """The decision that the trainer saw is obeyed and the run stopped, which a receiver may confirm afterwards."""
+    run = scene.open(labels={"gpus": "8"}, total_steps=1000)
+    scene.post(run, FALLING)
+    decision = decided(scene, run)
+
+    def finish_obeying(run: Run, obeyed: UUID) -> str:
+        return commands.finish_run(
+            scene.database, scene.project_id, run.id, "completed", LATER, obeyed=obeyed, actor="key trainers"
+        ).status
+
+    assert finish_obeying(run, decision.id) == "stopped"
+    assert finish_obeying(run, decision.id) == "stopped"
+    obeyed = decided(scene, run)
+    assert (obeyed.state, obeyed.deadline_at) == ("obeyed", None)
+    assert obeyed.state_reason == "the trainer saw the stop and ended the run by itself"
+    assert len(scene.events(run, "run.stopped")) == 1
+    (case,) = scene.rows(tables.cases, run)
+    assert (case["treatment"], case["gpu_hours_saved"] is None) == ("stopped", False)
+    assert report(scene, decision.id, DecisionState.ACKNOWLEDGED) == DecisionState.OBEYED
+    assert report(scene, decision.id, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
+    assert scene.read(run).ended_at == LATER
+    assert len(scene.events(run, "run.stopped")) == 1
+    other = scene.open()
+    scene.post(other, FALLING)
+    assert finish_obeying(other, decision.id) == "completed"
+    assert decided(scene, other).state == "moot"
+
+
 def test_a_stop_that_is_under_way_is_acknowledged(graceful: Scene) -> None:
     """A receiver that has begun says so and for how long; said again it changes nothing, and it may still fail."""
     run = graceful.open()
@@ -174,12 +203,13 @@ def order(scene: Scene, run: Run, now: datetime = LATER) -> Decision:
 
 
 def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
-    """It is a decision of theirs: handed out at once, told to the trainer, confirmed like others; twice is harmless."""
+    """It is a decision of theirs: handed out at once, told to the trainer, confirmed like others."""
     run = graceful.open(mode="shadow")
     assert not graceful.post(run, FALLING[:2]).decision
-    for _ in range(2):
-        decision = order(graceful, run)
-        assert (decision.state, decision.verdict.reason) == (DecisionState.REQUESTED, "dana: the reward is broken")
+    decision = order(graceful, run)
+    assert (decision.state, decision.verdict.reason) == (DecisionState.REQUESTED, "dana: the reward is broken")
+    with pytest.raises(Conflict, match="requested already"):
+        order(graceful, run)
     assert deliveries_of_stops(graceful) == ["waiting"]
     receipt = graceful.post(run, FALLING[2:])
     assert receipt.decision is not None, "the verdict that came later made no second decision"
@@ -214,14 +244,30 @@ def test_nobody_waits_for_the_grace_period_of_an_order(graceful: Scene) -> None:
     assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
 
 
-def test_what_no_order_stops(scene: Scene) -> None:
-    """While the project is paused nothing is; and a stop that was undone is not handed out under the same decision."""
+def test_a_person_stops_again_what_goes_on(scene: Scene) -> None:
+    """A run that goes on after its stop was undone is stopped in a new attempt, under a decision that no receiver has
+    seen before; the policy may stop that attempt too."""
+    run = scene.open()
+    decision = scene.post(run, FALLING).decision
+    assert decision is not None
+    commands.apply_command(scene.database, scene.project_id, decision.id, Undone(LATER, "dana", "no"))
+    again = order(scene, run)
+    assert (again.attempt, again.state) == (2, DecisionState.REQUESTED)
+    assert again.id != decision.id
+    stops = [event for event in scene.events(run, "run.stop_requested") if event["decision_id"] == again.id]
+    assert len(stops) == 1
+    receipt = scene.post(run, [PostedObservation("eval", 900, 0.1)])
+    assert receipt.decision is not None
+    assert receipt.decision.id == again.id
+
+
+def test_nothing_is_ordered_while_the_project_is_paused(scene: Scene) -> None:
+    """While the project is paused no run is stopped, and none begins a new attempt for it."""
     run, other = scene.open("one"), scene.open("other")
     decision = scene.post(other, FALLING).decision
     assert decision is not None
     commands.apply_command(scene.database, scene.project_id, decision.id, Undone(LATER, "dana", "no"))
-    with pytest.raises(Conflict, match="is undone"):
-        order(scene, other)
     pause.pause_project(scene.database, scene.project_id, "dana", "", LATER)
-    with pytest.raises(Conflict, match="paused"):
-        order(scene, run)
+    for one in (run, other):
+        with pytest.raises(Conflict, match="paused"):
+            order(scene, one)

@@ -21,6 +21,7 @@ from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.leases import Delivered, FinishedAttempt
 from evalstop_service.store.runs import Run
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.scenes import FALLING, NOW, Scene, at_once, unbound
 
 CONFIRM = timedelta(seconds=900)
@@ -32,7 +33,7 @@ def scene(scene: Scene) -> Scene:
     """A project with an endpoint, which may have all its runs stopped."""
     unbound(scene.database)
     with scene.database.transaction() as tx:
-        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
     return scene
 
 

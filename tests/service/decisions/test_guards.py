@@ -142,18 +142,16 @@ def test_a_decision_does_not_count_against_itself(scene: Scene) -> None:
 
 
 def test_at_most_a_share_of_the_runs_is_stopped_within_an_hour(database: Database) -> None:
-    """Of the runs that run and those that were stopped within the hour; one may always be."""
+    """Of the runs that run and those that were stopped within the hour, from ten stops or twenty runs on."""
     for others, ended, stopping, share, held in (
-        (0, 0, 0, 0.01, False),  # a project with one run
-        (9, 0, 0, 0.01, False),
-        (1, 0, 1, 0.5, True),
-        (3, 0, 1, 0.5, False),  # two of four
-        (2, 1, 0, 0.5, False),  # two of four, one of them gone by now
-        (1, 1, 0, 0.5, True),
-        (8, 1, 1, 0.3, False),  # three of ten
-        (7, 1, 1, 0.3, True),
-        (3, 0, 3, 1.0, False),
-        (3, 0, 3, None, False),
+        (2, 0, 1, 0.5, False),  # two of three
+        (9, 0, 9, 0.5, False),  # the tenth
+        (10, 0, 10, 0.5, True),
+        (19, 0, 0, 0.01, False),  # one is always allowed
+        (18, 1, 0, 0.1, False),  # two of twenty, one of them gone by now
+        (18, 1, 1, 0.1, True),
+        (10, 0, 10, 1.0, False),
+        (10, 0, 10, None, False),
     ):
         scene = set_up(database)
         settle(scene, stops_share=share, stops_per_hour=None)
@@ -167,6 +165,9 @@ def test_at_most_a_share_of_the_runs_is_stopped_within_an_hour(database: Databas
             decide(scene, gone, "confirmed")
             end(scene, gone, "stopped")
         assert kinds(scene, run) == (["stops_share"] if held else [])
+        if others == 18 and held:
+            (guard,) = holding(scene, run)
+            assert guard.reason == "this stop would be 3 of 20 runs (15 %) in the last hour; the limit is 10 %"
 
 
 def test_a_silent_run_is_not_stopped(scene: Scene) -> None:

@@ -34,6 +34,7 @@ def told(scene: Scene) -> Scene:
     write(database, second, 9, LATER, treatment="stopped", observed_probability=0.1, gpu_hours_saved=7.0)
     write(database, second, 1, LATER, treatment="stopped", outcome="wrong", gpu_hours_lost=5.0, gpu_hours_saved=7.0)
     write(database, second, 2, LATER, treatment="prevented", outcome="wrong")
+    write(database, second, 1, LATER, treatment="stopped", outcome="unknown", gpu_hours_saved=4.0)
     write(database, third, 1, LATER)
     return scene
 
@@ -60,8 +61,9 @@ def test_figures_of_a_policy(told: Scene) -> None:
     assert paper.hours.lost == 0  # nothing was carried out
     assert watchful.precision.value == pytest.approx(3 / (3 + 40))
     assert watchful.hours.lost == pytest.approx(4 * 0.9 / 0.1)
-    assert (watchful.hours.saved, watchful.hours.lost_as_reported) == (63, 5)
-    assert watchful.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 0}
+    assert (watchful.hours.saved, watchful.hours.saved_if_right, watchful.hours.lost_as_reported) == (63, 4, 5)
+    assert (paper.hours.since, watchful.hours.since) == (NOW, LATER)
+    assert watchful.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 1}
     assert newest.precision.decided == 1
 
 
@@ -119,7 +121,7 @@ def test_pages_of_cases(told: Scene) -> None:
         while page := case_counts.list_cases(tx, told.project_id, CaseFilter(), before=before, limit=7):
             found += page
             before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
-    assert len({(one.run_id, one.attempt) for one in found}) == len(found) == 66
+    assert len({(one.run_id, one.attempt) for one in found}) == len(found) == 67
     assert found == sorted(found, key=lambda one: one.ended_at, reverse=True)
 
 

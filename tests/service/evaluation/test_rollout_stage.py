@@ -19,6 +19,7 @@ from evalstop_service.store import audit, endpoints, policies, projects, rollout
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.cases_written import write
 from tests.service.scenes import NOW, WATCHFUL, Scene
 
@@ -91,7 +92,7 @@ def to(move: rollout_stage.Move | None) -> Stage | None:
 def granted(scene: Scene, name: str = "watchful") -> None:
     with scene.database.transaction() as tx:
         rollout_stage.set_rollout_stage(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
-        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
 
 
 def told(scene: Scene) -> list[dict[str, Any]]:

@@ -14,7 +14,16 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Score, state_to_json
-from evalstop_service.ingest import CHOOSER, CheckpointSaved, Content, Message, Observations, Resumed, RunCache
+from evalstop_service.ingest import (
+    CHOOSER,
+    CheckpointSaved,
+    Content,
+    EvalChanged,
+    Message,
+    Observations,
+    Resumed,
+    RunCache,
+)
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
@@ -51,8 +60,9 @@ def measured(draw: st.DrawFn, first_step: int = 0) -> list[PostedObservation]:
 
 
 @st.composite
-def scattered(draw: st.DrawFn, points: list[PostedObservation], saved: list[int]) -> list[Content]:
-    """The points in any order, some of them more than once, cut into batches, with checkpoints in between."""
+def scattered(draw: st.DrawFn, points: list[PostedObservation], saved: list[int], changes: list[int]) -> list[Content]:
+    """The points in any order, some of them more than once, cut into batches, with checkpoints and changes of the
+    eval's measurement in between."""
     again = draw(st.lists(st.sampled_from(points), max_size=6)) if points else []
     mixed = draw(st.permutations(points + again))
     news: list[Content] = []
@@ -60,7 +70,12 @@ def scattered(draw: st.DrawFn, points: list[PostedObservation], saved: list[int]
         size = draw(st.integers(1, len(mixed)))
         news.append(Observations(tuple(mixed[:size])))
         mixed = mixed[size:]
-    return draw(st.permutations([*news, *(CheckpointSaved(step, f"file:///{step}") for step in saved)]))
+    news += [CheckpointSaved(step, f"file:///{step}") for step in saved]
+    return draw(st.permutations([*news, *map(eval_changed, changes)]))
+
+
+def eval_changed(step: int) -> EvalChanged:
+    return EvalChanged(step, "another grader", None, "key trainer")
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,7 @@ class Story:
     resumed_at: int | None
     second: list[PostedObservation]
     saved: list[int]
+    changes: list[int]
     arrived: list[Content]
     forgetting: set[int]
 
@@ -82,15 +98,16 @@ def stories(draw: st.DrawFn) -> Story:
     first = draw(measured())
     saved = sorted(draw(st.sets(st.integers(0, LAST_STEP), max_size=4)))
     resumed_at = draw(st.none() | st.integers(0, LAST_STEP))
-    arrived = draw(scattered(first, saved))
+    changes = sorted(draw(st.just(set()) | st.sets(st.integers(0, LAST_STEP), max_size=2)))
+    arrived = draw(scattered(first, saved, changes))
     second: list[PostedObservation] = []
     if resumed_at is not None:
         second = draw(measured(first_step=min(resumed_at + 1, LAST_STEP)))
         second = [point for point in second if point.step > resumed_at]
-        arrived = [*arrived, Resumed(resumed_at), *draw(scattered(second, []))]
+        arrived = [*arrived, Resumed(resumed_at), *draw(scattered(second, [], []))]
     forgetting = draw(st.sets(st.integers(0, max(0, len(arrived) - 1)), max_size=3))
     policy, direction = draw(st.sampled_from(POLICIES)), draw(st.sampled_from(["maximize", "minimize"]))
-    return Story(policy, direction, first, resumed_at, second, saved, arrived, forgetting)
+    return Story(policy, direction, first, resumed_at, second, saved, changes, arrived, forgetting)
 
 
 @pytest.fixture
@@ -117,6 +134,8 @@ def in_order(scene: Scene, story: Story) -> Run:
     run = open_run(scene, story)
     for step in story.saved:
         scene.take(run, CheckpointSaved(step, f"file:///{step}"))
+    for step in story.changes:
+        scene.take(run, eval_changed(step))
     if story.first:
         scene.post(run, story.first)
     if story.resumed_at is not None:
@@ -128,6 +147,7 @@ def in_order(scene: Scene, story: Story) -> Run:
 
 def stands(run: Run) -> dict[str, Any]:
     return {
+        "eval_changes": [(change.step, change.reason) for change in run.eval_changes],
         "verdict": run.verdict,
         "best_checkpoint": run.best_checkpoint,
         "raw_maximum": run.raw_maximum,
@@ -308,22 +328,32 @@ def mirrored(news: Content) -> Content:
 @LAWS
 @given(story=stories())
 def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
-    """Stop, best checkpoint and raw maximum are what a few plain lines make of all points that still count."""
+    """Stop, best checkpoint and raw maximum are what a few plain lines make of all points that still count and were
+    measured in one way."""
     run = in_order(scene, story)
     cut = math.inf if story.resumed_at is None else story.resumed_at
     sign = 1.0 if story.direction == "maximize" else -1.0
     counted = [point for point in story.first if point.step <= cut] + story.second
     gold = [(p.step, sign * p.value) for p in counted if p.metric == "eval" and math.isfinite(p.value)]
+    changes = [step for step in story.changes if step <= cut] + [
+        story.resumed_at + 1 for step in story.changes[-1:] if story.resumed_at is not None and step > cut
+    ]
+    measured_alike = [
+        [item for item in gold if sum(step <= item[0] for step in changes) == version]
+        for version in range(len(changes) + 1)
+    ]
+    newest: list[tuple[int, float]] = next(filter(None, reversed(measured_alike)), [])
     with scene.database.reading() as tx:
         saved = {item.step for item in checkpoints.list_checkpoints(tx, run.id)}
     assert saved == {step for step in story.saved if step <= cut}
-    raw = max(gold, key=lambda item: (item[1], -item[0]), default=None)
-    chosen = CHOOSER.choose([Score(step, value) for step, value in sorted(gold)], saved)
+    raw = max(newest, key=lambda item: (item[1], -item[0]), default=None)
+    choices = [CHOOSER.choose([Score(*item) for item in sorted(alike)], saved) for alike in reversed(measured_alike)]
+    chosen = next(filter(None, choices), None)
     best = chosen and (chosen.step, chosen.score)
     assert pointed(run.raw_maximum) == (raw and (raw[0], sign * raw[1]))
     assert pointed(run.best_checkpoint) == (best and (best[0], sign * best[1]))
     if story.policy == "paper":
-        stop = first_stop(gold, k=3)
+        stop = next((stop for alike in measured_alike if (stop := first_stop(alike, k=3)) is not None), None)
         assert (run.verdict.stops) == (stop is not None)
         assert stop is None or run.verdict.step == stop
 

@@ -11,10 +11,13 @@ from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import open_run
 from evalstop_service.ingest.open_run import Resume
+from evalstop_service.projects.project_settings import ProjectChange, change_project_settings
 from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.store import tables
+from evalstop_service.store import audit, tables
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import (
     FALLING,
@@ -91,6 +94,35 @@ def test_attaching_changes_no_terms(scene: Scene, terms: dict[str, Any], refusal
         with pytest.raises(Conflict, match=refusal):
             scene.open("one", resume=resume, **terms)
         assert scene.read(run).labels["slurm_job_id"] == "1"
+
+
+def test_a_trainer_gets_no_more_than_its_project_allows(database: Database) -> None:
+    """A run that asks for a mode or policy beyond its project's is opened without them, and can be opened again so."""
+    scene = set_up(database)
+    author = Author(scene.project_id, "dana", NOW)
+    with pytest.raises(Conflict, match="change both"):
+        change_project_settings(database, author, ProjectChange(max_mode=Mode.SHADOW))
+    allowed = ["paper@1"]
+    change = ProjectChange(default_mode=Mode.SHADOW, max_mode=Mode.SHADOW, allowed_policies=allowed)
+    change_project_settings(database, author, change)
+    projects_own = scene.open("own").policy_name
+    for _ in range(2):
+        run = scene.open("one", policy="cautious", mode=Mode.ENFORCE)
+        assert (run.policy_name, run.mode) == (projects_own, "shadow")
+        scene.post(run, evals(0.9))
+    assert scene.open("two", policy="paper@1").policy_name == "paper"
+    assert scene.open("three", policy=run.policy_name).policy_name == run.policy_name
+
+
+def test_nothing_is_stopped_beyond_the_highest_mode(scene: Scene) -> None:
+    """A project that allows no stops any more has those of its open runs recorded only."""
+    run = scene.open(policy="paper", mode=Mode.ENFORCE)
+    lowered = ProjectChange(default_mode=Mode.SHADOW, max_mode=Mode.SHADOW)
+    change_project_settings(scene.database, Author(scene.project_id, "dana", NOW), lowered)
+    scene.post(run, evals(0.9, 0.8, 0.7, 0.6))
+    decision = scene.decision(run)
+    assert decision is not None
+    assert decision.state == "shadow"
 
 
 def test_the_same_job_attaches(scene: Scene) -> None:
@@ -195,3 +227,18 @@ def test_opening_needs_a_policy_that_exists(scene: Scene) -> None:
     for reference in ("nosuch", "paper@2", "paper@" + "9" * 30, "paper@x", "@1"):
         with pytest.raises(Invalid, match="policy"):
             scene.open(policy=reference)
+
+
+def test_another_plan(scene: Scene) -> None:
+    """A run that is opened again with another length is judged by it at once, and the change is on the audit log."""
+    run = scene.open("one", policy="watchful", labels={"total_steps": "100"})
+    scene.post(run, [PostedObservation("proxy", step, step) for step in range(5)])
+    assert (run.total_steps, scene.read(run).verdict.verdict) == (100, "continue")
+    again = scene.open("one", total_steps=6, actor="key trainer")
+    assert (again.total_steps, again.length_known) == (6, True)
+    assert scene.post(again, [PostedObservation("kl", 1, 0.5)]).run.verdict.verdict == "suspect"
+    with scene.database.reading() as tx:
+        entry = audit.list_entries(tx, scene.project_id)[0]
+    assert (entry.action, entry.actor) == ("run.length_changed", "key trainer")
+    assert entry.details == {"before": 100, "after": 6}
+    assert not scene.post(again, [PostedObservation("eval", 9, 0.5)]).run.length_known

@@ -23,22 +23,22 @@ def test_a_key_is_cached_until_it_is_revoked_here(database: Database, scene: Sce
     cache = KeyCache(database, 60.0)
     key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
     assert cache.get(secret) is None
-    assert cache.authenticate(secret) == cache.get(secret) == key
-    assert cache.authenticate("esk_wrong") is None
+    assert cache.authenticate(secret, "") == cache.get(secret) == key
+    assert cache.authenticate("esk_wrong", "") is None
     api_keys.revoke_key(database, cache, Author(scene.project_id, "test", NOW), key.id)
     assert cache.get(secret) is None
-    assert cache.authenticate(secret) is None
+    assert cache.authenticate(secret, "") is None
 
 
 def test_without_a_cache_every_request_reads_the_database(database: Database, scene: Scene) -> None:
     """With 0 seconds a key that another process revoked stops working with the next request."""
     cache = KeyCache(database, 0.0)
     key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
-    assert cache.authenticate(secret) == key
+    assert cache.authenticate(secret, "") == key
     assert cache.get(secret) is None
     with database.transaction() as tx:
         keys.revoke_key(tx, scene.project_id, key.id, NOW)
-    assert cache.authenticate(secret) is None
+    assert cache.authenticate(secret, "") is None
 
 
 @contextmanager
@@ -59,14 +59,15 @@ def test_requests_share_one_read(database: Database, scene: Scene) -> None:
     cache = KeyCache(database, 60.0)
     key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
     reads: list[None] = []
+    wrong = keys.generate_secret()
 
     async def authenticate(*secrets: str) -> list[keys.Key | None]:
-        return await asyncio.gather(*map(cache.authenticate_together, secrets))
+        return await asyncio.gather(*(cache.authenticate_together(secret, "") for secret in secrets))
 
     with after_each_read(database, lambda: reads.append(None)):
         assert asyncio.run(authenticate(*[secret] * 64)) == [key] * 64
         assert len(reads) == 1
-        assert asyncio.run(authenticate("esk_wrong", secret, "esk_wrong")) == [None, key, None]
+        assert asyncio.run(authenticate(wrong, secret, wrong)) == [None, key, None]
         assert len(reads) == 2
 
 
@@ -83,11 +84,11 @@ def test_a_revoked_key_does_not_come_in_with_others(database: Database, scene: S
 
     async def authenticate() -> list[keys.Key | None]:
         with after_each_read(database, hold_back_the_first):
-            before = asyncio.create_task(cache.authenticate_together(secret))
+            before = asyncio.create_task(cache.authenticate_together(secret, ""))
             assert await asyncio.to_thread(was_read.wait, 30)
             author = Author(scene.project_id, "test", NOW)
             await asyncio.to_thread(api_keys.revoke_key, database, cache, author, key.id)
-            after = asyncio.create_task(cache.authenticate_together(secret))
+            after = asyncio.create_task(cache.authenticate_together(secret, ""))
             await asyncio.sleep(0)  # the second has asked before the first is answered
             may_return.set()
             return [await before, await after]

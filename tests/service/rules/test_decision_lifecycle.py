@@ -12,6 +12,8 @@ from evalstop_service.rules.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     NEXT_STATES,
     OBSERVED,
+    STOPPED,
+    STOPPING,
     Announce,
     Cancel,
     DecisionState,
@@ -28,6 +30,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Released,
     Reported,
     RunEnded,
+    RunObeyed,
     RunResumed,
     StopDecided,
     Timeouts,
@@ -51,9 +54,7 @@ REPORTS = st.sampled_from([DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, 
 TERMS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
 NO_GRACE = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
 
-OVER = OBSERVED | frozenset(
-    {DecisionState.CONFIRMED, DecisionState.FAILED, DecisionState.VETOED, DecisionState.MOOT, DecisionState.UNDONE}
-)
+OVER = OBSERVED | STOPPED | {DecisionState.FAILED, DecisionState.VETOED, DecisionState.MOOT, DecisionState.UNDONE}
 """Where time alone changes nothing any more."""
 
 
@@ -111,9 +112,7 @@ class Lives(RuleBasedStateMachine):
     def a_worker_sends(self) -> None:
         if self.waiting and (self.waiting[0].due_at or self.now) <= self.now:
             self.befall(TimePassed(self.now))  # as a worker does before it claims
-            assert self.life.state in AWAITING_CONFIRMATION | {DecisionState.CONFIRMED, DecisionState.FAILED}, (
-                "handed out, and not meant to be"
-            )
+            assert self.life.state in STOPPING, "handed out, and not meant to be"
             self.sent.append(self.waiting.pop().type)
 
     @rule(guards=GUARDS, wanted=st.booleans())
@@ -159,6 +158,15 @@ class Lives(RuleBasedStateMachine):
                 "only the scheduler's word ends what was told"
             )
 
+    @rule()
+    def trainer_obeys(self) -> None:
+        self.befall(TimePassed(self.now))
+        state = self.life.state
+        self.befall(RunObeyed(self.now, "key trainers"))
+        assert (self.life.state is DecisionState.OBEYED) == (
+            state in AWAITING_CONFIRMATION | {DecisionState.FAILED, DecisionState.OBEYED}
+        )
+
     @rule(told=st.booleans())
     def go_on(self, told: bool) -> None:
         self.befall(RunResumed(self.now, 120, told))
@@ -175,8 +183,8 @@ class Lives(RuleBasedStateMachine):
                 one is other and one in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE)
             )
         assert states.count(DecisionState.ESCALATED) == self.life.escalations
-        told = decision_transitions.read_history((one.state, one.details) for one in self.history)
-        assert told == (self.life.guard_kinds, self.life.late_reports)
+        undone = [one.details for one in self.history if one.state is DecisionState.UNDONE]
+        assert decision_transitions.list_late_reports(undone) == self.life.late_reports
 
     @invariant()
     def deadlines_stand_where_they_belong(self) -> None:
@@ -211,7 +219,9 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def each_end_is_told_once(self) -> None:
         entered = [one.state for one in self.history]
-        assert self.sent.count(EventType.STOPPED) == entered.count(DecisionState.CONFIRMED)
+        told_already = list(pairwise(entered)).count((DecisionState.OBEYED, DecisionState.CONFIRMED))
+        ends = entered.count(DecisionState.CONFIRMED) + entered.count(DecisionState.OBEYED)
+        assert self.sent.count(EventType.STOPPED) == ends - told_already
         assert self.sent.count(EventType.STOP_FAILED) == entered.count(DecisionState.FAILED)
         assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in entered)
         assert self.sent.count(EventType.STOP_ON_HOLD) == entered.count(DecisionState.ON_HOLD)

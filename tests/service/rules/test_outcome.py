@@ -41,6 +41,34 @@ def test_truth_of_clear_runs(values: list[float], found: RunOutcome) -> None:
     assert judged(values).run_outcome is found
 
 
+def test_a_changed_measurement_is_no_fall() -> None:
+    """The end is held against evals that were measured as it was; a decision against those of its own time."""
+    jumped = [
+        Score(10 * at, value, None, int(at >= 21)) for at, value in enumerate([*RISE, *(0.4 * up for up in RISE)])
+    ]
+    assert outcome.assess_run(jumped).run_outcome is RunOutcome.HEALTHY
+    assert outcome.assess_run(jumped).evals == 21
+    decided = outcome.assess_run(jumped, 190)
+    assert (decided.run_outcome, decided.evals) == (RunOutcome.UNDECIDED, 21)
+
+
+@pytest.mark.parametrize(
+    ("later", "found"),
+    [
+        ([1.0] * 20, DecisionOutcome.RIGHT),
+        (RISE[::-1], DecisionOutcome.RIGHT),
+        ([1.0] * 10 + [1.3] * 10, DecisionOutcome.WRONG),
+        ([1.05] * 20, DecisionOutcome.RIGHT),
+        ([1.0], DecisionOutcome.UNKNOWN),
+    ],
+    ids=["stays", "falls", "rises again", "rises by a twentieth", "ends"],
+)
+def test_a_stop_of_what_had_levelled_off(later: list[float], found: DecisionOutcome) -> None:
+    """It was right unless much was still to be gained."""
+    seen = [*RISE, *[1.0] * 10]
+    assert outcome.judge_levelled_off(scores([*seen, *later]), 10 * (len(seen) - 1)) is found
+
+
 def test_a_fall_within_the_noise_is_undecided() -> None:
     """A fall of a fifth of the gain is no proof where an eval errs by as much."""
     fallen = [*RISE, *[1.0] * 10, *[0.8] * 5]

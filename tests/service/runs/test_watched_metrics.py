@@ -20,6 +20,7 @@ from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.fake_collector import collecting
 from tests.service.watched import Watched, watched
 
@@ -103,7 +104,7 @@ def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.Mo
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         tracer = tracing.create_tracer(os.environ)
         with watched(embedded_database, tracer, deliver=True) as service:
-            body = {"url": endpoint.url, "event_types": ["*"]}
+            body = {"url": endpoint.url, "event_types": EVERY_EVENT}
             assert service.client.post("/api/v1/endpoints", json=body).status_code == 201
             run = a_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
             assert endpoint.came.wait(30)
@@ -123,7 +124,9 @@ def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.Mo
 def test_untraced_webhooks_carry_no_trace(embedded_database: Database) -> None:
     """Where nothing is traced a webhook says nothing of a trace."""
     with an_endpoint() as endpoint, watched(embedded_database, deliver=True) as service:
-        assert service.client.post("/api/v1/endpoints", json={"url": endpoint.url, "event_types": ["*"]}).is_success
+        assert service.client.post(
+            "/api/v1/endpoints", json={"url": endpoint.url, "event_types": EVERY_EVENT}
+        ).is_success
         a_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
         assert endpoint.came.wait(30)
     assert all("traceparent" not in headers for headers, _ in endpoint.taken)

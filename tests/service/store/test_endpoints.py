@@ -47,7 +47,8 @@ def test_changes_what_is_given(database: Database, scene: Scene) -> None:
         scene.announce(tx)
         changed = endpoints.update_endpoint(tx, scene.project_id, endpoint.id, url="http://new.example")
         assert changed is not None
-        assert (changed.url, changed.event_types, changed.enabled) == ("http://new.example", ("*",), True)
+        expected = ("http://new.example", endpoint.event_types, True)
+        assert (changed.url, changed.event_types, changed.enabled) == expected
         assert endpoints.update_endpoint(tx, scene.project_id, endpoint.id) == changed
         assert take(tx, EPOCH, 10, 1)[0].url == "http://new.example"
 

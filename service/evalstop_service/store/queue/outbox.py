@@ -28,10 +28,14 @@ from evalstop_service.store.tables import endpoints as targets_of
 
 @dataclass(frozen=True)
 class StopReach:
-    """Whether a stop is `addressed` to any receiver, and whether it was `tried` to send it to one."""
+    """Whether a stop is `addressed` to any receiver, and whether it was `tried` to send it to one.
+
+    `refusal`: what one of them answered, if all refused it.
+    """
 
     addressed: bool
     tried: bool
+    refusal: str | None = None
 
 
 def add_event(
@@ -113,7 +117,12 @@ def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime,
 def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopReach:
     """How far the stop of a decision has come towards receivers; who reads messages in a chat is none."""
     query = (
-        sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(deliveries.c.attempts), 0))
+        sa.select(
+            sa.func.count(),
+            sa.func.coalesce(sa.func.max(deliveries.c.attempts), 0),
+            sa.func.count().filter(deliveries.c.state.in_((DeliveryState.WAITING, DeliveryState.DELIVERED))),
+            sa.func.max(deliveries.c.last_error).filter(deliveries.c.state == DeliveryState.DEAD),
+        )
         .join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
         .where(
             deliveries.c.run_id == run_id,
@@ -122,8 +131,16 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
             (deliveries.c.state != DeliveryState.CANCELLED) | (deliveries.c.attempts > 0),
         )
     )
-    count, attempts = tx.execute(query).one()
-    return StopReach(addressed=count > 0, tried=attempts > 0)
+    count, attempts, open_or_taken, refusal = tx.execute(query).one()
+    return StopReach(addressed=count > 0, tried=attempts > 0, refusal=None if open_or_taken else refusal)
+
+
+def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> frozenset[UUID]:
+    """The endpoints that the stop of a decision is, or was to be, sent to."""
+    query = sa.select(deliveries.c.endpoint_id).where(
+        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(_stops(run_id, decision_id))
+    )
+    return frozenset(tx.execute(query).scalars())
 
 
 def _stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -23,12 +23,21 @@ EXTENSION_SECONDS = 60.0
 _PENDING = decisions.c.state == sa.literal_column("'pending'")  # spelled out for the partial index
 
 
-def extend_windows(tx: Transaction, now: datetime, reason: str, ended_before: datetime | None = None) -> int:
+def extend_windows(
+    tx: Transaction,
+    now: datetime,
+    reason: str,
+    ended_before: datetime | None = None,
+    project_ids: Collection[UUID] | None = None,
+) -> int:
     """Have pending stops wait until a veto can be said; returns how many. A longer window stays as it is.
 
-    `ended_before`: only those whose window ended before. Runs are locked first, in the order of their ids.
+    `ended_before`: only those whose window ended before. `project_ids`: only those of these projects. Runs are locked
+    first, in the order of their ids.
     """
     which = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
+    if project_ids is not None:
+        which &= decisions.c.project_id.in_(project_ids)
     found = tx.execute(sa.select(decisions.c.run_id).where(which).distinct()).scalars().all()
     if not found:
         return 0

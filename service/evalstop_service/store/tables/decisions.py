@@ -18,6 +18,8 @@ decisions = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("state", EnumText(DecisionState), nullable=False),
+    sa.Column("state_reason", sa.Text, nullable=False, server_default=""),  # of its last change
+    sa.Column("guard_kinds", sa.JSON, nullable=False, server_default="[]"),  # while it is on hold
     sa.Column("step", sa.BigInteger, nullable=False),
     sa.Column("verdict", StructJson(Verdict), nullable=False),
     sa.Column("best_checkpoint", StructJson(BestCheckpoint)),

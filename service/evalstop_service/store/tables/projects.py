@@ -16,6 +16,8 @@ projects = sa.Table(
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("default_policy", sa.Text, nullable=False),
     sa.Column("default_mode", EnumText(Mode), nullable=False),
+    sa.Column("max_mode", EnumText(Mode), nullable=False, server_default="shadow"),  # what trainers may ask for
+    sa.Column("allowed_policies", sa.JSON(none_as_null=True)),  # that trainers may choose; NULL: any
     sa.Column("veto_window_seconds", sa.Double, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
@@ -44,13 +46,22 @@ keys = sa.Table(
     sa.Column("scopes", sa.JSON, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("revoked_at", UtcTime),
+    sa.Column("expires_at", UtcTime),  # NULL: never
+    sa.Column("last_used_at", UtcTime),  # to the hour
+    sa.Column("networks", sa.JSON, nullable=False),  # from which it is taken; none: from anywhere
+    sa.Column("endpoint_ids", sa.JSON, nullable=False),  # whose stops it reports on; none: all of the project
+    sa.Column("previous_hash", sa.Text, unique=True),  # of the secret before it was rotated
+    sa.Column("previous_until", UtcTime),
 )
 
-# Who signed in by somebody else's word (OpenID Connect), and what they may do: project name -> role.
+# Who is signed in to the pages: by a key, or by somebody else's word (OpenID Connect), and then what they may do:
+# project name -> role.
 sessions = sa.Table(
     "sessions",
     metadata,
     sa.Column("hash", sa.Text, primary_key=True),
+    own_id(unique=True, nullable=False),
+    sa.Column("key_id", sa.Uuid),  # NULL: signed in by OpenID Connect
     sa.Column("issuer", sa.Text, nullable=False),
     sa.Column("subject", sa.Text, nullable=False),
     sa.Column("name", sa.Text, nullable=False),

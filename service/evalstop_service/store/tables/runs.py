@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.eval_changes import EvalChange
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.role_recognition import Recognition
@@ -33,6 +34,8 @@ runs = sa.Table(
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
     sa.Column("mode", EnumText(Mode), nullable=False),
     sa.Column("total_steps", sa.BigInteger),
+    # Of the run's time, what one eval takes, 0 if nobody knows; NULL: nobody evaluates checkpoints on request.
+    sa.Column("eval_share", sa.Double),
     sa.Column("last_step", sa.BigInteger),
     sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
     # The version at which the past last changed: a monitor kept at an earlier one has to be rebuilt.
@@ -42,6 +45,7 @@ runs = sa.Table(
     sa.Column("raw_maximum", StructJson(RawMaximum)),
     sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended
     sa.Column("recognition", StructJson(Recognition)),  # how its metrics got their roles; NULL: its trainer said so
+    sa.Column("eval_changes", StructJson(tuple[EvalChange, ...]), nullable=False, server_default="[]"),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
@@ -49,6 +53,7 @@ runs = sa.Table(
     sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, where that was taken
     sa.Column("job", sa.Text),  # what its trainer says of where it runs; whoever says the same attaches to it
     sa.Column("opening", sa.Uuid),  # the request that opened it, which may be sent again
+    sa.Column("opened_by", sa.Uuid),  # the key that says by its labels which job it is; NULL: any of the project
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_runs_project_id_opened_as", "project_id", "opened_as", **_where("opened_as IS NOT NULL")),
     sa.Index("uq_runs_project_id_opening", "project_id", "opening", unique=True, **_where("opening IS NOT NULL")),
@@ -100,6 +105,32 @@ checkpoints = sa.Table(
     sa.Column("uri", sa.Text, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
+)
+
+# Paired evaluations that were asked for, and what they showed. `difference` is the current score less the best one's,
+# in the unit and direction of the eval metric; the observation that it became counts for the verdict.
+eval_requests = sa.Table(
+    "eval_requests",
+    metadata,
+    of_run(),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    own_id(nullable=False),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("multiplier", sa.Integer, nullable=False),
+    sa.Column("best_step", sa.BigInteger, nullable=False),
+    sa.Column("best_uri", sa.Text, nullable=False),
+    sa.Column("probability", sa.Double),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("deadline_at", UtcTime, nullable=False),
+    sa.Column("answered_at", UtcTime),
+    sa.Column("actor", sa.Text),
+    sa.Column("difference", sa.Double),
+    sa.Column("stderr", sa.Double),
+    sa.Column("prompts", sa.Integer),
+    sa.Column("probability_after", sa.Double),
+    sa.Index("ix_eval_requests_project_id_deadline_at", "project_id", "deadline_at", **_where("answered_at IS NULL")),
 )
 
 verdicts = sa.Table(

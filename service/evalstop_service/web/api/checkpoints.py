@@ -13,7 +13,7 @@ from evalstop_service.store import checkpoints
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Plain, Step, Time
-from evalstop_service.web.context import Commit, Db, Ingest, Read
+from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
 
@@ -67,7 +67,7 @@ def register_checkpoint(
 
 
 @router.get("")
-def list_checkpoints(run_id: UUID, caller: Read, database: Db) -> CheckpointList:
+def list_checkpoints(run_id: UUID, caller: ReadOrReport, database: Db) -> CheckpointList:
     """The run's checkpoints, without superseded ones."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)

@@ -17,6 +17,7 @@ from evalstop_service.rules.fields import check_text
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     DecisionOut,
@@ -27,7 +28,8 @@ from evalstop_service.web.api.run_views import (
     view_outcomes,
 )
 from evalstop_service.web.api.schemas import ActionIn, Body, Line, Name, OutcomeIn, Plain
-from evalstop_service.web.context import Db, Now, Operate, Read
+from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
+from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
@@ -115,11 +117,12 @@ def undo_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: 
 
 
 @router.post("/{decision_id}/report")
-def report_decision(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+def report_decision(decision_id: UUID, body: ReportIn, caller: Report, database: Db, now: Now) -> DecisionOut:
     """Report the state of the job; receivers call this."""
+    _require_addressed(database, caller, decision_id)
     actor, expected_seconds = body.actor or caller.actor, body.expected_seconds or 0.0
     report = Reported(now, DecisionState(body.state), actor, body.reason, body.details, expected_seconds)
-    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report))
+    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report, caller.actor))
 
 
 @router.get("/{decision_id}/outcomes")
@@ -152,6 +155,16 @@ def _apply_command(
 ) -> DecisionOut:
     said = command(now, body.actor or caller.actor, body.reason)
     return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, said, caller.actor))
+
+
+def _require_addressed(database: Database, caller: Caller, decision_id: UUID) -> None:
+    """Raise Problem when the key is bound to endpoints that the stop was not sent to."""
+    if not caller.key.endpoint_ids:
+        return
+    with database.reading() as tx:
+        decision = _load_decision(tx, caller.project_id, decision_id)
+        if outbox.list_stop_endpoints(tx, decision.run_id, decision.id).isdisjoint(caller.key.endpoint_ids):
+            raise Problem(403, "The key may not do this", "it is bound to endpoints that this stop was not sent to")
 
 
 def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:

@@ -16,9 +16,10 @@ from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Page, Time
-from evalstop_service.web.context import Db, Now, Operate, Read
+from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
+from evalstop_service.webhooks.links import add_url
 
 router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
 
@@ -101,7 +102,7 @@ def list_deliveries(
 
 
 @router.get("/{delivery_id}")
-def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetail:
+def get_delivery(delivery_id: UUID, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
     """A delivery with its request and every attempt at it."""
     with database.reading() as tx:
         delivery = deliveries.find_delivery(tx, caller.project_id, delivery_id)
@@ -112,7 +113,7 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
     request = RequestOut(
         url=delivery.url,
         headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
-        body=render_body(content.format, content.body),
+        body=render_body(content.format, add_url(content.body, context.public_url, delivery.run_id)),
     )
     return DeliveryDetail.model_validate(vars(shown) | {"request": request})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import sqlalchemy as sa
 from fastapi import APIRouter
 
@@ -9,6 +11,8 @@ from evalstop_service.store import schema
 from evalstop_service.web.api.schemas import Answer
 from evalstop_service.web.context import Db
 from evalstop_service.web.problems import Problem
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
 
@@ -31,7 +35,8 @@ def check_readiness(database: Db) -> Health:
     try:
         revision = schema.current_revision(database)
     except sa.exc.SQLAlchemyError as error:
-        raise Problem(503, "The database does not answer", str(error).splitlines()[0]) from error
+        log.warning("the database does not answer: %s", error)
+        raise Problem(503, "The database does not answer", "the log of the service says why") from error
     if not schema.is_served(revision):
         raise Problem(
             503,

@@ -30,11 +30,18 @@ from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
 from evalstop_service.web.middleware.held_bodies import BodyPool, Room
+from evalstop_service.web.middleware.security_headers import HEADERS
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
 )
 _HEADERS = frozenset({b"authorization", b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
+
+
+_HEADERS_OF_ANSWER = (
+    (b"content-type", b"application/json"),
+    *((name.lower().encode(), value.encode()) for name, value in HEADERS.items()),
+)
 
 
 class _Batch(Struct, forbid_unknown_fields=True):
@@ -73,11 +80,20 @@ class IngestEndpoint:
             await self._app(scope, receive, send)
             return
         try:
-            key = self._key_cache.get(secret) or await self._key_cache.authenticate_together(secret)
+            client = scope.get("client")
+            key = self._key_cache.get(secret) or await self._key_cache.authenticate_together(
+                secret, client[0] if client else ""
+            )
         except Exception as error:
             await _answer_error(error, scope, receive, send)
             return
-        if key is None or key.project_id is None or not ("ingest" in key.scopes or "admin" in key.scopes):
+        # Of a key that is bound to networks the route knows what trusted proxies say of its address.
+        if (
+            key is None
+            or key.project_id is None
+            or key.networks
+            or not ("ingest" in key.scopes or "admin" in key.scopes)
+        ):
             await self._app(scope, receive, send)
             return
         body, rest = await self._read(key, receive)
@@ -95,7 +111,7 @@ class IngestEndpoint:
             return
         document = receipt_json(receipt, self._clock())
         length = str(len(document)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        headers = [*_HEADERS_OF_ANSWER, (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 

@@ -1,4 +1,4 @@
-"""Routes of API keys: list, create, revoke."""
+"""Routes of API keys: list, create, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.projects import api_keys
+from evalstop_service.rules.fields import Rule
+from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
+from evalstop_service.store.keys import KeyLimits
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Name, Scope, Time
 from evalstop_service.web.context import Admin, Db, Keys, Now
+
+NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
+
+NetworkIn = Annotated[str, Field(min_length=1, max_length=50), Rule(check_network, {"pattern": NETWORK})]
+IdIn = Annotated[UUID, Field(strict=False)]
 
 router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
 
@@ -21,7 +29,27 @@ class KeyIn(Body):
     """A new key of this project."""
 
     name: Name = Field(examples=["trainers"])
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=4, fail_fast=True)] = Field(examples=[["ingest"]])
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=5, fail_fast=True)] = Field(examples=[["ingest"]])
+    expires_at: Time | None = Field(None, description="when it stops working; null: never")
+    networks: Annotated[list[NetworkIn], Field(max_length=50, fail_fast=True)] = Field(
+        [], description="CIDRs of the addresses from which it is taken; none: from anywhere"
+    )
+    endpoint_ids: Annotated[list[IdIn], Field(max_length=50, fail_fast=True)] = Field(
+        [], description="with report alone: the endpoints whose stops it may fetch and report on; none: all"
+    )
+
+    @property
+    def limits(self) -> KeyLimits:
+        """What narrows the key beside its scopes."""
+        return KeyLimits(self.expires_at, tuple(self.networks), tuple(self.endpoint_ids))
+
+
+class RotationIn(Body):
+    """How a key is rotated."""
+
+    overlap_seconds: float = Field(
+        86_400.0, ge=0, le=30 * 86_400, description="for which the secret that it has now is taken as well"
+    )
 
 
 class KeyOut(Answer):
@@ -32,6 +60,11 @@ class KeyOut(Answer):
     scopes: list[Scope]
     created_at: Time
     revoked_at: Time | None
+    expires_at: Time | None
+    last_used_at: Time | None = Field(description="to the hour")
+    networks: list[str]
+    endpoint_ids: list[UUID]
+    previous_until: Time | None = Field(description="until then the secret before the rotation is taken too")
 
 
 class NewKeyOut(KeyOut):
@@ -56,7 +89,15 @@ def list_keys(caller: Admin, database: Db) -> KeyList:
 @router.post("", status_code=201)
 def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
     """Create a key."""
-    key, secret = api_keys.create_key(database, caller.project_id, caller.actor, body.name, body.scopes, now)
+    made = (database, caller.project_id, caller.actor, body.name, body.scopes, now, body.limits)
+    key, secret = api_keys.create_key(*made)
+    return NewKeyOut.model_validate(vars(key) | {"key": secret})
+
+
+@router.post("/{key_id}/rotate")
+def rotate_key(key_id: UUID, body: RotationIn, caller: Admin, database: Db, key_cache: Keys, now: Now) -> NewKeyOut:
+    """Give a key a new secret. Its id and all that is on record of it stay."""
+    key, secret = api_keys.rotate_key(database, key_cache, caller.author(now), key_id, body.overlap_seconds)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 

@@ -75,8 +75,12 @@ def post_report(
     with database.reading() as tx:
         run = runs.find_run_by_name(tx, caller.project_id, name)
     if run is None:  # one that has ended is not opened again by a report that comes late
-        request = open_run.OpenRequest(name, recognise=True, total_steps=total_steps)
+        request = open_run.OpenRequest(
+            name, recognise=True, total_steps=total_steps, actor=caller.actor, key=caller.key
+        )
         run, _ = open_run.open_run(database, caller.project_id, request, now)
+    elif total_steps not in (None, run.total_steps):
+        open_run.tell_total_steps(database, caller.project_id, run.id, total_steps, caller.actor, now)
     points = _new(run, told, database)
     accepted, decision = 0, None
     if points:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
 from evalstop_service.ingest import Receipt
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.web.api.schemas import encode_number
 
 MOST_CONFLICTS = 100
@@ -24,6 +27,22 @@ class _Conflict(Struct):
     sent_value: float | str
 
 
+class _Decision(Struct):
+    id: UUID
+    state: DecisionState
+    state_reason: str
+    guard_kinds: list[str]
+
+
+class _EvalRequest(Struct):
+    id: UUID
+    step: int
+    best_checkpoint: dict[str, int | str]
+    multiplier: int
+    seed: int
+    deadline_at: datetime
+
+
 class _ObservationResult(Struct):
     accepted: int
     duplicates: int
@@ -31,9 +50,13 @@ class _ObservationResult(Struct):
     conflicts: list[_Conflict]
     verdict: Verdict
     should_stop: bool
+    decision: _Decision | None
     best_checkpoint: BestCheckpoint | None
     guessed: list[str]
+    missing: dict[str, str]
+    unwatched: list[str]
     status: RunStatus
+    eval_request: _EvalRequest | None
 
 
 def receipt_json(receipt: Receipt, now: datetime) -> bytes:
@@ -42,6 +65,7 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
         _Conflict(item.point.metric, item.point.step, encode_number(item.stored_value), encode_number(item.point.value))
         for item in receipt.conflicts[:MOST_CONFLICTS]
     ]
+    decision = receipt.decision
     return _encode(
         _ObservationResult(
             accepted=receipt.accepted,
@@ -49,9 +73,22 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
             conflict_count=len(receipt.conflicts),
             conflicts=conflicts,
             verdict=receipt.run.verdict,
-            should_stop=receipt.decision is not None and receipt.decision.stops(now),
+            should_stop=decision is not None and decision.stops(now),
+            decision=None
+            if decision is None
+            else _Decision(decision.id, decision.state, decision.state_reason, decision.guard_kinds),
             best_checkpoint=receipt.run.best_checkpoint,
             guessed=receipt.run.recognition.guessed if receipt.run.recognition is not None else [],
+            missing=receipt.missing,
+            unwatched=receipt.unwatched,
             status=receipt.run.status,
+            eval_request=_describe_request(receipt.eval_request, now),
         )
     )
+
+
+def _describe_request(request: EvalRequest | None, now: datetime) -> _EvalRequest | None:
+    if request is None or not request.is_open(now):
+        return None
+    best: dict[str, int | str] = {"step": request.best_step, "uri": request.best_uri}
+    return _EvalRequest(request.id, request.step, best, request.multiplier, request.seed, request.deadline_at)

@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from evalstop_service.ingest import Message, Observations
+from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import observations
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
@@ -18,6 +18,7 @@ from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import (
     Answer,
     BestCheckpointOut,
+    DecisionStateOut,
     Name,
     Page,
     Stored,
@@ -39,6 +40,24 @@ class ConflictOut(Answer):
     sent_value: Stored
 
 
+class CheckpointPlaceOut(Answer):
+    """Where the model of a step was saved."""
+
+    step: int
+    uri: str
+
+
+class AskedOut(Answer):
+    """A paired evaluation that is asked for: of the best checkpoint and of the model of now."""
+
+    id: UUID
+    step: int
+    best_checkpoint: CheckpointPlaceOut
+    multiplier: int = Field(description="so many times the prompts of a usual eval")
+    seed: int = Field(description="from which both draw their prompts")
+    deadline_at: Time
+
+
 class ReceiptOut(Answer):
     """What became of the batch, and where the run stands after it. All of it is durable."""
 
@@ -48,12 +67,20 @@ class ReceiptOut(Answer):
     conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} of them")
     verdict: VerdictOut
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
+    decision: DecisionStateOut | None = Field(description="on the present attempt: why it is stopped, or not yet")
     best_checkpoint: BestCheckpointOut | None
     guessed: list[str] = Field(
         description="metrics whose role or direction was guessed from their names: they never stop the run until"
         " somebody confirms them"
     )
+    missing: dict[str, str] = Field(description="the roles of watched metrics that have no value yet")
+    unwatched: list[str] = Field(
+        description=f"metrics with values and without a role, the first {MOST_UNWATCHED}; listed while any is missing"
+    )
     status: RunStatus = Field(description="of the run: of one that has ended, observations are kept and stop nothing")
+    eval_request: AskedOut | None = Field(
+        description="the paired evaluation that is awaited, of runs that were opened with `evaluates`"
+    )
 
 
 class ObservationOut(Answer):

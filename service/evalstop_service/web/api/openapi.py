@@ -19,6 +19,7 @@ TAGS = {
     "policies": "Detectors with thresholds, by name and version; backtests on past runs; rollout stages.",
     "runs": "Training jobs that are watched: opened, resumed, finished, stopped, labeled.",
     "observations": "Values of metrics: sent in batches, in streams, as scrapes or reports, and read by step.",
+    "eval requests": "Evaluations of the best checkpoint and the current one that a suspicion asks for.",
     "checkpoints": "What a run saved, of which the best is to be shipped.",
     "decisions": "Verdicts to stop on record: veto, release, undo, reports of receivers, labels.",
     "webhooks": "Endpoints that events go to, deliveries, and events that a receiver fetches.",

@@ -57,7 +57,9 @@ class DelaysOut(Answer):
 class HoursOut(Answer):
     """GPU-hours of the cases with a GPU count."""
 
-    saved: float = Field(description="by stops that were carried out, except those labeled wrong")
+    since: Time | None = Field(description="when the first flagged attempt ended; null: there is none")
+    saved: float = Field(description="by stops that were confirmed or obeyed, and right")
+    saved_if_right: float = Field(description="by those whose outcome is unknown: at most so much more was saved")
     lost: float = Field(description="by false stops that were carried out, estimated from held-out stops")
     lost_as_reported: float = Field(description="by stops that were carried out and labeled wrong")
     would_have_saved: float = Field(description="by right stops that were held out or in shadow mode")

@@ -54,7 +54,8 @@ def list_projects(_key: Installation, database: Db) -> ProjectList:
 @router.post("/projects/{project_id}/keys", status_code=201)
 def create_project_key(project_id: UUID, body: KeyIn, key: Installation, database: Db, now: Now) -> NewKeyOut:
     """Create a key of a project, such as the first one of a new project."""
-    made, secret = api_keys.create_key_in_project(database, project_id, f"key {key.name}", body.name, body.scopes, now)
+    actor = f"key {key.name}"
+    made, secret = api_keys.create_key(database, project_id, actor, body.name, body.scopes, now, body.limits)
     return NewKeyOut.model_validate(vars(made) | {"key": secret})
 
 

@@ -20,10 +20,11 @@ from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Integral, Line, Time
-from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Operate, Secrets
+from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Receiver, Report, Secrets
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
 from evalstop_service.webhooks.delivery.claim import extend_unseen_windows
+from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.retry import judge_pull_status
 from evalstop_service.webhooks.signature import sign_headers
 
@@ -95,9 +96,10 @@ def add_pull_endpoint(
 
 @router.post("/{endpoint_id}/claim")
 async def claim_events(
-    endpoint_id: UUID, body: ClaimIn, caller: Operate, context: Ctx, request: Request
+    endpoint_id: UUID, body: ClaimIn, caller: Receiver, context: Ctx, request: Request
 ) -> PulledEvents:
     """Take what is due, or wait for it."""
+    caller.require_endpoint(endpoint_id)
     waiters, waiter = context.pull_waiters, object()
     try:
         waiters.requests.acquire_on_behalf_of_nowait(waiter)
@@ -117,12 +119,13 @@ async def claim_events(
                 break  # else events would be leased to a receiver that is gone
     finally:
         waiters.requests.release_on_behalf_of(waiter)
-    return PulledEvents(events=[_sign_event(delivery, context.clock()) for delivery in claimed])
+    return PulledEvents(events=[_sign_event(delivery, context.public_url, context.clock()) for delivery in claimed])
 
 
 @router.post("/{endpoint_id}/settle")
-def settle_event(endpoint_id: UUID, body: SettleIn, caller: Operate, database: Db, now: Now) -> Settlement:
+def settle_event(endpoint_id: UUID, body: SettleIn, caller: Report, database: Db, now: Now) -> Settlement:
     """Say what became of an event."""
+    caller.require_endpoint(endpoint_id)
     with database.transaction() as tx:
         endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
         if endpoint is None:
@@ -151,14 +154,15 @@ def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimI
         return pull.claim_deliveries(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
 
 
-def _sign_event(claimed: ClaimedDelivery, now: datetime) -> PulledEvent:
-    headers = sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), claimed.body.encode())
+def _sign_event(claimed: ClaimedDelivery, public_url: str | None, now: datetime) -> PulledEvent:
+    body = add_url(claimed.body, public_url, claimed.run_id)
+    headers = sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body.encode())
     return PulledEvent(
         delivery_id=claimed.id,
         attempt=claimed.attempts,
         lease_until=claimed.lease_until,
         headers=headers,
-        body=claimed.body,
+        body=body,
     )
 
 

@@ -53,10 +53,11 @@ class TestOut(Answer):
 
 
 @router.post("/endpoints/{endpoint_id}/replay")
-def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, database: Db, now: Now) -> ReplayOut:
+def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
     """Send events again, under their ids, whatever became of them; at most 1,000, oldest first."""
+    context.shares.spend_costly(caller.sender)
     replayed = resend.replay_events(
-        database,
+        context.database,
         caller.author(now),
         endpoint_id,
         since=body.since,
@@ -78,6 +79,7 @@ def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) 
 @router.post("/endpoints/{endpoint_id}/test")
 def test_endpoint(endpoint_id: UUID, caller: Operate, context: Ctx, now: Now) -> TestOut:
     """Send a signed `endpoint.test` now and return the endpoint's answer; it is not a delivery and is not retried."""
+    context.shares.spend_costly(caller.sender)
     tested = send_test_event(
         context.database,
         caller.project_id,

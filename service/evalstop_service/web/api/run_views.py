@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import Field
 
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.ingest.open_request import LimitedField
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import FaultKind
 from evalstop_service.rules.role_recognition import RoleOrigin
@@ -24,6 +24,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import (
     Answer,
     BestCheckpointOut,
+    DecisionStateOut,
     Mode,
     Page,
     PolicyName,
@@ -107,14 +108,12 @@ class OutcomesOut(Answer):
     case: CaseOut | None = Field(description="null until the attempt has ended")
 
 
-class DecisionOut(Answer):
+class DecisionOut(DecisionStateOut):
     """A decision to stop a run, with its history."""
 
-    id: UUID
     run_id: UUID
     run_name: str
     attempt: int
-    state: DecisionState
     step: int
     due_at: Time = Field(description="the end of the veto window, within which it can be vetoed")
     deadline_at: Time | None = Field(
@@ -168,11 +167,33 @@ class RecognitionOut(Answer):
     warnings: list[str]
 
 
+class LimitOut(Answer):
+    """What was asked for and not given, and the project's setting that says so."""
+
+    field: LimitedField
+    asked: str
+    given: str
+    setting: str
+
+
+class EvalChangeOut(Answer):
+    """From a step on the eval was measured otherwise; levels before and after it are not compared."""
+
+    step: int
+    reason: str
+    version: str | None
+    actor: str
+    at: Time
+
+
 class RunOut(Answer):
     """A run and its state."""
 
     id: UUID
     name: str
+    url: str | None = Field(
+        None, description="its page, when it is opened and read by itself; null without EVALSTOP_PUBLIC_URL"
+    )
     status: RunStatus
     attempt: int
     created_at: Time
@@ -186,14 +207,27 @@ class RunOut(Answer):
     policy: PolicyName
     mode: Mode
     total_steps: int | None
+    eval_share: float | None = Field(
+        description="of its time, what one eval takes, 0 if unknown; null: nobody evaluates checkpoints on request"
+    )
+    length_known: bool = Field(
+        description="false: total_steps was not told or is overrun, so that decisions come later"
+    )
     last_step: int | None
     verdict: VerdictOut
     should_stop: bool = Field(description="true: a stop of this attempt was requested")
     best_checkpoint: BestCheckpointOut | None
+    best_is_outdated: bool = Field(description="true: it was measured before the eval changed; none has been since")
     raw_maximum: RawMaximumOut | None
+    eval_changes: list[EvalChangeOut] = Field(description="from which steps on the eval was measured otherwise")
     turn: TurnOut | None = Field(None, description="null until the run has ended, and when the eval shows no fall")
     decision: DecisionOut | None
     health: RunHealthOut | None = Field(None, description="null after the run has ended")
+    limits: list[LimitOut] = Field(
+        [],
+        description="when it is opened: what it was not given of what was asked for, which a key with the scope admin "
+        "can allow",
+    )
 
 
 class RunPage(Page):
@@ -232,6 +266,8 @@ def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[Run
             structs.asdict(run)
             | {
                 "recognition": recognition.describe_roles(run),
+                "length_known": run.length_known,
+                "best_is_outdated": run.best_is_outdated,
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),
                 "decision": view_decision(tx, on_record[run.id]) if run.id in on_record else None,

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.config import JsonDict
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
-from evalstop_service.ingest import Message, Resumed
+from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
+from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import runs, verdicts
+from evalstop_service.store import projects, runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
+    LimitOut,
     OutcomesOut,
     RunOut,
     RunPage,
@@ -46,12 +49,14 @@ from evalstop_service.web.api.schemas import (
     Time,
     VerdictOut,
 )
-from evalstop_service.web.context import Commit, Db, Ingest, Now, Operate, Read, ReadOrIngest
+from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Now, Operate, Read, ReadOrIngest
+
+AnyRole = TypeVar("AnyRole", bound=Role)
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
 
-def _check_unique_roles(metrics: dict[str, Role]) -> dict[str, Role]:
+def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
     roles = [role.role for role in metrics.values()]
     twice = {role for role in roles if roles.count(role) > 1}
     if twice:
@@ -59,7 +64,40 @@ def _check_unique_roles(metrics: dict[str, Role]) -> dict[str, Role]:
     return metrics
 
 
+EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
+
 Roles = Annotated[dict[Name, Role], Field(max_length=100), AfterValidator(_check_unique_roles)]
+
+
+_WITH_EVAL: JsonDict = {
+    "if": {"properties": {"version": {"type": "string"}}, "required": ["version"]},
+    "then": {"properties": {"role": {"const": "eval"}}},
+}
+
+
+class DeclaredRole(Role):
+    """The role of a metric, and of the eval how it is measured."""
+
+    model_config = ConfigDict(json_schema_extra=_WITH_EVAL)
+
+    version: EvalVersion | None = Field(
+        None,
+        description="of the eval: what its measurement is called (grader, eval set, number of prompts). Another one "
+        "than on record means that it changes from the next step on",
+    )
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.version is not None and self.role != "eval":
+            raise ValueError("only the metric with the role eval has a version")
+        return self
+
+
+DeclaredRoles = Annotated[dict[Name, DeclaredRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
+Watched = Annotated[
+    Annotated[DeclaredRoles, Tag("~one")] | Annotated[Literal["auto"], Tag("~other")],
+    Discriminator(lambda value: "~other" if isinstance(value, str) else "~one"),
+]
 
 
 def complete_directions(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
@@ -77,7 +115,7 @@ class RunIn(Body):
     """A run to open. A field that is left out keeps its value, or gets the project's default in a new run."""
 
     name: Name = Field(examples=["ppo-7b-seed3"])
-    metrics: Roles | Literal["auto"] | None = Field(
+    metrics: Watched | None = Field(
         None,
         description="the role of each watched metric, or auto: roles are recognized by metric names while the run "
         "reports. By default the project's patterns apply; without patterns, metrics named eval, proxy, kl and loss "
@@ -93,7 +131,14 @@ class RunIn(Body):
         None, description="NAME or NAME@VERSION", examples=["paper"]
     )
     mode: Mode | None = None
-    total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = None
+    total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = Field(
+        None, description="the planned length: decisions come sooner with it. By default a label total_steps says it"
+    )
+    eval_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="somebody evaluates checkpoints on request; the share of the run's time that one eval takes, 0 if "
+        "you do not know",
+    )
     job: Line | None = Field(
         None,
         description="where the trainer runs, the same for all processes of a job: a running run of this name is "
@@ -116,10 +161,26 @@ class ResumeIn(Body):
     step: Step = Field(description="the step of the checkpoint; later observations are superseded")
 
 
+class EvalChangeIn(Body):
+    """The eval is measured otherwise from a step on: by another grader, on another eval set or other prompts."""
+
+    step: Step = Field(description="the first step that is measured so", examples=[120])
+    reason: Annotated[str, Field(min_length=1, max_length=500), Plain] = Field(
+        examples=["the grader was made stricter"]
+    )
+    version: EvalVersion | None = Field(None, description="what the measurement is called from there on")
+
+
 class FinishIn(Body):
     """How the run ended."""
 
     status: Literal["completed", "failed"]
+    obeyed: UUID | None = Field(
+        None,
+        strict=False,
+        description="with completed: the decision that the trainer saw and ended the run for. Its stop is then obeyed, "
+        "and the run stopped",
+    )
 
 
 class VerdictChangeOut(Answer):
@@ -138,29 +199,39 @@ class VerdictPage(Page):
 
 
 @router.post("", status_code=201, responses={200: {"model": RunOut, "description": "A run on record."}})
-def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Response) -> RunOut:
+def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, response: Response) -> RunOut:
     """Open a run, or attach to one: 201 for a new run, 200 for one on record.
 
     A running run of this name is attached to by its own job; the name of a run that has ended, or of another job,
-    gives a new run called `name-2`. A run with observations keeps its policy and mode (409).
+    gives a new run called `name-2`. A run with observations keeps its policy and mode (409). A mode or a policy that
+    the project does not allow is not given, as `limits` says.
     """
     metrics = body.metrics
     request = run_opening.OpenRequest(
         body.name,
         metrics=complete_directions(metrics) if isinstance(metrics, dict) else None,
+        eval_version=next((role.version for role in metrics.values() if role.version), None)
+        if isinstance(metrics, dict)
+        else None,
         recognise=metrics == "auto",
         labels=body.labels,
         policy=body.policy,
         mode=body.mode,
         total_steps=body.total_steps,
+        eval_share=body.eval_share,
         job=body.job,
         opening=body.opening,
         resume=run_opening.Resume(body.resume) if body.resume else None,
+        actor=caller.actor,
+        key=caller.key,
     )
     run, created = run_opening.open_run(database, caller.project_id, request, now)
     response.status_code = 201 if created else 200
     with database.reading() as tx:
-        return view_run(tx, run, now)
+        project = projects.get_project(tx, caller.project_id)
+        limits = [LimitOut.model_validate(limit) for limit in describe_limits(project, request, run)]
+        view = view_run(tx, run, now)
+    return view.model_copy(update={"limits": limits, "url": context.locate_run(run.id)})
 
 
 @router.get("")
@@ -180,16 +251,29 @@ def list_runs(
 
 
 @router.get("/{run_id}")
-def get_run(run_id: UUID, caller: ReadOrIngest, database: Db, now: Now) -> RunOut:
+def get_run(run_id: UUID, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Status, verdict, best checkpoint and decision of a run."""
     with database.reading() as tx:
-        return view_run(tx, load_run(tx, caller.project_id, run_id), now)
+        view = view_run(tx, load_run(tx, caller.project_id, run_id), now)
+    return view.model_copy(update={"url": context.locate_run(run_id)})
 
 
 @router.post("/{run_id}/resume")
 def resume_run(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step)))
+    with database.reading() as tx:
+        return view_run(tx, receipt.run, now)
+
+
+@router.post("/{run_id}/eval-changes")
+def change_eval(run_id: UUID, body: EvalChangeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
+    """Report that the eval is measured otherwise from a step on. Levels are compared from there on anew.
+
+    It may come before or after the observations. The first report of a step stands.
+    """
+    change = EvalChanged(body.step, body.reason, body.version, caller.actor)
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, change))
     with database.reading() as tx:
         return view_run(tx, receipt.run, now)
 
@@ -204,8 +288,9 @@ def record_heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> Ru
 
 @router.post("/{run_id}/finish")
 def finish_run(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
-    """Report that the run ended by itself."""
-    run = commands.finish_run(database, caller.project_id, run_id, body.status, now)
+    """Report that the trainer ended the run: by itself, or because it saw the decision to stop it."""
+    obeyed = body.obeyed if body.status == "completed" else None
+    run = commands.finish_run(database, caller.project_id, run_id, body.status, now, obeyed=obeyed, actor=caller.actor)
     with database.reading() as tx:
         return view_run(tx, run, now)
 

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from evalstop_service.clock import in_utc, rfc3339
+from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind
 from evalstop_service.rules.fields import Body as Body
 from evalstop_service.rules.fields import Integral as Integral
 from evalstop_service.rules.fields import Line as Line
@@ -76,7 +77,7 @@ Measured = Annotated[float, BeforeValidator(_parse_number), WithJsonSchema(_NUMB
 """A number in a request."""
 Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER)]
 """A number in a response."""
-Scope = Literal["ingest", "read", "operate", "admin"]
+Scope = Literal["ingest", "read", "report", "operate", "admin"]
 
 
 class Answer(BaseModel):
@@ -106,6 +107,16 @@ class VerdictOut(Answer):
     turn_step: int | None = Field(description="the step at which the detectors estimate the turn")
     reason: str
     evidence: list[FindingOut]
+    ground: str | None = Field(None, description="why a stop is called for: turned, or levelled_off; null: it is not")
+
+
+class DecisionStateOut(Answer):
+    """Where the decision to stop a run stands."""
+
+    id: UUID
+    state: DecisionState
+    state_reason: str = Field(description="why it is in this state; of a stop on hold, what its guards say")
+    guard_kinds: list[GuardKind] = Field(description="the guards that hold it")
 
 
 class BestCheckpointOut(Answer):
@@ -166,6 +177,10 @@ class ProjectOut(Answer):
     name: str
     default_policy: str
     default_mode: Mode
+    max_mode: Mode = Field(description="what runs may ask for: enforce, or shadow alone")
+    allowed_policies: list[str] | None = Field(
+        description="that runs may ask for, by NAME or NAME@VERSION, besides default_policy; null: any"
+    )
     veto_window_seconds: float
     retention_days: int | None = Field(None, description="how long a run keeps its details after its end")
     stops_per_hour: int | None = Field(description="as many stops there may be in an hour; null: any number")

@@ -19,7 +19,7 @@ from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
 from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_slow
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamResult
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
-from evalstop_service.web.context import Commit, Ingest, Tell
+from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problems import Problem, ProblemDetails
 
 PATH = "/observations"
@@ -109,7 +109,7 @@ def routes(limits: StreamLimits) -> APIRouter:
     room = asyncio.Semaphore(limits.streams)
 
     @router.post("", response_model=StreamTotalsOut, openapi_extra=_REQUEST, responses=_PROBLEMS)
-    async def post_lines(request: Request, caller: Ingest, committer: Commit, clock: Tell) -> Response:
+    async def post_lines(request: Request, caller: Ingest, committer: Commit, clock: Tell, context: Ctx) -> Response:
         """Store observations of many runs, sent as lines of JSON, while they arrive.
 
         A line holds one observation or, under `observations`, many of one run; lines of many runs may be mixed. What
@@ -118,12 +118,13 @@ def routes(limits: StreamLimits) -> APIRouter:
         unpack = _unpacker(request, limits)
         body = _Body(request.receive, limits)
         intake = Intake(committer, caller.project_id, limits)
-        async with _held(room, limits.wait_seconds):
-            try:
-                await intake.take(body.parts(), unpack)
-            except Problem as problem:
-                heard = await body.drained()
-                raise _broken_off(problem, intake.tally.result(clock()), keep=heard) from problem
+        with context.shares.streams.hold(caller.sender):
+            async with _held(room, limits.wait_seconds):
+                try:
+                    await intake.take(body.parts(), unpack)
+                except Problem as problem:
+                    heard = await body.drained()
+                    raise _broken_off(problem, intake.tally.result(clock()), keep=heard) from problem
         return Response(msgspec.json.encode(intake.tally.result(clock())), media_type="application/json")
 
     return router

@@ -6,6 +6,8 @@ from typing import Literal
 
 from fastapi import Request, Response
 
+from evalstop_service.web.context import Context
+
 SESSION = "evalstop_session"
 """Who is signed in."""
 
@@ -27,13 +29,14 @@ def set_cookie(
     seconds: int,
     samesite: Literal["strict", "lax"] = "strict",
 ) -> None:
-    """Set a cookie, Secure when the request came over https."""
+    """Set a cookie, Secure when the request came over https, or the service is reached by https."""
+    context: Context = request.app.state.context
     response.set_cookie(
         name,
         value,
         max_age=seconds,
         path="/",
-        secure=request.url.scheme == "https",
+        secure=request.url.scheme == "https" or (context.public_url or "").startswith("https:"),
         httponly=True,
         samesite=samesite,
     )

@@ -6,6 +6,9 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+from evalstop_detectors import Ground
+from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
+
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import Call
@@ -22,6 +25,7 @@ STATES: dict[str, str] = {
     DecisionState.ACKNOWLEDGED: "stop under way",
     DecisionState.ESCALATED: "stop escalated",
     DecisionState.CONFIRMED: "stop confirmed",
+    DecisionState.OBEYED: "stop obeyed",
     DecisionState.FAILED: "stop failed",
     DecisionState.VETOED: "vetoed",
     DecisionState.MOOT: "moot",
@@ -103,7 +107,10 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
         RunStatus.STOPPED: "The run was stopped. ",
         RunStatus.LOST: "The run stopped reporting. ",
     }
-    return f"{endings.get(run.status, '')}The eval shows no turn."
+    levelled_off = any(
+        item.detector == Ground.LEVELLED_OFF and item.value >= LEVELLED_OFF_AT for item in verdict.evidence
+    )
+    return f"{endings.get(run.status, '')}The eval {'has levelled off' if levelled_off else 'shows no turn'}."
 
 
 def _decision_summary(decision: Decision, now: datetime) -> str:
@@ -127,6 +134,8 @@ def _decision_summary(decision: Decision, now: datetime) -> str:
             return f"The stop at step {at} was not confirmed in time and was {action}. The job may be running."
         case DecisionState.CONFIRMED:
             return f"Stopped at step {at}. The job is confirmed to be gone."
+        case DecisionState.OBEYED:
+            return f"Stopped at step {at}: the trainer saw the stop and ended the run by itself."
         case DecisionState.FAILED:
             return f"The stop at step {at} failed. The job may still be running."
         case DecisionState.VETOED:

@@ -103,6 +103,7 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         "verdict": msgspec.to_builtins(run.verdict),
         "best_checkpoint": msgspec.to_builtins(run.best_checkpoint),
         "turn": msgspec.to_builtins(run.turn),
+        "eval_changes": [{"step": item.step, "reason": item.reason} for item in run.eval_changes],
         "columns": COLUMNS,
     }
 

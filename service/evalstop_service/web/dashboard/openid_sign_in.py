@@ -39,7 +39,7 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
     openid = _require_openid(site)
     target = safe_path(request.query_params.get("next", "/"))
     try:
-        url, state = openid.provider.begin_sign_in(_redirect_uri(request))
+        url, state = openid.provider.begin_sign_in(_redirect_uri(request, site))
     except ProviderUnavailable as error:
         return render_login_form(request, site, target, str(error), 502)
     response = RedirectResponse(url, 303)
@@ -65,7 +65,7 @@ def _start_session(request: Request, site: Site, openid: OpenId, flow: dict[str,
     target = flow.pop("next")
     try:
         claims = openid.provider.finish_sign_in(
-            SignInState(**flow), _redirect_uri(request), request.query_params, openid.grants.claims
+            SignInState(**flow), _redirect_uri(request, site), request.query_params, openid.grants.claims
         )
     except SignInRefused as error:
         return render_login_form(request, site, target, str(error), 401)
@@ -97,10 +97,10 @@ def _start_session(request: Request, site: Site, openid: OpenId, flow: dict[str,
 def show_projects(site: SiteOf, visitor: SignedIn) -> Response:
     """The projects in which the visitor has a role."""
     with site.database.reading() as tx:
-        granted = load_granted_projects(tx, visitor.session.grants) if visitor.session else [visitor.project]
+        by_key = visitor.session.key_id is not None
+        granted = [visitor.project] if by_key else load_granted_projects(tx, visitor.session.grants)
     roles = {
-        project.id: find_role(visitor.session.grants, project.name) if visitor.session else visitor.role
-        for project in granted
+        project.id: visitor.role if by_key else find_role(visitor.session.grants, project.name) for project in granted
     }
     return render_page("projects.html", visitor=visitor, projects=granted, roles=roles)
 
@@ -108,8 +108,6 @@ def show_projects(site: SiteOf, visitor: SignedIn) -> Response:
 @router.post("/projects")
 def switch_project(request: Request, site: SiteOf, visitor: SignedIn, project: Annotated[UUID, Form()]) -> Response:
     """Switch to another project."""
-    if visitor.session is None:
-        raise NotFound
     with site.database.transaction() as tx:
         selected = projects.find_project(tx, project)
         if selected is None or find_role(visitor.session.grants, selected.name) is None:
@@ -132,5 +130,7 @@ def _require_openid(site: Site) -> OpenId:
     return site.openid
 
 
-def _redirect_uri(request: Request) -> str:
-    return f"{request.url.scheme}://{request.url.netloc}{_CALLBACK}"
+def _redirect_uri(request: Request, site: Site) -> str:
+    """Where the provider sends the browser; the address that the operator set goes before what a request says."""
+    base = site.context.public_url or f"{request.url.scheme}://{request.url.netloc}"
+    return f"{base.rstrip('/')}{_CALLBACK}"

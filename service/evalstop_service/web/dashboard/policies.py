@@ -27,6 +27,8 @@ SETTINGS = {
     "min_evals": "evals before a stop",
     "warmup_steps": "steps before a stop",
     "stops_despite": "overridden guards",
+    "stop_on": "stops when it has",
+    "levelled_off_at": "share of its range covered to have levelled off",
 }
 """The fields of a policy other than its members, and their labels."""
 

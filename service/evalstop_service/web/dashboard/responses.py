@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
-from evalstop_service.web.dashboard import formatting, static_files
+from evalstop_service.web.dashboard import documentation, formatting, static_files
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ class SignInRequired(ServiceError):
     """Sign in first."""
 
 
+class SignInOutdated(ServiceError):
+    """Sign in again: a change like this needs a sign-in of the last minutes. The message is the path."""
+
+
 class Forbidden(ServiceError):
     """The visitor's role does not allow this; the message says which role does."""
 
@@ -66,6 +70,7 @@ def _create_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = static_files.asset_url
+    environment.globals["help_is_built"] = documentation.is_built
     environment.filters.update(
         step=formatting.format_step,
         number=formatting.format_number,
@@ -118,6 +123,9 @@ def _error_response(request: Request, error: Exception) -> Response:
                 return RedirectResponse("/login", 303)
             target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             return RedirectResponse(f"/login?next={quote(target, safe='/')}", 303)
+        case SignInOutdated():  # to the page that the form stands on
+            page = "/".join(str(error).split("/")[:2])
+            return RedirectResponse(f"/login?{urlencode({'next': page, 'again': '1'})}", 303)
         case Forbidden():
             return _error_page(403, "Not allowed", str(error))
         case InvalidFormToken():

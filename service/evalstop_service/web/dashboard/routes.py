@@ -11,6 +11,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.dashboard import (
     analysis,
     backtests,
+    documentation,
     not_found,
     observations,
     openid_sign_in,
@@ -39,7 +40,8 @@ PAGES = (
 
 def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
-    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(), openid)
+    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.shares), openid)
+    documentation.install(app)
     for page in PAGES:
         app.include_router(page.router, include_in_schema=False)
 

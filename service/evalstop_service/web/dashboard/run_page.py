@@ -14,7 +14,17 @@ from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, metric_roles
-from evalstop_service.store import decisions, mlflow_runs, observations, outcomes, run_health, runs, series, verdicts
+from evalstop_service.store import (
+    decisions,
+    eval_requests,
+    mlflow_runs,
+    observations,
+    outcomes,
+    run_health,
+    runs,
+    series,
+    verdicts,
+)
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, LatestObservation, PostedObservation
 from evalstop_service.store.runs import Run
@@ -44,6 +54,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         judged = {decision.id: outcomes.find_outcome(tx, run.id, decision.attempt) for decision in on_record}
         changes = verdicts.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
+        asked = eval_requests.list_requests(tx, run.id)
         resumed_from = runs.get_resumed_step(tx, run)
         stored = run_health.load_health(tx, [run.id]).get(run.id)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
@@ -64,6 +75,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         can=_allowed_actions(run, current, site.clock()),
         details_of=formatting.change_details,
         changes=changes,
+        eval_requests=asked[::-1],
         metrics=metrics[:MOST_METRICS],
         recognition=metric_roles.describe_roles(run),
         sources=lambda metric: formatting.role_source(metric_roles.describe_roles(run).sources.get(metric, "")),
@@ -110,6 +122,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "best_checkpoint": _mark(run.best_checkpoint),
             "raw_maximum": _mark(run.raw_maximum),
             "turn_step": _turn_step(run, decision),
+            "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
             "decision": {"step": decision.step, "state": formatting.STATES[decision.state]} if decision else None,
         }
     )

@@ -12,6 +12,8 @@ from fastapi import Response
 from fastapi.responses import PlainTextResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from evalstop_service.web.fair_shares import FairShares
+
 POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15
 SEND_TIMEOUT_SECONDS = 30
@@ -25,34 +27,39 @@ ReadRevision = Callable[[], str | None]
 class Streams:
     """The open streams of a process."""
 
-    def __init__(self, most: int = MOST_STREAMS, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, shares: FairShares, most: int = MOST_STREAMS, poll_seconds: float = POLL_SECONDS) -> None:
+        self._shares = shares
         self._most = most
         self._poll_seconds = poll_seconds
         self._polls = CapacityLimiter(_POLLING_THREADS)
         self.open_count = 0
 
-    def open_stream(self, seen: str, read_revision: ReadRevision) -> Response:
-        """A stream of `changed` events after the revision `seen`; 503 when too many streams are open."""
+    def open_stream(self, who: str, seen: str, read_revision: ReadRevision) -> Response:
+        """A stream of `changed` events after the revision `seen`, for one session; 503 when too many are open, 429 when
+        too many of this session are."""
         if self.open_count >= self._most:
             return PlainTextResponse("too many open pages", 503, {"Retry-After": "30"})
+        if not self._shares.event_streams.has_room(who):
+            return PlainTextResponse("too many open pages of one session", 429, {"Retry-After": "30"})
         return EventSourceResponse(
-            self._send_events(seen, read_revision), ping=HEARTBEAT_SECONDS, send_timeout=SEND_TIMEOUT_SECONDS
+            self._send_events(who, seen, read_revision), ping=HEARTBEAT_SECONDS, send_timeout=SEND_TIMEOUT_SECONDS
         )
 
-    async def _send_events(self, seen: str, read_revision: ReadRevision) -> AsyncIterator[ServerSentEvent]:
+    async def _send_events(self, who: str, seen: str, read_revision: ReadRevision) -> AsyncIterator[ServerSentEvent]:
         self.open_count += 1
         try:
-            while True:
-                try:
-                    revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
-                except (sa.exc.OperationalError, sa.exc.TimeoutError):
-                    revision = seen  # no event until the database answers again
-                if revision is None:
-                    yield ServerSentEvent(event="gone", data="")
-                    return
-                if revision != seen:
-                    seen = revision
-                    yield ServerSentEvent(event="changed", id=revision, data=revision)
-                await anyio.sleep(self._poll_seconds)
+            with self._shares.event_streams.hold(who):  # here, since a stream that is never sent is never closed
+                while True:
+                    try:
+                        revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
+                    except (sa.exc.OperationalError, sa.exc.TimeoutError):
+                        revision = seen  # no event until the database answers again
+                    if revision is None:
+                        yield ServerSentEvent(event="gone", data="")
+                        return
+                    if revision != seen:
+                        seen = revision
+                        yield ServerSentEvent(event="changed", id=revision, data=revision)
+                    await anyio.sleep(self._poll_seconds)
         finally:
             self.open_count -= 1

@@ -1,4 +1,4 @@
-"""Signed values: sessions and sign-in links of keys, OpenID sign-ins in progress, and form tokens."""
+"""Signed values: sign-in links of keys, OpenID sign-ins in progress, and form tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from itsdangerous import BadData, Signer, TimestampSigner, URLSafeTimedSerialize
 from evalstop_service.clock import Clock
 
 SESSION_SECONDS = 7 * 24 * 3600
+"""Of a session by a key."""
+
+FRESH_SECONDS = 900
+"""After a sign-in, in which changes that let more be ended, or more people in, need no other."""
+
 LINK_SECONDS = 12 * 3600
 FLOW_SECONDS = 600
 
@@ -21,20 +26,11 @@ class Sessions:
     def __init__(self, secret: str, clock: Clock) -> None:
         self._flow = _serializer(secret, "evalstop.openid", clock)
         self._form = Signer(secret, salt="evalstop.form", key_derivation="hmac", digest_method=hashlib.sha256)
-        self._session = _serializer(secret, "evalstop.session", clock)
         self._link = _serializer(secret, "evalstop.link", clock)
-
-    def sign_session(self, key_id: UUID) -> str:
-        """The value of a session cookie, valid for a week."""
-        return _dump(self._session, key_id)
 
     def sign_link(self, key_id: UUID) -> str:
         """The token of a sign-in link, valid for twelve hours."""
         return _dump(self._link, key_id)
-
-    def read_session(self, text: str) -> UUID | None:
-        """The key of a session cookie; None when it is forged or expired."""
-        return _load(self._session, text, SESSION_SECONDS)
 
     def read_link(self, text: str) -> UUID | None:
         """The key of a sign-in token; None when it is forged or expired."""

@@ -11,13 +11,15 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import pause as pausing
-from evalstop_service.errors import Invalid
+from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
+from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import (
     ProjectChange,
     RolePatterns,
     change_project_settings,
     parse_form,
+    parse_names,
 )
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys
@@ -25,7 +27,7 @@ from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
-from evalstop_service.web.dashboard.visitor import Admin, Operator, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 
 router = APIRouter(prefix="/settings", route_class=PageRoute)
 
@@ -46,18 +48,20 @@ class Setting:
     choices: tuple[str, ...] = ()
 
 
+MODES = ("shadow", "enforce")
+
 GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     (
         "New runs",
         (
             Setting("default_policy", "Policy", "NAME or NAME@VERSION; open runs keep theirs"),
+            Setting("default_mode", "Mode", "shadow: stops are recorded and not carried out", choices=MODES),
+            Setting("max_mode", "Highest mode", "shadow: nothing is stopped, whatever trainers ask for", choices=MODES),
             Setting(
-                "default_mode",
-                "Mode",
-                "shadow: stops are recorded and not carried out",
-                "",
-                None,
-                ("shadow", "enforce"),
+                "allowed_policies",
+                "Allowed policies",
+                "that a trainer may ask for, besides the project's; separated by commas",
+                empty="any",
             ),
         ),
     ),
@@ -106,22 +110,23 @@ def show_settings(site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.post("")
-async def change_settings(request: Request, site: SiteOf, visitor: Admin) -> Response:
+async def change_settings(request: Request, site: SiteOf, visitor: FreshAdmin) -> Response:
     """Change settings."""
     form = await request.form()
     return await run_in_threadpool(_save_settings, site, visitor, {name: str(value) for name, value in form.items()})
 
 
 def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Response:
-    changes: dict[str, str | None] = {}
+    changes: dict[str, str | list[str] | None] = {}
     for setting in SETTINGS:
         if setting.name in written:
             text = written[setting.name].strip()
-            changes[setting.name] = None if not text and setting.empty is not None else text
+            value = parse_names(text) if setting.name == "allowed_policies" else text
+            changes[setting.name] = None if not text and setting.empty is not None else value
     try:
         change = parse_form(ProjectChange, changes)
         change_project_settings(site.database, visitor.author(site.clock()), change)
-    except Invalid as error:
+    except (Invalid, Conflict) as error:
         return _render_settings(site, visitor, problem=str(error), written=written, status=422)
     return RedirectResponse(_PATH, 303)
 
@@ -155,7 +160,7 @@ def resume_project(site: SiteOf, visitor: Operator) -> Response:
 @router.post("/keys")
 def create_key(
     site: SiteOf,
-    visitor: Admin,
+    visitor: FreshAdmin,
     name: Annotated[str, Form()] = "",
     scopes: Annotated[list[str] | None, Form()] = None,
 ) -> Response:
@@ -174,6 +179,13 @@ def revoke_key(key_id: UUID, site: SiteOf, visitor: Admin) -> Response:
     """Revoke a key."""
     api_keys.revoke_key(site.database, site.context.key_cache, visitor.author(site.clock()), key_id)
     return RedirectResponse(f"{_PATH}#keys", 303)
+
+
+@router.post("/sessions/{session_id}/end")
+def end_session(session_id: UUID, site: SiteOf, visitor: Admin) -> Response:
+    """End a session."""
+    people.end_session(site.database, visitor.author(site.clock()), session_id)
+    return RedirectResponse(f"{_PATH}#sessions", 303)
 
 
 @router.get("/audit")
@@ -201,6 +213,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
         listed = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
+        open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "secret": None, "written": {}} | overrides
     project = visitor.project
     return render_page(
@@ -215,7 +228,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         ],
         patterns=values["written"].get("patterns") or "\n".join(map(_format_pattern, project.role_patterns)),
         keys=sorted(listed, key=lambda key: (key.revoked_at is not None, key.created_at)),
-        scopes=SCOPES,
+        sessions=open_sessions,
         members=[grant for grant in site.openid.grants.entries if grant.project in (project.name, EVERY)]
         if site.openid
         else [],
@@ -225,6 +238,8 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
 
 def _field_value(project: Project, setting: Setting, written: dict[str, str]) -> str:
     value = getattr(project, setting.name)
+    if isinstance(value, list):
+        value = ", ".join(value)
     stored = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return written.get(setting.name, stored)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from datetime import timedelta
 from typing import Annotated
 from urllib.parse import urlencode
-from uuid import UUID
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
+from evalstop_service.errors import TooOften
 from evalstop_service.store import keys, sessions
+from evalstop_service.store.keys import Key
+from evalstop_service.store.sessions import Session
+from evalstop_service.web.context import read_address
 from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, SIGN_IN_FORM, delete_cookie, set_cookie
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sessions import SESSION_SECONDS
@@ -18,7 +23,9 @@ from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf, find_
 
 router = APIRouter(route_class=PageRoute)
 
+_SIGN_IN_AGAIN = "Sign in again: what you wanted to change needs a sign-in of the last minutes."
 _UNKNOWN_KEY = "No active key has this secret. Keys start with esk_ and are shown once, when they are created."
+_TOO_OFTEN = "Too many wrong keys came from your address. Try again in"
 _INSUFFICIENT_KEY = "This key cannot sign in: it needs a project and the scope read."
 _INVALID_LINK = "This sign-in link is expired or invalid. Restart the service for a new one."
 _CROSS_SITE_FORM = "The form was sent from another site, or your browser blocks cookies. Sign in here instead."
@@ -29,15 +36,16 @@ def show_login(request: Request, site: SiteOf, token: str | None = None) -> Resp
     """The sign-in form. A signed link signs in without it."""
     target = safe_path(request.query_params.get("next", "/"))
     if token is None:
-        return render_login_form(request, site, target)
+        again = _SIGN_IN_AGAIN if "again" in request.query_params else None
+        return render_login_form(request, site, target, again)
     key_id = site.sessions.read_link(token)
     with site.database.reading() as tx:
-        key = keys.find_key(tx, key_id) if key_id else None
+        key = keys.find_key(tx, key_id, site.clock()) if key_id else None
     if key is None or not may_view(key):
         return render_login_form(request, site, target, _INVALID_LINK, 401)
     # Browsers do not send a strict cookie after a redirect that began on another site, such as a link in a chat, so
     # this is a page that goes on by itself.
-    return _start_session(render_page("signed_in.html", visitor=None, target=target), request, site, key.id)
+    return _start_session(render_page("signed_in.html", visitor=None, target=target), request, site, key)
 
 
 @router.post("/login")
@@ -53,13 +61,15 @@ def sign_in(
     form_id = request.cookies.get(SIGN_IN_FORM, "")
     if is_cross_site(request) or not form_id or not site.sessions.verify_form_token(form_id, csrf):
         return render_login_form(request, site, target, _CROSS_SITE_FORM, 403)
-    with site.database.reading() as tx:
-        authenticated = keys.authenticate_key(tx, key.strip())
+    try:
+        authenticated = site.context.key_cache.authenticate(key.strip(), read_address(request))
+    except TooOften as error:
+        return render_login_form(request, site, target, f"{_TOO_OFTEN} {math.ceil(error.seconds)} seconds.", 429)
     if authenticated is None:
         return render_login_form(request, site, target, _UNKNOWN_KEY, 401)
     if not may_view(authenticated):
         return render_login_form(request, site, target, _INSUFFICIENT_KEY, 403)
-    return _start_session(RedirectResponse(target, 303), request, site, authenticated.id)
+    return _start_session(RedirectResponse(target, 303), request, site, authenticated)
 
 
 @router.get("/session")
@@ -70,11 +80,10 @@ def show_session(request: Request, site: SiteOf) -> Response:
 
 
 @router.post("/logout")
-def sign_out(request: Request, site: SiteOf, visitor: SignedIn) -> Response:
-    """Delete the session cookie. An OpenID session also ends on the server."""
-    if visitor.session is not None:
-        with site.database.transaction() as tx:
-            sessions.delete_session(tx, request.cookies[SESSION])
+def sign_out(site: SiteOf, visitor: SignedIn) -> Response:
+    """End the session and delete its cookie."""
+    with site.database.transaction() as tx:
+        sessions.delete_session(tx, visitor.session.id)
     response = RedirectResponse("/login", 303)
     delete_cookie(response, SESSION)
     delete_cookie(response, PROJECT)
@@ -109,7 +118,11 @@ def render_login_form(
     return response
 
 
-def _start_session(response: Response, request: Request, site: Site, key_id: UUID) -> Response:
-    set_cookie(response, request, SESSION, site.sessions.sign_session(key_id), SESSION_SECONDS)
+def _start_session(response: Response, request: Request, site: Site, key: Key) -> Response:
+    now = site.clock()
+    session = Session("", "", key.name, {}, now, now + timedelta(seconds=SESSION_SECONDS), key.id)
+    with site.database.transaction() as tx:
+        token = sessions.create_session(tx, session)
+    set_cookie(response, request, SESSION, token, SESSION_SECONDS)
     delete_cookie(response, PROJECT)
     return response

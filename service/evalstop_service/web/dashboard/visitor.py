@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import NotFound
+from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
 from evalstop_service.store import keys, projects, runs, sessions
@@ -21,11 +22,11 @@ from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
-from evalstop_service.web.context import Context
+from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.dashboard.cookies import PROJECT, SESSION
-from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInRequired
+from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
 from evalstop_service.web.dashboard.server_sent_events import Streams
-from evalstop_service.web.dashboard.sessions import Sessions
+from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,23 @@ class Site:
 class Visitor:
     """A person who looks at a project, with their role in it.
 
-    `actor` is their name in the audit log, `csrf` the token of their forms. `session` is None for those who signed in
-    with a key.
+    `actor` is their name in the audit log, `csrf` the token of their forms.
     """
 
     project: Project
     role: VisitorRole
     actor: str
     csrf: str
-    session: Session | None = None
+    session: Session
 
     @property
     def can_switch_project(self) -> bool:
         """Whether they may switch to another project."""
-        return self.session is not None and (len(self.session.grants) > 1 or EVERY in self.session.grants)
+        return len(self.session.grants) > 1 or EVERY in self.session.grants
+
+    def has_just_signed_in(self, now: datetime) -> bool:
+        """Whether their sign-in is fresh."""
+        return (now - self.session.created_at).total_seconds() <= FRESH_SECONDS
 
     def load_run(self, tx: Transaction, run_id: UUID) -> Run:
         """A run of their project; raises NotFound."""
@@ -111,20 +115,19 @@ def may_view(key: Key | None) -> bool:
 def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     """The visitor of a request's cookie, if their key or session is still valid."""
     cookie = request.cookies.get(SESSION, "")
-    form_token = site.sessions.form_token(cookie)
-    if cookie.startswith(sessions.PREFIX):
-        session = sessions.find_session(tx, cookie, site.clock())
-        project = _selected_project(tx, session, request.cookies.get(PROJECT, "")) if session else None
-        role = find_role(session.grants, project.name) if session and project else None
-        if session is None or project is None or role is None:
-            return None
-        return Visitor(project, role, user_actor(session), form_token, session)
-    key_id = site.sessions.read_session(cookie)
-    key = keys.find_key(tx, key_id) if key_id else None
-    role = role_of_scopes(key.scopes) if key else None
-    if key is None or key.project_id is None or role is None:
+    session = sessions.find_session(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
+    if session is None:
         return None
-    return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form_token)
+    form_token = site.sessions.form_token(cookie)
+    if session.key_id is not None:
+        key = keys.find_key(tx, session.key_id, site.clock())
+        role = role_of_scopes(key.scopes) if key and may_come_from(key, read_address(request)) else None
+        if key is None or key.project_id is None or role is None:
+            return None
+        return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form_token, session)
+    project = _selected_project(tx, session, request.cookies.get(PROJECT, ""))
+    role = find_role(session.grants, project.name) if project else None
+    return Visitor(project, role, user_actor(session), form_token, session) if project and role else None
 
 
 def user_actor(session: Session) -> str:
@@ -200,3 +203,13 @@ Operator = Annotated[Visitor, Depends(_require_role(VisitorRole.OPERATOR))]
 
 Admin = Annotated[Visitor, Depends(_require_role(VisitorRole.ADMIN))]
 """A visitor with the role admin: settings, keys, endpoints."""
+
+
+def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin) -> Visitor:
+    if not visitor.has_just_signed_in(site.clock()):
+        raise SignInOutdated(request.url.path)
+    return visitor
+
+
+FreshAdmin = Annotated[Visitor, Depends(_require_fresh_sign_in)]
+"""An admin who has just signed in: what lets more be ended, or more people in."""

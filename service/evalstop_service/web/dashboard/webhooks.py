@@ -25,6 +25,7 @@ from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks.channels import Format, render_body
 from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges
+from evalstop_service.webhooks.links import add_url
 
 router = APIRouter(prefix="/webhooks", route_class=PageRoute)
 
@@ -63,7 +64,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         delivery=delivery,
         host=_host(delivery),
         attempts=attempts,
-        body=render_body(content.format, content.body),
+        body=render_body(content.format, add_url(content.body, site.context.public_url, delivery.run_id)),
     )
 
 

@@ -6,11 +6,13 @@ Who sends it is looked at before anything of it is held.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from uuid import UUID
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.web.context import UNAUTHORIZED
-from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, SIGN_IN, HeldBodies, Room, Sender, is_veto_path
+from evalstop_service.web.decision_paths import SIGN_IN, is_veto_path
+from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, HeldBodies, Room, Sender
 from evalstop_service.web.problems import Problem, answer, problem_of
 
 MOST_PARTS = 1_100_000
@@ -44,7 +46,7 @@ class BodyLimit:
 
     A body is handed on when it has come whole.
     `identify`: who sends a request, by its head. `unheard` is called when a veto or pause of somebody who may give
-    it, or a sign-in, is answered that the service failed.
+    it, or a sign-in, is answered that the service failed, with the project if that is known.
     `streamed`, and all `streamed_below`: paths whose routes hold little of a body at a time, and see to its limits by
     themselves. `refusal`: a problem as the answer to a request for a path.
     """
@@ -55,7 +57,7 @@ class BodyLimit:
         max_bytes: int,
         held: HeldBodies,
         identify: Callable[[Scope], Awaitable[Sender]],
-        unheard: Callable[[], None],
+        unheard: Callable[[UUID | None], None],
         streamed: Collection[str] = (),
         streamed_below: tuple[str, ...] = (),
         refusal: Callable[[Problem, str], ASGIApp] = answer,
@@ -72,6 +74,10 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._streamed or scope["path"].startswith(self._streamed_below):
             await self._app(scope, receive, send)
+            return
+        if "\0" in scope["path"]:
+            problem = Problem(404, "Not found", "no path holds the character NUL; /docs shows what there is")
+            await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if headers.get(b"content-encoding", "identity").lower() != "identity":
@@ -94,7 +100,7 @@ class BodyLimit:
 
         def note_failure() -> None:
             if is_veto_path(path) and (path == SIGN_IN or sender is None or sender.operates):
-                self._unheard()
+                self._unheard(None if sender is None else sender.project_id)
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 500:

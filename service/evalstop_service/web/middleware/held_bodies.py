@@ -2,7 +2,7 @@
 
 | pool | for | in all | a sender |
 |---|---|---|---|
-| decisions | short bodies of operators: vetoes, pauses, reports | 8 MiB | 1 MiB |
+| decisions | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB |
 | sign-in | the sign-in form | 4 MiB | 256 KiB an address |
 | short | bodies up to 64 KiB of any key or session | 16 MiB | 4 MiB |
 | long | other bodies of a key or session | 64 MiB | 16 MiB, or one body if that may be longer |
@@ -11,35 +11,29 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
+from uuid import UUID
+
+from evalstop_service.web.decision_paths import SIGN_IN, is_decision_path
 
 SHORT_BYTES = 64 * 1024
 """Of a short body, and the most that is held without a valid key or session."""
 
-SIGN_IN = "/login"
-
 _MEBIBYTE = 2**20
-
-_VETOES = re.compile(r"/api/v1/(decisions/[^/]+/veto|project/pause)|/decisions/[^/]+/veto|/settings/pause|/login")
-
-_DECIDES = re.compile(
-    r"/api/v1/(decisions/[^/]+/(veto|undo|release|report)|project/(pause|resume)|runs/[^/]+/stop)"
-    r"|/decisions/[^/]+/(veto|undo|release)|/settings/(pause|resume)|/runs/[^/]+/stop"
-    r"|/api/v1/pull/endpoints/[^/]+/(claim|settle)"
-)
 
 
 @dataclass(frozen=True)
 class Sender:
     """Who sends a request, as its head shows. `name` is a key, a session or an address; `known`: a valid key or
-    session; `operates`: it may veto."""
+    session; `operates`: it may veto in `project_id`; `reports`: it may say there what became of a stop."""
 
     name: str
     known: bool = False
     operates: bool = False
+    reports: bool = False
+    project_id: UUID | None = None
 
 
 class Room(Enum):
@@ -94,14 +88,4 @@ class HeldBodies:
             return self._strangers
         if declared_bytes is None or declared_bytes > SHORT_BYTES:
             return self.long
-        return self._decisions if sender.operates and is_decision_path(path) else self._short
-
-
-def is_decision_path(path: str) -> bool:
-    """Whether people stay in charge, or receivers report, by this path."""
-    return _DECIDES.fullmatch(path) is not None
-
-
-def is_veto_path(path: str) -> bool:
-    """Whether a veto or a pause may come by this path, or the sign-in that it needs."""
-    return _VETOES.fullmatch(path) is not None
+        return self._decisions if sender.reports and is_decision_path(path) else self._short

@@ -25,6 +25,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from evalstop_service.web.problem_kinds import OTHER
+
 MIN_BYTES_PER_SECOND = 64 * 1024
 """The pace that a request or an answer of any size must keep up."""
 
@@ -244,7 +246,14 @@ def _waiting_since(connection: LimitedConnection) -> float:
 
 def _answer(status: int, detail: str) -> bytes:
     title = HTTPStatus(status).phrase
-    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "instance": ""}
+    problem = {
+        "type": OTHER.uri,
+        "code": OTHER.code,
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "instance": "",
+    }
     body = json.dumps(problem).encode()
     again = "Retry-After: 1\r\n" if status == 503 else ""
     head = (

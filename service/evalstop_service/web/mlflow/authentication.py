@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
 
 from evalstop_service.store.keys import Key
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.context import Caller, Context, allowed
+from evalstop_service.web.context import Caller, Context, allowed, read_address
 from evalstop_service.web.problems import Problem
 
 _UNAUTHENTICATED = Problem(
@@ -30,7 +29,7 @@ async def authenticate_request(request: Request) -> Key:
     secret = read_secret(request.headers.get("authorization", ""))
     key = None
     if secret is not None:
-        key = context.key_cache.get(secret) or await run_in_threadpool(context.key_cache.authenticate, secret)
+        key = await context.key_cache.authenticate_together(secret, read_address(request))
     if key is None:
         raise _UNAUTHENTICATED
     return key
@@ -57,9 +56,11 @@ class MlflowRoute(JsonRoute):
     insist = staticmethod(authenticate_request)
 
 
-def _require_scope(*scopes: str) -> Callable[[Key], Caller]:
-    def authorize(key: Annotated[Key, Depends(authenticate_request)]) -> Caller:
-        return allowed(key, *scopes)
+def _require_scope(*scopes: str) -> Callable[..., AsyncIterator[Caller]]:
+    async def authorize(key: Annotated[Key, Depends(authenticate_request)], request: Request) -> AsyncIterator[Caller]:
+        granted, context = allowed(key, *scopes), request.app.state.context
+        with context.shares.reports.hold(granted.sender):
+            yield granted
 
     return authorize
 

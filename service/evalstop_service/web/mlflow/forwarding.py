@@ -25,6 +25,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import open_run
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -213,7 +214,7 @@ class Forwarder:
         )
         own = {FORWARDED_RUN: str(created["run"]["info"]["run_id"])}
         relabeled = open_run.relabel_run(
-            self._database, run.project_id, run.id, lambda known: own | known, self._clock()
+            self._database, run.project_id, run.id, lambda known: own | known, SERVICE, self._clock()
         )
         return relabeled.labels[FORWARDED_RUN]
 

@@ -2,7 +2,7 @@
 
 A tag is stored as the label of its name, so that `gpus`, `slurm_job_id` or `evalstop.preset` can be set as tags; a
 param is kept apart, so that hundreds of them leave room for labels. Tags that start with `evalstop.` (except
-`evalstop.preset`) and tags that the service itself sets are ignored.
+`evalstop.preset` and `evalstop.obeyed`) and tags that the service itself sets are ignored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ USER = "mlflow.user"
 FORWARDED_RUN = "mlflow.tee_run_id"
 """The id of the run's copy on the MLflow server that requests are forwarded to."""
 PRESET = "evalstop.preset"
+OBEYED = "evalstop.obeyed"
+"""The decision for which the trainer ends the run."""
 OWN = "evalstop."
 
 MOST_PARAMS = 2000
@@ -71,7 +73,7 @@ def merge_items(
 
 def is_client_tag(name: str) -> bool:
     """Whether clients may set and delete the tag of this name."""
-    return name == PRESET or not (name in ("", EXPERIMENT, FORWARDED_RUN) or name.startswith(OWN))
+    return name in (PRESET, OBEYED) or not (name in ("", EXPERIMENT, FORWARDED_RUN) or name.startswith(OWN))
 
 
 def clean_text(text: str) -> str:

@@ -10,11 +10,13 @@ from uuid import UUID, uuid5
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import decisions, experiments, mlflow_runs, observations
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.experiments import DEFAULT_NAME, DEFAULT_NUMBER, Experiment
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.observations import StoredObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
+from evalstop_service.web.context import Context
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
 from evalstop_service.web.mlflow.requests import Document, to_milliseconds
@@ -89,13 +91,12 @@ def load_recorded(tx: Transaction, page: Sequence[Run], artifacts: ArtifactFolde
     return recorded
 
 
-def run_documents(tx: Transaction, page: Sequence[RecordedRun], now: datetime) -> Iterator[Document]:
+def run_documents(tx: Transaction, page: Sequence[RecordedRun], context: Context) -> Iterator[Document]:
     """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
     on_record = decisions.load_decisions(tx, [recorded.run.id for recorded in page])
     for recorded in page:
         run = recorded.run
         decision = on_record.get(run.id)
-        should_stop = decision is not None and decision.attempt == run.attempt and decision.stops(now)
         updated = to_milliseconds(run.updated_at)
         metrics = [
             {"key": item.metric, "value": encode_number(item.value), "step": item.step, "timestamp": updated}
@@ -104,7 +105,7 @@ def run_documents(tx: Transaction, page: Sequence[RecordedRun], now: datetime) -
         data = {
             "metrics": metrics,
             "params": _pair_documents(recorded.mlflow_run.params),
-            "tags": _pair_documents(run.labels | _verdict_tags(run, should_stop)),
+            "tags": _pair_documents(run.labels | _verdict_tags(run, decision, context)),
         }
         yield {
             "info": run_info(recorded),
@@ -148,12 +149,20 @@ def history_document(points: Iterable[StoredObservation], metric: str) -> list[D
     ]
 
 
-def _verdict_tags(run: Run, should_stop: bool) -> dict[str, str]:
+def _verdict_tags(run: Run, decision: Decision | None, context: Context) -> dict[str, str]:
+    stops = decision is not None and decision.stops(context.clock())
     tags = {
-        "evalstop.should_stop": "true" if should_stop else "false",
+        "evalstop.mode": run.mode,
+        "evalstop.should_stop": "true" if stops else "false",
         "evalstop.verdict": run.verdict.verdict,
         "evalstop.reason": run.verdict.reason,
     }
+    if decision is not None:
+        tags["evalstop.decision"] = str(decision.id)
+        tags["evalstop.decision_state"] = decision.state
+        tags["evalstop.decision_reason"] = decision.state_reason
+    if (url := context.locate_run(run.id)) is not None:
+        tags["evalstop.url"] = url
     if run.best_checkpoint is not None:
         tags["evalstop.best_checkpoint"] = run.best_checkpoint.uri
     return tags

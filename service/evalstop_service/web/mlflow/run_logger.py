@@ -7,18 +7,22 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
+from evalstop_detectors import derive_total_steps, find_total_steps
+from evalstop_detectors.roles.planned_length import EPOCH
 from fastapi import Depends, Request
 from msgspec.structs import replace
 
+from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import mlflow_runs, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
-from evalstop_service.web.context import Commit, Db, Now
+from evalstop_service.web.context import Commit, Ctx, Db, Now
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.authentication import Ingest
 from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
@@ -33,11 +37,21 @@ CHECKPOINT = "evalstop.checkpoint."
 class RunLogger:
     """Stores what a client logs, counts what cannot be stored, and forwards the request."""
 
-    def __init__(self, request: Request, caller: Ingest, committer: Commit, database: Db, now: Now) -> None:
-        self.project_id, self.database, self.now = caller.project_id, database, now
+    def __init__(
+        self, request: Request, caller: Ingest, context: Ctx, committer: Commit, database: Db, now: Now
+    ) -> None:
+        self.project_id, self.key, self.actor = caller.project_id, caller.key, caller.actor
+        self.context, self.database, self.now = context, database, now
         self._committer = committer
         self._service_metrics: ServiceMetrics = request.app.state.service_metrics
         self._forwarder: Forwarder | None = request.app.state.forwarder
+
+    def finish_run(self, run_id: UUID, status: RunStatus) -> None:
+        """End a run; a tag that names the decision for which its trainer ended it makes the decision obeyed."""
+        with self.database.reading() as tx:
+            tag = load_run(tx, self.project_id, run_id).labels.get(labels.OBEYED, "")
+        obeyed = UUID(tag) if status is RunStatus.COMPLETED and is_uuid(tag) else None
+        commands.finish_run(self.database, self.project_id, run_id, status, self.now, obeyed=obeyed, actor=self.actor)
 
     def store_tags(self, run_id: UUID, tags: list[Item]) -> None:
         """Store tags as labels, up to the limits; tags with checkpoints register those."""
@@ -48,7 +62,7 @@ class RunLogger:
             merged, dropped = labels.merge_tags(known, tags)
             return merged
 
-        open_run.relabel_run(self.database, self.project_id, run_id, merge, self.now)
+        open_run.relabel_run(self.database, self.project_id, run_id, merge, self.actor, self.now, self.key)
         self._count_dropped("label", dropped)
         self.register_checkpoints(run_id, tags)
 
@@ -63,6 +77,8 @@ class RunLogger:
 
         self.change_mlflow_run(run_id, merge)
         self._count_dropped("param", dropped)
+        if total_steps := find_total_steps(dict(params)):
+            self._tell_total_steps(run_id, total_steps)
 
     def change_mlflow_run(self, run_id: UUID, change: Callable[[MlflowRun], MlflowRun]) -> None:
         """Change what is on record of a run beyond its labels. Raises MlflowError, and Conflict if it was pruned."""
@@ -85,11 +101,17 @@ class RunLogger:
                 self._register_checkpoint(run_id, int(step), uri)
 
     def store_metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
-        """Store values of metrics. A stored value is never overwritten."""
+        """Store values of metrics. A stored value is never overwritten. An epoch may tell the length of the run."""
         points = [point for metric in metrics if (point := metric.to_observation()) is not None]
         self._count_dropped("step", len(metrics) - len(points))
         if points:
-            self._committer.submit_and_wait(Message(self.project_id, run_id, Observations(tuple(points))))
+            receipt = self._committer.submit_and_wait(Message(self.project_id, run_id, Observations(tuple(points))))
+            epoch = next((point for point in points if point.metric == EPOCH), None)
+            if epoch is not None and receipt.run.total_steps is None:
+                with self.database.reading() as tx:
+                    params = mlflow_runs.load_mlflow_runs(tx, [run_id])[run_id].params
+                if total_steps := derive_total_steps(params, epoch.value, epoch.step):
+                    self._tell_total_steps(run_id, total_steps)
         else:
             with self.database.reading() as tx:
                 load_run(tx, self.project_id, run_id)
@@ -98,6 +120,9 @@ class RunLogger:
         """Forward the request to the other MLflow server, if one is configured."""
         if self._forwarder is not None:
             self._forwarder.enqueue(ForwardedRequest(self.project_id, run_id, path, msgspec.json.encode(body)))
+
+    def _tell_total_steps(self, run_id: UUID, total_steps: int) -> None:
+        open_run.tell_total_steps(self.database, self.project_id, run_id, total_steps, self.actor, self.now)
 
     def _register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
         try:

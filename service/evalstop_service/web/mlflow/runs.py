@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter
 from msgspec.structs import replace
 
-from evalstop_service.decisions import commands
 from evalstop_service.ingest import open_run
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import mlflow_runs, observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
-from evalstop_service.web.context import Db, Now
+from evalstop_service.web.context import Context, Ctx, Db
 from evalstop_service.web.mlflow import labels, responses, search
 from evalstop_service.web.mlflow.artifact_folder import SCHEME, ArtifactFolder
 from evalstop_service.web.mlflow.artifacts import Artifacts, file_documents
@@ -64,20 +62,20 @@ def create_run(body: CreateRun, logger: Logger, artifacts: Artifacts) -> Documen
         if experiment.reference is not None:
             name = f"{experiment.name}/{name}"
             run_labels |= {labels.EXPERIMENT: experiment.name}
-        request = open_run.OpenRequest(name, recognise=True, labels=run_labels)
+        request = open_run.OpenRequest(name, recognise=True, labels=run_labels, actor=logger.actor, key=logger.key)
         run = open_run.create_run(tx, logger.project_id, request, logger.now)
         mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, experiment.reference, start_time=body.start_time))
     logger.register_checkpoints(run.id, tags)
     logger.forward(run.id, None, {})
     with logger.database.reading() as tx:
-        return {"run": _describe(tx, run, logger.now, artifacts)}
+        return {"run": _describe(tx, run, logger.context, artifacts)}
 
 
 @router.get("/runs/get")
 def get_run(
     caller: ReadOrIngest,
+    context: Ctx,
     database: Db,
-    now: Now,
     artifacts: Artifacts,
     run_id: str | None = None,
     run_uuid: str | None = None,
@@ -85,7 +83,7 @@ def get_run(
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
-        return {"run": _describe(tx, run, now, artifacts)}
+        return {"run": _describe(tx, run, context, artifacts)}
 
 
 @router.post("/runs/update")
@@ -94,8 +92,7 @@ def update_run(body: UpdateRun, logger: Logger, artifacts: Artifacts) -> Documen
     run_id = parse_run_id(body.run_id or body.run_uuid)
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
-            ended = RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED
-            commands.finish_run(logger.database, logger.project_id, run_id, ended, logger.now)
+            logger.finish_run(run_id, RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED)
             if body.end_time is not None:
                 logger.change_mlflow_run(run_id, lambda known: replace(known, end_time=body.end_time))
         case "RUNNING":
@@ -181,7 +178,7 @@ def delete_tag(body: DeleteTag, logger: Logger) -> Document:
             raise not_found(f"No tag with name: {body.key} in run with id {run_id.hex}")
         return {key: value for key, value in known.items() if key != body.key}
 
-    open_run.relabel_run(logger.database, logger.project_id, run_id, remove, logger.now)
+    open_run.relabel_run(logger.database, logger.project_id, run_id, remove, logger.actor, logger.now, logger.key)
     logger.forward(run_id, "runs/delete-tag", _dump_request(body))
     return {}
 
@@ -222,7 +219,7 @@ def log_model(body: RunBody, logger: Logger) -> Document:
 
 
 @router.post("/runs/search")
-def search_runs(body: SearchRuns, caller: Read, database: Db, now: Now, artifacts: Artifacts) -> Document:
+def search_runs(body: SearchRuns, caller: Read, context: Ctx, database: Db, artifacts: Artifacts) -> Document:
     """The runs of experiments that match, the newest first unless another order is wanted."""
     clauses = search.parse_filter(body.filter, search.RUNS)
     orders = [*search.parse_orders(body.order_by, search.RUNS), *_NEWEST_FIRST]
@@ -238,7 +235,7 @@ def search_runs(body: SearchRuns, caller: Read, database: Db, now: Now, artifact
         matching = [run for run in scanned if run.id in fields and search.matches(clauses, fields[run.id])]
         ordered = search.sort(matching, orders, lambda run: fields[run.id])
         page, token = paginate(ordered, body.offset, body.max_results)
-        return {"runs": list(responses.run_documents(tx, load_recorded(tx, page, artifacts), now)), **token}
+        return {"runs": list(responses.run_documents(tx, load_recorded(tx, page, artifacts), context)), **token}
 
 
 @router.get("/artifacts/list")
@@ -261,8 +258,8 @@ def list_artifacts(
     return {"root_uri": root, "files": files if root.startswith(SCHEME) else []}
 
 
-def _describe(tx: Transaction, run: Run, now: datetime, artifacts: ArtifactFolder) -> Document:
-    return next(responses.run_documents(tx, load_recorded(tx, [run], artifacts), now))
+def _describe(tx: Transaction, run: Run, context: Context, artifacts: ArtifactFolder) -> Document:
+    return next(responses.run_documents(tx, load_recorded(tx, [run], artifacts), context))
 
 
 def _fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> search.Fields:

@@ -43,6 +43,7 @@ class _Event(Struct):
     type: EventType
     timestamp: str
     data: _Data
+    url: str | None = None
 
 
 def render_message(body: str) -> str:
@@ -51,7 +52,8 @@ def render_message(body: str) -> str:
     text = _headline(event)
     blocks = [_section(text)]
     blocks += [_section(f"*{name}*: {_escape(detail)}") for name, detail in _details(event.data)]
-    blocks.append({"type": "context", "elements": [_mrkdwn(" · ".join(map(_escape, _context(event))))]})
+    context = [*map(_escape, _context(event)), *([f"<{event.url}|Open in EvalStop>"] if event.url else [])]
+    blocks.append({"type": "context", "elements": [_mrkdwn(" · ".join(context))]})
     return msgspec.json.encode({"text": text, "blocks": blocks}).decode()
 
 

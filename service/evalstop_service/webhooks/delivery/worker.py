@@ -60,6 +60,7 @@ from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.wakeup import Wakeup
+from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 
 log = logging.getLogger(__name__)
@@ -121,10 +122,12 @@ class DeliveryWorker:
         limits: WorkerLimits | None = None,
         breaker: BreakerLimits | None = None,
         encryption: Encryption | None = None,
+        public_url: str | None = None,
         service_metrics: ServiceMetrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._database = database
+        self._public_url = public_url
         self._sender = sender
         self._clock = clock
         self._chance = chance
@@ -313,7 +316,7 @@ class DeliveryWorker:
         return FinishedAttempt(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
     async def _send(self, claimed: ClaimedDelivery, now: datetime) -> Answer:
-        body = render_body(claimed.format, claimed.body).encode()
+        body = render_body(claimed.format, add_url(claimed.body, self._public_url, claimed.run_id)).encode()
         try:
             headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:

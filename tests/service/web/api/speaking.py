@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from evalstop_service.web.problem_kinds import PROBLEM_KINDS
+
+from tests.fixtures.subscriptions import EVERY_EVENT
 
 FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
 """Three declines: the paper's rule stops at step 4."""
 
-ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": ["*"], "format": "standard"}
+ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": EVERY_EVENT, "format": "standard"}
 
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/projects"): {
@@ -43,8 +47,21 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PUT", "/project/role-patterns"): {
         "role_patterns": [{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}]
     },
-    ("POST", "/keys"): {"name": "k", "scopes": ["ingest"]},
-    ("POST", "/projects/{project_id}/keys"): {"name": "k", "scopes": ["ingest"]},
+    ("POST", "/keys"): {
+        "name": "k",
+        "scopes": ["report"],
+        "expires_at": "2126-01-01T00:00:00Z",
+        "networks": ["127.0.0.0/8"],
+        "endpoint_ids": [],
+    },
+    ("POST", "/keys/{key_id}/rotate"): {"overlap_seconds": 60.0},
+    ("POST", "/projects/{project_id}/keys"): {
+        "name": "k",
+        "scopes": ["ingest"],
+        "expires_at": None,
+        "networks": [],
+        "endpoint_ids": [],
+    },
     ("POST", "/policies"): {
         "name": "patient",
         "description": "d",
@@ -63,9 +80,11 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "policy": "paper",
         "mode": "enforce",
         "total_steps": 100,
+        "eval_share": 0.0,
     },
     ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"role": "eval", "direction": "maximize"}}},
     ("POST", "/runs/{run_id}/resume"): {"step": 3},
+    ("POST", "/runs/{run_id}/eval-changes"): {"step": 3, "reason": "another grader"},
     ("POST", "/runs/{run_id}/stop"): {"actor": "dana", "reason": "it diverged"},
     ("POST", "/runs/{run_id}/finish"): {"status": "completed"},
     ("POST", "/runs/{run_id}/outcome"): {"outcome": "wrong", "note": "n", "turn_step": 1, "actor": "dana"},
@@ -76,6 +95,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("POST", "/kubeflow/{name}"): {"trainerStatus": {"metrics": [{"name": "eval_loss", "value": "0.61"}]}},
     ("POST", "/runs/{run_id}/checkpoints"): {"step": 1, "uri": "file:///1"},
+    ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"): {"difference": -0.1, "stderr": 0.1, "prompts": 800},
     ("POST", "/decisions/{decision_id}/veto"): {"actor": "dana", "reason": "broken eval"},
     ("POST", "/decisions/{decision_id}/release"): {"actor": "dana", "reason": "a known dip"},
     ("POST", "/decisions/{decision_id}/undo"): {"actor": "dana", "reason": "broken eval"},
@@ -111,6 +131,8 @@ PLAIN = {
     ("GET", "/project"),
     ("GET", "/keys"),
     ("DELETE", "/keys/{key_id}"),
+    ("GET", "/sessions"),
+    ("DELETE", "/sessions/{session_id}"),
     ("GET", "/policies"),
     ("GET", "/policies/{name}"),
     ("GET", "/policies/{name}/rollout-stage"),
@@ -127,6 +149,8 @@ PLAIN = {
     ("GET", "/runs/{run_id}/observations"),
     ("GET", "/runs/{run_id}/series"),
     ("GET", "/runs/{run_id}/checkpoints"),
+    ("GET", "/runs/{run_id}/eval-requests"),
+    ("GET", "/eval-requests"),
     ("GET", "/decisions"),
     ("GET", "/decisions/{decision_id}"),
     ("GET", "/decisions/{decision_id}/outcomes"),
@@ -162,6 +186,8 @@ class World:
         ids = self.ids
         if template.startswith("/pull/"):
             ids = ids | {"endpoint_id": ids.get("pull_endpoint_id", ids["endpoint_id"])}
+        if "{request_id}" in template:
+            ids = ids | {"run_id": ids.get("asked_run_id", ids["run_id"])}
         path = template.format(**ids)
         return f"{path}?metric=eval" if template.endswith(("}/observations", "/series")) else path
 
@@ -174,13 +200,39 @@ def populate(admin: httpx.Client) -> World:
     ids["pull_endpoint_id"] = said(admin.post("/pull/endpoints", json=pulled), 201)["id"]
     ids["project_id"] = said(admin.get("/project"), 200)["id"]
     ids["key_id"] = said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
+    sign_in(admin)
+    ids["session_id"] = said(admin.get("/sessions"), 200)["items"][0]["id"]
     ids["run_id"] = said(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
     said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
     ids["decision_id"] = said(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = said(admin.get("/deliveries"), 200)["items"][0]["id"]
     backtested = BODIES["POST", "/policies/backtests"]
     ids["backtest_id"] = said(admin.post("/policies/backtests", json=backtested), 202)["id"]
+    ids["asked_run_id"], ids["request_id"] = populate_request(admin)
     return World(ids)
+
+
+def sign_in(client: httpx.Client) -> None:
+    """Sign in to the pages with the client's key."""
+    url = client.base_url.copy_with(path="/login")
+    token = re.search(r'name="csrf" value="([^"]+)"', client.get(url).text)
+    assert token is not None
+    form = {"key": client.headers["Authorization"].removeprefix("Bearer "), "csrf": token[1]}
+    assert client.post(url, data=form).status_code == 303
+
+
+def populate_request(admin: httpx.Client) -> tuple[str, str]:
+    """The ids of a run whose fall is suspect, and of the paired evaluation that it asks for."""
+    terms = {"name": "asked", "policy": "early", "total_steps": 90, "eval_share": 0}
+    run_id = said(admin.post("/runs", json=terms), 201)["id"]
+    said(admin.post(f"/runs/{run_id}/checkpoints", json={"step": 30, "uri": "file:///30"}), 201)
+    for step in range(60):
+        value = min(step, 30.0) - 0.3 * max(0, step - 30) + 4.0 * ((step * step * 7) % 11) / 11
+        points = [{"metric": "eval", "step": step, "value": value}]
+        told = said(admin.post(f"/runs/{run_id}/observations", json={"observations": points}), 200)
+        if told["eval_request"] is not None:
+            return run_id, told["eval_request"]["id"]
+    raise AssertionError("nothing was asked for")
 
 
 def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Response:
@@ -188,7 +240,8 @@ def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Res
     method, template = route
     if route == SCRAPED:
         return client.request(method, f"{world.path(template)}?step=1", content="eval 0.5\n")
-    return client.request(method, world.path(template), json=BODIES.get(route))
+    path = world.path(template) if method == "GET" else world.path(template).partition("?")[0]
+    return client.request(method, path, json=BODIES.get(route))
 
 
 def said(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -205,7 +258,8 @@ def problem(response: httpx.Response, *statuses: int) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = response.json()
     assert document["status"] == response.status_code
-    assert document["type"] == "about:blank"
+    assert document["type"] == f"/problems#{document['code']}"
+    assert document["code"] in {kind.code for kind in PROBLEM_KINDS}
     assert document["instance"] == response.request.url.path
     assert document["title"]
     assert len(document["detail"]) > 10

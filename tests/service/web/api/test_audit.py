@@ -21,6 +21,9 @@ ACTIONS = {
     ("POST", "/keys"): "key.made",
     ("POST", "/projects/{project_id}/keys"): "key.made",
     ("DELETE", "/keys/{key_id}"): "key.revoked",
+    ("POST", "/keys/{key_id}/rotate"): "key.rotated",
+    ("DELETE", "/sessions/{session_id}"): "session.ended",
+    ("POST", "/decisions/{decision_id}/report"): "decision.reported",
     ("POST", "/policies"): "policy.added",
     ("PUT", "/policies/{name}/rollout-stage"): "rollout_stage.set",
     ("DELETE", "/policies/{name}/rollout-stage"): "rollout_stage.removed",
@@ -31,6 +34,7 @@ ACTIONS = {
     ("POST", "/decisions/{decision_id}/release"): "decision.released",
     ("POST", "/decisions/{decision_id}/undo"): "decision.undone",
     ("POST", "/decisions/{decision_id}/outcome"): "decision.judged",
+    ("POST", "/runs/{run_id}/eval-changes"): "run.eval_changed",
     ("POST", "/runs/{run_id}/stop"): "run.stop_ordered",
     ("POST", "/runs/{run_id}/outcome"): "run.judged",
     ("POST", "/endpoints"): "endpoint.made",
@@ -52,14 +56,14 @@ NOT_AUDITED = {
     ("POST", "/observations"),
     ("POST", "/runs/{run_id}/observations"),
     ("POST", "/runs/{run_id}/checkpoints"),
+    ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"),
     ("POST", "/runs/{run_id}/openmetrics"),
     ("POST", "/kubeflow/{name}"),
-    ("POST", "/decisions/{decision_id}/report"),
     ("POST", "/endpoints/{endpoint_id}/test"),
     ("POST", "/pull/endpoints/{endpoint_id}/claim"),
     ("POST", "/pull/endpoints/{endpoint_id}/settle"),
 }
-"""What trainers and receivers say, and a test, which changes nothing."""
+"""What trainers send, what receivers fetch, and a test, which changes nothing."""
 
 
 def log(client: httpx.Client, **query: str) -> list[dict[str, Any]]:
@@ -97,6 +101,8 @@ def test_what_a_key_does_is_written_down(service: Service) -> None:
         ("POST", "/deliveries/{delivery_id}/replay"),
         ("PATCH", "/endpoints/{endpoint_id}"),
         ("DELETE", "/endpoints/{endpoint_id}"),
+        ("DELETE", "/sessions/{session_id}"),
+        ("POST", "/keys/{key_id}/rotate"),
         ("DELETE", "/keys/{key_id}"),
     ):
         response = ask(admin, route, world)

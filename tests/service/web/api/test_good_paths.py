@@ -230,13 +230,18 @@ def test_projects(service: Service) -> None:
     assert made in said(landlord.get("/projects"), 200)["items"]
     tenant = service.client(service.key(name))
     assert said(tenant.get("/project"), 200) == made
-    assert said(tenant.patch("/project", json={"default_mode": "enforce"}), 200)["default_mode"] == "enforce"
-    assert said(tenant.get("/project"), 200) == made | {"default_mode": "enforce"}
+    problem(tenant.patch("/project", json={"default_mode": "enforce"}), 409)
+    limited = said(tenant.post("/runs", json={"name": "limited", "mode": "enforce"}), 201)
+    limit = {"field": "mode", "asked": "enforce", "given": "shadow", "setting": "max_mode"}
+    assert (limited["mode"], limited["limits"]) == ("shadow", [limit])
+    modes = {"default_mode": "enforce", "max_mode": "enforce"}
+    assert said(tenant.patch("/project", json=modes), 200) == made | modes
+    assert said(tenant.get("/project"), 200) == made | modes
     assert opened(tenant)["mode"] == "enforce"
     problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
     bounds = {"stops_per_hour": 3, "stops_share": None, "confirm_seconds": 60.0, "stale_seconds": 900.0}
     changed = said(tenant.patch("/project", json=bounds), 200)
-    assert changed == made | {"default_mode": "enforce"} | bounds
+    assert changed == made | modes | bounds
     assert said(tenant.patch("/project", json={"confirm_seconds": None}), 200) == changed
     for wrong in ({"stops_per_hour": 0}, {"stops_share": 1.5}, {"stops_share": 0}, {"stale_seconds": 0}):
         assert next(iter(wrong)) in problem(tenant.patch("/project", json=wrong), 422)["errors"][0]["pointer"]
@@ -327,7 +332,7 @@ def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     if "{name}" in route[1] or "{event_type}" in route[1]:
         problem(ask(admin, route, World({"name": "nosuch", "event_type": "nosuch"})), 404)
         return
-    ids = ("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id")
+    ids = ("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id", "request_id", "session_id")
     problem(ask(admin, route, World(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
     errors = problem(ask(admin, route, World(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]

@@ -10,15 +10,19 @@ from uuid import uuid4
 import httpx
 import pytest
 import sqlalchemy as sa
+from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
+from evalstop_service.settings import Settings
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
-from tests.service.web.api.speaking import ROUTES, World, ask, populate, problem, said
+from tests.service.web.api.speaking import BODIES, ROUTES, World, ask, populate, problem, said
 
 pytestmark = ON_ONE_DATABASE
+
+DOCUMENT = create_app(Settings(), Database("sqlite:///never-asked.db"), session_secret="none").openapi()
 
 MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},
@@ -28,6 +32,9 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/project/resume"): {"operate"},
     ("POST", "/keys"): set(),
     ("DELETE", "/keys/{key_id}"): set(),
+    ("POST", "/keys/{key_id}/rotate"): set(),
+    ("GET", "/sessions"): set(),
+    ("DELETE", "/sessions/{session_id}"): set(),
     ("GET", "/policies"): {"read"},
     ("GET", "/policies/{name}"): {"read"},
     ("POST", "/policies"): set(),
@@ -46,6 +53,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/runs"): {"ingest"},
     ("GET", "/runs/{run_id}"): {"read", "ingest"},
     ("POST", "/runs/{run_id}/resume"): {"ingest"},
+    ("POST", "/runs/{run_id}/eval-changes"): {"ingest"},
     ("POST", "/runs/{run_id}/heartbeat"): {"ingest"},
     ("POST", "/runs/{run_id}/finish"): {"ingest"},
     ("GET", "/runs/{run_id}/verdicts"): {"read"},
@@ -56,13 +64,16 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/runs/{run_id}/observations"): {"read"},
     ("GET", "/runs/{run_id}/series"): {"read"},
     ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},
-    ("GET", "/runs/{run_id}/checkpoints"): {"read"},
+    ("GET", "/runs/{run_id}/checkpoints"): {"read", "report"},
+    ("GET", "/eval-requests"): {"read", "ingest", "report", "operate"},
+    ("GET", "/runs/{run_id}/eval-requests"): {"read", "ingest", "report", "operate"},
+    ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"): {"ingest", "report", "operate"},
     ("GET", "/decisions"): {"read"},
     ("GET", "/decisions/{decision_id}"): {"read"},
     ("POST", "/decisions/{decision_id}/veto"): {"operate"},
     ("POST", "/decisions/{decision_id}/release"): {"operate"},
     ("POST", "/decisions/{decision_id}/undo"): {"operate"},
-    ("POST", "/decisions/{decision_id}/report"): {"operate"},
+    ("POST", "/decisions/{decision_id}/report"): {"report", "operate"},
     ("POST", "/decisions/{decision_id}/outcome"): {"operate"},
     ("GET", "/decisions/{decision_id}/outcomes"): {"read"},
     ("GET", "/runs/{run_id}/outcomes"): {"read"},
@@ -73,8 +84,8 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("DELETE", "/endpoints/{endpoint_id}"): set(),
     ("POST", "/endpoints/{endpoint_id}/rotate-secret"): set(),
     ("POST", "/pull/endpoints"): set(),
-    ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"operate"},
-    ("POST", "/pull/endpoints/{endpoint_id}/settle"): {"operate"},
+    ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"report", "operate"},
+    ("POST", "/pull/endpoints/{endpoint_id}/settle"): {"report", "operate"},
     ("GET", "/deliveries"): {"read"},
     ("POST", "/deliveries/{delivery_id}/retry"): {"operate"},
     ("GET", "/deliveries/{delivery_id}"): {"read"},
@@ -99,8 +110,14 @@ def tenant(service: Service) -> tuple[str, World]:
 
 
 def test_the_table_is_complete() -> None:
-    """Every route has its row in the table of scopes."""
-    assert {*MAY, *LANDLORD} == set(ROUTES)
+    """Every route of the document has its row in the table of scopes, and is asked by the tests below."""
+    described = {
+        (method.upper(), path.removeprefix("/api/v1"))
+        for path, operations in DOCUMENT["paths"].items()
+        if path.startswith("/api/v1/")
+        for method in operations
+    }
+    assert {*MAY, *LANDLORD} == set(ROUTES) == described
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -161,6 +178,70 @@ def test_what_is_foreign_is_missing(service: Service, tenant: tuple[str, World],
             text = text.replace(one, "ID")
         answers.append((response.status_code, text, seen))
     assert answers[0] == answers[1]
+
+
+def resolve(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of the document without references and without the choice of null."""
+    while "$ref" in schema or "anyOf" in schema:
+        if "anyOf" in schema:
+            schema = schema["anyOf"][0]
+        else:
+            schema = DOCUMENT["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    return schema
+
+
+def list_ids() -> Iterator[tuple[tuple[str, str], str, str]]:
+    """Every id that a route takes elsewhere than in its path, as (route, "query" or "json", name)."""
+    for path, operations in DOCUMENT["paths"].items():
+        for method, operation in operations.items():
+            route = method.upper(), path.removeprefix("/api/v1")
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "query" and resolve(parameter["schema"]).get("format") == "uuid":
+                    yield route, "query", parameter["name"]
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            for name, schema in resolve(body).get("properties", {}).items():
+                if resolve(schema).get("format") == "uuid":
+                    yield route, "json", name
+
+
+KINDS = {
+    "cursor": "decision_id",
+    "after": "delivery_id",
+    "opening": "run_id",
+    "obeyed": "decision_id",
+}
+"""What an id is of whose name does not tell."""
+
+
+@pytest.mark.parametrize(("route", "where", "name"), sorted(list_ids()), ids=str)
+def test_a_foreign_id_opens_nothing(
+    service: Service, tenant: tuple[str, World], route: tuple[str, str], where: str, name: str
+) -> None:
+    """Wherever the document has a route take an id in its query or body, one of another project gives nothing of it."""
+    stranger = service.client(service.key(service.project()))
+    own, foreign, before = populate(stranger), tenant[1].ids, snapshot(service, tenant)
+    id_ = foreign[KINDS.get(name, name)]
+    path = own.path(route[1])
+    document = BODIES.get(route)
+    if where == "query":
+        path += ("&" if "?" in path else "?") + f"{name}={id_}"
+    else:
+        document = {**(document or {}), name: id_}
+    response = stranger.request(route[0], path, json=document)
+    assert response.status_code < 500, response.text
+    text = response.text.replace(id_, "")
+    assert [one for kind, one in foreign.items() if kind.endswith("_id") and one in text] == []
+    assert snapshot(service, tenant) == before
+
+
+def test_a_line_for_a_foreign_run_is_refused(service: Service, tenant: tuple[str, World]) -> None:
+    """In a stream of lines the run of another project does not exist."""
+    stranger, before = service.client(service.key(service.project())), snapshot(service, tenant)
+    line = f'{{"run_id": "{tenant[1].ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
+    headers = {"Content-Type": "application/x-ndjson"}
+    answer = said(stranger.post("/observations", content=line, headers=headers), 200)
+    assert (answer["accepted"], answer["error_count"], answer["runs"]) == (0, 1, [])
+    assert snapshot(service, tenant) == before
 
 
 def test_filters_do_not_leak(service: Service, tenant: tuple[str, World]) -> None:
@@ -230,7 +311,7 @@ def test_a_revoked_key(service: Service, tenant: tuple[str, World]) -> None:
     project, world = tenant
     secret = service.key(project)
     with service.database.transaction() as tx:
-        key = keys.authenticate_key(tx, secret)
+        key = keys.authenticate_key(tx, secret, utc_now())
         assert key is not None
         assert key.project_id is not None
         assert keys.revoke_key(tx, key.project_id, key.id, utc_now())

@@ -29,6 +29,9 @@ def test_what_is_new(admin: httpx.Client) -> None:
     assert values(admin, run_id, "eval_accuracy") == [(10, 0.5), (30, 0.6), (31, 0.7)]
     run = said(admin.get(f"/runs/{run_id}"), 200)
     assert (run["total_steps"], list(run["metrics"])) == (100, ["eval_accuracy"])
+    said(admin.post("/kubeflow/tiny", json=report(current_step=120, total_steps=110, eval_accuracy=0.8)), 200)
+    run = said(admin.get(f"/runs/{run_id}"), 200)
+    assert (run["total_steps"], run["length_known"]) == (110, False)
 
 
 def test_a_report_that_comes_late(admin: httpx.Client) -> None:

@@ -15,6 +15,7 @@ from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from standardwebhooks import Webhook
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.speaking import FALLING, problem, said
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, reach
@@ -90,7 +91,7 @@ def test_a_time_is_replayed(service: Service, admin: httpx.Client) -> None:
     """An endpoint that came late is given what it missed, in order; the answer counts it."""
     stopped_run(admin)
     with FakeEndpoint(Reply()) as fake:
-        late = said(admin.post("/endpoints", json={"url": fake.url, "event_types": ["*"]}), 201)
+        late = said(admin.post("/endpoints", json={"url": fake.url, "event_types": EVERY_EVENT}), 201)
         path = f"/endpoints/{late['id']}/replay"
         done = said(admin.post(path, json={"since": LONG_AGO}), 200)
         assert (done["passed_over"], done["next_after"]) == (0, None)

@@ -84,7 +84,15 @@ def add_tenant(
 ) -> Tenant:
     """A new project, which may have all its runs stopped, and a key to it."""
     project = Project(
-        new_id(), name, LEVEL["name"], Mode.SHADOW, veto_window_seconds, now, stops_per_hour=None, stops_share=None
+        new_id(),
+        name,
+        LEVEL["name"],
+        Mode.SHADOW,
+        veto_window_seconds,
+        now,
+        stops_per_hour=None,
+        stops_share=None,
+        max_mode=Mode.ENFORCE,
     )
     with database.transaction() as tx:
         assert projects.add_project(tx, project)

@@ -19,9 +19,9 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard.cookies import SESSION
+from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.server_sent_events import Streams
-from evalstop_service.web.dashboard.sessions import Sessions
+from evalstop_service.web.fair_shares import FairShares
 from fastapi import Response
 
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
@@ -118,7 +118,7 @@ def test_a_revoked_key_ends_the_stream(
 
 def test_open_streams_are_limited_and_given_back() -> None:
     """Past the limit a stream is refused; when a client goes away its place is free again."""
-    streams = Streams(most=1, poll_seconds=0.001)
+    streams = Streams(FairShares(), most=1, poll_seconds=0.001)
 
     async def follow_and_leave() -> None:
         started = anyio.Event()
@@ -130,13 +130,13 @@ def test_open_streams_are_limited_and_given_back() -> None:
         async def send(message: dict[str, object]) -> None:
             if message.get("body"):
                 assert streams.open_count == 1
-                assert refused(streams.open_stream("", lambda: "new"))
+                assert refused(streams.open_stream("dana", "", lambda: "new"))
                 started.set()
 
         scope = {"type": "http", "method": "GET"}
-        await streams.open_stream("", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
+        await streams.open_stream("dana", "", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
         assert streams.open_count == 0
-        assert not refused(streams.open_stream("", lambda: "new"))
+        assert not refused(streams.open_stream("dana", "", lambda: "new"))
 
     def refused(answer: Response) -> bool:
         return answer.status_code == 503
@@ -157,7 +157,7 @@ def test_a_server_with_open_streams_shuts_down(
         )
     try:
         with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
-            client.cookies.set(SESSION, Sessions(SECRET, lambda: now).sign_session(tenant.key.id))
+            client.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id, lambda: now)})
             with events(client, "/runs/events?since=") as names:
                 assert next(names) == "changed"
                 server.send_signal(ending)

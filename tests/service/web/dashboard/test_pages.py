@@ -12,7 +12,7 @@ from uuid import UUID
 import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
-from evalstop_service.ingest import CheckpointSaved, Observations, Receipt, Resumed
+from evalstop_service.ingest import CheckpointSaved, EvalChanged, Observations, Receipt, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported, Undone, Vetoed
 from evalstop_service.store import decisions, projects
@@ -74,6 +74,20 @@ def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenan
     assert escape(receipt.run.best_checkpoint.uri) in html
     for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
         assert words in html
+
+
+def test_a_changed_measurement_is_shown(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The page says since when and why the eval is measured otherwise, and draws it; length unknown is said, too."""
+    run = open_run(database, tenant, now, "ppo")
+    report(database, tenant, run.id, HACKING[:9], now)
+    take(database, tenant.project.id, run.id, EvalChanged(50, "a <stricter> grader", None, "key trainer"), now)
+    html = seen(visitor, f"/runs/{run.id}")
+    for words in ("eval changed at step 50", "a &lt;stricter&gt; grader", "length unknown: decisions come later"):
+        assert words in html
+    drawn = visitor.get(f"/runs/{run.id}/series.json").json()
+    assert drawn["eval_changes"] == [{"step": 50, "reason": "a <stricter> grader"}]
 
 
 def test_silent_and_lost_runs_and_such_without_data_are_marked(

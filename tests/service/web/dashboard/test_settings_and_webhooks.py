@@ -138,7 +138,7 @@ def test_an_endpoint_is_made_and_its_secret_shown_once(desk: Desk) -> None:
         ({"url": "ftp://x"}, "absolute http or https"),
         ({"url": "http://10.0.0.1/"}, "not a public address"),
         ({"url": url, "event_types": []}, "at least one event type"),
-        ({"url": url, "event_types": ["run.nonsense"]}, "for all, or one of"),
+        ({"url": url, "event_types": ["run.nonsense"]}, "or one of"),
     ):
         text = desk.post("/webhooks/endpoints", 422, **(form | wrong)).text
         assert words in text.replace("&#34;", '"')
@@ -198,10 +198,12 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
 
 def test_settings_are_changed_by_the_rules_of_the_api(desk: Desk) -> None:
     """What is written is kept, what is left empty has no bound, and what cannot be changes nothing."""
-    desk.post(
-        "/settings", default_policy="paper", default_mode="enforce", veto_window_seconds="90.5", stops_per_hour=""
-    )
+    modes = {"default_mode": "enforce", "max_mode": "enforce"}
+    desk.post("/settings", default_policy="paper", allowed_policies="early, patient", stops_per_hour="")
+    desk.post("/settings", 303, **modes)
+    desk.post("/settings", veto_window_seconds="90.5")
     project = desk.project()
+    assert (project.max_mode, project.allowed_policies) == ("enforce", ["early", "patient"])
     assert (project.default_policy, project.default_mode, project.veto_window_seconds) == ("paper", "enforce", 90.5)
     assert project.stops_per_hour is None
     for wrong, words in (
@@ -209,13 +211,14 @@ def test_settings_are_changed_by_the_rules_of_the_api(desk: Desk) -> None:
         ({"stops_share": "2"}, "stops_share"),
         ({"default_policy": "no-such"}, "no-such"),
         ({"veto_window_seconds": ""}, "veto_window_seconds"),
+        ({"default_mode": "enforce", "max_mode": "shadow"}, "change both"),
     ):
         text = desk.post("/settings", 422, **({"default_mode": "shadow"} | wrong)).text
         assert words in text
         assert "Nothing was changed" in text
     assert desk.project() == project
     desk.post("/settings", default_policy="paper", veto_window_seconds="90.5")
-    assert desk.actions() == ["project.changed"]
+    assert desk.actions() == ["project.changed"] * 3
 
 
 def test_roles_of_metrics_are_lines_of_patterns(desk: Desk) -> None:
@@ -243,7 +246,7 @@ def test_a_key_is_made_shown_once_and_revoked(desk: Desk, now: datetime) -> None
     shown = desk.post("/settings/keys", 200, name="grafana", scopes=["read", "nonsense"]).text
     secret = "esk_" + shown.split("<code>esk_")[1].split("<")[0]
     with desk.database.reading() as tx:
-        key = keys.authenticate_key(tx, secret)
+        key = keys.authenticate_key(tx, secret, now)
     assert key is not None
     assert (key.name, key.scopes) == ("grafana", ("read",))
     assert secret not in desk.get("/settings")

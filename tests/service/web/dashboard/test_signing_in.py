@@ -12,7 +12,7 @@ from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.cookies import SESSION
-from evalstop_service.web.dashboard.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
+from evalstop_service.web.dashboard.sessions import LINK_SECONDS, Sessions
 from evalstop_service.web.dashboard.sign_in import safe_path
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -62,20 +62,17 @@ def test_forged_links_do_not(stranger: httpx.Client, tenant: Tenant, token: str)
     assert SESSION not in stranger.cookies
 
 
-def test_signatures_are_for_one_purpose_and_one_time(now: datetime) -> None:
-    """A link is no session and a session no link; both grow old, and another secret signs neither."""
+def test_a_link_is_for_one_purpose_and_one_time(now: datetime) -> None:
+    """A link grows old, another secret does not sign it, and what is signed for another purpose is none."""
     key_id, present = uuid4(), [now]
     sessions = Sessions("one", lambda: present[0])
-    session, link = sessions.sign_session(key_id), sessions.sign_link(key_id)
-    assert sessions.read_session(session) == sessions.read_link(link) == key_id
-    assert sessions.read_session(link) is None
-    assert sessions.read_link(session) is None
-    assert Sessions("other", lambda: now).read_session(session) is None
+    link = sessions.sign_link(key_id)
+    assert sessions.read_link(link) == key_id
+    assert sessions.read_link(sessions.sign_flow({"key": str(key_id)})) is None
+    assert sessions.read_flow(link) is None
+    assert Sessions("other", lambda: now).read_link(link) is None
     present[0] = now + timedelta(seconds=LINK_SECONDS + 1)
     assert sessions.read_link(link) is None
-    assert sessions.read_session(session) == key_id
-    present[0] = now + timedelta(seconds=SESSION_SECONDS + 1)
-    assert sessions.read_session(session) is None
 
 
 @EMBEDDED

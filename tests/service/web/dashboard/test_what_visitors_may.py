@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -17,11 +17,12 @@ from evalstop_service.ingest import Observations
 from evalstop_service.projects import api_keys, policies
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import decisions, keys
+from evalstop_service.store import decisions, keys, sessions
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import deliveries
+from evalstop_service.store.sessions import Session
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
@@ -87,6 +88,7 @@ ROLES: dict[tuple[str, str], int] = {
     ("POST", "/settings/resume"): OPERATOR,
     ("POST", "/settings/keys"): ADMIN,
     ("POST", "/settings/keys/{key_id}/revoke"): ADMIN,
+    ("POST", "/settings/sessions/{session_id}/end"): ADMIN,
     ("GET", "/settings/audit"): ADMIN,
 }
 """Every route of the pages, and the least role that it opens to."""
@@ -107,7 +109,7 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
 }
 """What a form has to carry to be whole."""
 
-IDS = ("run_id", "endpoint_id", "key_id", "delivery_id", "decision_id", "backtest_id", "name")
+IDS = ("session_id", "run_id", "endpoint_id", "key_id", "delivery_id", "decision_id", "backtest_id", "name")
 
 GUARDED = sorted(route for route, role in ROLES.items() if role != ANYONE)
 POSTS = [route for route in GUARDED if route[0] == "POST"]
@@ -149,7 +151,11 @@ class House:
         with self.database.reading() as tx:
             delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
             decision = decisions.list_decisions(tx, tenant.project.id)[0]
+        session = Session("", "", "somebody", {}, now, now + timedelta(days=1), key.id)
+        with self.database.transaction() as tx:
+            sessions.create_session(tx, session)
         return {
+            "session_id": str(session.id),
             "run_id": str(run.id),
             "endpoint_id": str(endpoint.id),
             "key_id": str(key.id),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.service.web.api.conftest import Service
 from tests.service.web.mlflow.rest_client import Client, refused, taken
@@ -217,3 +218,27 @@ def test_params_leave_room_for_tags(client: Client) -> None:
     client.post("runs/set-tag", {"run_id": run_id, "key": "slurm_job_id", "value": "4711"})
     record = client.record(run_id)
     assert (len(record["params"]), record["labels"]["slurm_job_id"]) == (600, "4711")
+
+
+@pytest.mark.parametrize(
+    ("params", "tags", "told"),
+    [
+        ({"max_steps": "900"}, {}, 900),
+        ({"max_steps": "-1", "num_train_epochs": "3"}, {}, 600),
+        ({}, {"total_steps": "50"}, 50),
+        ({"max_steps": "soon"}, {}, None),
+    ],
+)
+def test_the_planned_length(client: Client, params: dict[str, str], tags: dict[str, str], told: int | None) -> None:
+    """A param or a tag tells how long a run is planned to be, and so do transformers' epochs."""
+    run_id = client.run()
+    batch = {"run_id": run_id, "params": pairs(params), "tags": pairs(tags), "metrics": []}
+    client.post("runs/log-batch", batch)
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": metrics("epoch", [0.01], 2)})
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": metrics("epoch", [0.5], 100)})
+    record = client.record(run_id)
+    assert (record["total_steps"], record["length_known"]) == (told, told not in (None, 50))
+
+
+def pairs(items: dict[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in items.items()]

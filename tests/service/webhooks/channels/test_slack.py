@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.webhooks.channels.slack import render_message
 from evalstop_service.webhooks.events import DECLARATIONS, example_event
+from evalstop_service.webhooks.links import add_url
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,22 @@ def test_every_event_is_a_message(event_type: EventType) -> None:
     assert message["blocks"][0]["text"]["text"] == message["text"]
     assert event_type in message["blocks"][-1]["elements"][0]["text"]
     assert all(len(json.dumps(block)) < 3000 for block in message["blocks"])
+
+
+def test_a_message_links_to_the_page_of_its_run() -> None:
+    """An event that was sent with the address of the pages leads to its run, one about no run to the policies."""
+    run_id = UUID("0199aa0d-1111-7e22-8f33-445566778899")
+    pages = {}
+    for event_type in (EventType.STOPPED, EventType.ROLLOUT_STAGE_CHANGED):
+        plain = json.dumps(example_event(event_type), separators=(",", ":"))
+        assert add_url(plain, None, run_id) == plain
+        sent = add_url(plain, "https://evalstop.example", run_id)
+        assert json.loads(sent) == json.loads(plain) | {"url": json.loads(sent)["url"]}
+        pages[event_type] = json.loads(render_message(sent))["blocks"][-1]["elements"][0]["text"].split(" · ")[-1]
+    assert pages == {
+        EventType.STOPPED: f"<https://evalstop.example/runs/{run_id}|Open in EvalStop>",
+        EventType.ROLLOUT_STAGE_CHANGED: "<https://evalstop.example/policies|Open in EvalStop>",
+    }
 
 
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))

@@ -37,6 +37,8 @@ from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
+from tests.fixtures.subscriptions import EVERY_EVENT
+
 VERDICT = Verdict(Call.STOP, 1, None, "three declines")
 
 DEADLINE_SECONDS = 60.0
@@ -158,7 +160,7 @@ class Scene:
     run_id: UUID
     policy_id: UUID
 
-    def endpoint(self, database: Database, url: str, event_types: tuple[str, ...] = ("*",)) -> Endpoint:
+    def endpoint(self, database: Database, url: str, event_types: tuple[str, ...] = EVERY_EVENT) -> Endpoint:
         """A new endpoint of the project."""
         with database.transaction() as tx:
             return endpoints.add_endpoint(tx, self.project_id, url=url, event_types=event_types, now=EPOCH)

@@ -16,6 +16,7 @@ from evalstop_service.webhooks.retry import Backoff
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.webhooks.delivery.fakes import (
     EPOCH,
     FakeEndpoint,
@@ -104,7 +105,7 @@ def test_each_endpoint_has_an_order_of_its_own(database: Database, scene: Scene)
 def test_what_is_fetched_comes_in_order_too(database: Database, scene: Scene) -> None:
     """A pull endpoint is given one event of a run at a time."""
     with database.transaction() as tx:
-        endpoint = pull.add_pull_endpoint(tx, scene.project_id, name="node", event_types=["*"], now=EPOCH)
+        endpoint = pull.add_pull_endpoint(tx, scene.project_id, name="node", event_types=EVERY_EVENT, now=EPOCH)
         first, second, other = scene.announce(tx, 1), scene.announce(tx, 2), scene.apart(tx, 3)
         claimed = pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)
         assert [one.event_id for one in claimed] == [first, other]

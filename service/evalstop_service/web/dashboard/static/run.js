@@ -102,14 +102,17 @@ function marks(color, first, last) {
   const width = document.getElementById("chart").clientWidth;
   const place = (step) => ((step - first) / (last - first || 1)) * width;
   const lines = [];
+  for (const change of series.eval_changes) {
+    if (change.step > first && change.step <= last) lines.push([change.step, "eval changed", color("muted"), "dash"]);
+  }
   if (series.turn_step !== null) lines.push([series.turn_step, "suspected turn", color("muted"), "dot"]);
   if (series.decision) lines.push([series.decision.step, series.decision.state, color("stop"), "solid"]);
   const shapes = lines.map(([step, , paint, dash]) => ({
     type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: paint, width: 1.4, dash }, layer: "below",
   }));
-  const close = lines.length > 1 && Math.abs(place(lines[1][0]) - place(lines[0][0])) < LABEL_PX;
+  const close = (i) => i + 1 < lines.length && Math.abs(place(lines[i + 1][0]) - place(lines[i][0])) < LABEL_PX;
   const annotations = lines.map(([step, text, paint], i) => ({
-    xref: "x", yref: "paper", x: step, y: 1, yanchor: "bottom", yshift: close && i === 0 ? 18 : 2, text, showarrow: false,
+    xref: "x", yref: "paper", x: step, y: 1, yanchor: "bottom", yshift: close(i) ? 18 : 2, text, showarrow: false,
     xanchor: place(step) > width - LABEL_PX / 2 ? "right" : place(step) < LABEL_PX / 2 ? "left" : "center",
     font: { color: paint, size: 12 },
   }));

@@ -1,0 +1,45 @@
+"""Attempts: what is left of one when the next begins, be it by a resume, a reopening or a person's order."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import structs
+
+from evalstop_service.decisions import transitions
+from evalstop_service.evaluation import cases
+from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, RunResumed
+from evalstop_service.store import decisions, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.runs import Run
+
+SPENT = STOPPING | {DecisionState.MOOT}
+"""The stop of an attempt was sent, or will never be: a run that goes on in it could not be stopped any more."""
+
+
+def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
+    """Have the stop of a run's present attempt end no later one, and record its case; the run is locked."""
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if decision is not None:  # a stop that is not delivered yet is not for the attempt that begins now
+        tried = outbox.read_stop_reach(tx, run.id, decision.id).tried
+        transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), RunResumed(now, step, tried))
+    if run.ended_at is None:
+        cases.record_case(tx, run, now)
+
+
+def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
+    """The run, which is locked, in a new attempt that goes on where the present one is: all that it has seen counts.
+
+    Its row is for the caller to save.
+    """
+    step = run.last_step or 0
+    leave_attempt(tx, run, step, now)
+    runs.add_attempt(tx, run.id, run.attempt + 1, step, now)
+    return structs.replace(run, attempt=run.attempt + 1, version=run.version + 1, updated_at=now)
+
+
+def is_spent(tx: Transaction, run: Run) -> bool:
+    """Whether the stop of the run's present attempt was carried out, or can be no more."""
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    return decision is not None and decision.state in SPENT

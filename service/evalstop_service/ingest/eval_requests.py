@@ -1,0 +1,79 @@
+"""Requests to evaluate now: raised by a run's monitor, kept as rows, answered by an observation."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from evalstop_detectors import Kind, find_request
+from msgspec.structs import replace
+
+from evalstop_service.ingest.messages import EvalAnswered
+from evalstop_service.ingest.run_state import RunState
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store import eval_requests
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.eval_requests import EvalRequest
+from evalstop_service.store.ids import new_id
+
+OPEN_FOR = timedelta(hours=6)
+"""After which nobody is asked any more. A later answer is taken all the same."""
+
+
+def save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: datetime) -> None:
+    """Write the answer, which has become an observation, to the request."""
+    request = eval_requests.find_request(tx, state.run.id, content.request_id)
+    if request is None:
+        return
+    request = replace(
+        request,
+        answered_at=now,
+        actor=content.actor,
+        difference=content.point.value,
+        stderr=content.point.stderr,
+        prompts=content.prompts,
+        probability_after=_find_probability(state),
+    )
+    eval_requests.save_answer(tx, request)
+
+
+def raise_request(tx: Transaction, before: RunState, state: RunState, now: datetime) -> EvalRequest | None:
+    """Write down what the monitor asks for now and did not before; None: nothing, or there is no checkpoint to compare.
+
+    A replay may ask at another step than it did the first time: the request that stands is the latest.
+    """
+    asked, run = find_request(state.policy, state.monitor), state.run
+    if asked is None or asked == find_request(before.policy, before.monitor) or run.status != RunStatus.RUNNING:
+        return None
+    best = run.best_checkpoint
+    if best is None or best.step >= asked.step:
+        return None
+    request = EvalRequest(
+        id=new_id(),
+        run_id=run.id,
+        project_id=run.project_id,
+        attempt=run.attempt,
+        step=asked.step,
+        number=asked.number,
+        multiplier=asked.multiplier,
+        best_step=best.step,
+        best_uri=best.uri,
+        probability=_find_probability(state),
+        created_at=now,
+        deadline_at=now + OPEN_FOR,
+    )
+    return request if eval_requests.add_request(tx, request) else None
+
+
+def keep_open_request(state: RunState, raised: EvalRequest | None) -> EvalRequest | None:
+    """The request that awaits its answer: the one that was raised now, or still the one before."""
+    asked = find_request(state.policy, state.monitor)
+    if asked is None:
+        return None
+    known = raised or state.eval_request
+    return known if known is not None and known.step == asked.step else None
+
+
+def _find_probability(state: RunState) -> float | None:
+    """How likely it is that the run has turned, by the detector that says so."""
+    found = (item.value for item in state.monitor.evidence if item is not None and item.kind is Kind.POSTERIOR)
+    return max(found, default=None)

@@ -1,0 +1,96 @@
+"""Bringing a run's row up to date by new evals, checkpoints and verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from operator import attrgetter
+
+from evalstop_detectors import Verdict
+from msgspec.structs import replace
+
+from evalstop_service.evaluation import change_point
+from evalstop_service.ingest.facts import Facts
+from evalstop_service.ingest.run_state import RunState, Scores
+from evalstop_service.rules import run_results
+from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.runs import watched_metrics
+from evalstop_service.runs.recorded_verdict import record_verdict
+from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import FOUND_AGAIN, RunChanges
+
+
+def add_evals(
+    state: RunState,
+    scores: Scores | None,
+    facts: Facts,
+    evals: Sequence[PostedObservation],
+    saved: Sequence[Checkpoint] = (),
+    *,
+    turned: bool = False,
+) -> tuple[RunState, RunChanges]:
+    """The state with new evals and checkpoints among its scores, and what of the row they change.
+
+    `scores`: to be added to; None: they are built from what was loaded.
+    """
+    eval_metric, run = state.watch.eval_metric, state.run
+    if eval_metric is None:
+        return replace(state, scores=None), {"best_checkpoint": None, "raw_maximum": None}
+    stored = [point for point in facts.points if point.metric == eval_metric]
+    if scores is None:
+        scores = Scores(watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP)), facts.checkpoints)
+    else:
+        scores.add_scores(watched_metrics.select_scores(run, evals))
+    scores.add_checkpoints(saved)
+    raw, sign = scores.best.raw(), state.watch.eval_sign
+    changes: RunChanges = {
+        "best_checkpoint": _describe_best(scores, sign),
+        "raw_maximum": RawMaximum(raw.step, sign * raw.score) if raw else None,
+    }
+    if turned:
+        changes["turn"] = change_point.find_change_point(
+            watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP))
+        )
+    return replace(state, scores=scores, scores_taken=scores.taken), changes
+
+
+def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:
+    """The best checkpoint with its address; its scores are in the metric's own direction."""
+    best = scores.best.best()
+    if best is None:
+        return None
+    smoothed = None if best.smoothed is None else sign * best.smoothed
+    return BestCheckpoint(
+        best.step, scores.uris[best.step], sign * best.score, best.chosen_by, smoothed, best.smoothed_stderr
+    )
+
+
+def settle_row(
+    state: RunState, changes: RunChanges, version: int, now: datetime, *, rewritten: bool = False
+) -> RunState:
+    """The state with its row brought up to where its monitor stands."""
+    run, verdict = state.run, state.monitor.verdict
+    if verdict is not state.recorded:
+        changes["verdict"] = _record_changed(verdict, state.recorded, run.verdict)
+    if rewritten:
+        changes["rewritten_version"] = version
+    if run.status == RunStatus.LOST:
+        changes |= FOUND_AGAIN
+    return replace(state, run=replace(run, version=version, updated_at=now, **changes), recorded=verdict)
+
+
+def _record_changed(verdict: Verdict, recorded: Verdict | None, in_row: run_results.Verdict) -> run_results.Verdict:
+    """The verdict as its run's row says it; most are what was recorded before, of a later step."""
+    if (
+        recorded is not None
+        and verdict.evidence is recorded.evidence
+        and verdict.reason is recorded.reason
+        and (verdict.verdict, verdict.turn_step) == (recorded.verdict, recorded.turn_step)
+    ):
+        return replace(in_row, step=verdict.step)
+    return record_verdict(verdict)
+
+
+_STEP = attrgetter("step")

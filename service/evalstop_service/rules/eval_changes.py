@@ -1,0 +1,45 @@
+"""Changes of what the eval of a run measures: another grader, eval set or number of prompts. Pure.
+
+From the first step of a change on, levels are compared among themselves alone. Changes are kept by ascending step,
+one a step, the first that was told.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+MOST_CHANGES = 100
+
+
+class EvalChange(Struct, frozen=True):
+    """From `step` on the eval is measured otherwise. `version`: what its trainer calls that, if anything."""
+
+    step: int
+    reason: str
+    actor: str
+    at: datetime
+    version: str | None = None
+
+
+def find_version(changes: Sequence[EvalChange], step: int) -> int:
+    """How often the measurement had changed by this step."""
+    return bisect_right(changes, step, key=lambda change: change.step) if changes else 0
+
+
+def add_change(changes: Sequence[EvalChange], change: EvalChange) -> tuple[EvalChange, ...]:
+    """These with another one, unless one of its step is among them."""
+    if any(known.step == change.step for known in changes):
+        return tuple(changes)
+    return tuple(sorted((*changes, change), key=lambda item: item.step))
+
+
+def carry_into_attempt(changes: Sequence[EvalChange], resumed_at: int) -> tuple[EvalChange, ...]:
+    """The changes when a run resumes after this step. The measurement that held at the end holds from there on."""
+    kept = tuple(change for change in changes if change.step <= resumed_at)
+    later = changes[len(kept) :]
+    return (*kept, replace(later[-1], step=resumed_at + 1)) if later else kept

@@ -1,0 +1,35 @@
+"""Files that no other user of the machine may read: the embedded database, and the secrets made at the first start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+
+
+def create_private_folder(folder: Path) -> None:
+    """Create a folder of its owner alone; one that is there keeps its permissions, since it may hold other things."""
+    if not folder.is_dir():
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def create_private_file(file: Path, text: str = "") -> None:
+    """Create a file of its owner alone, whole and readable by nobody else at any time; one that is there keeps its
+    text and loses the permissions of others."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+    except FileExistsError:
+        if file.stat().st_uid == os.geteuid():
+            file.chmod(FILE_MODE)
+        return
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(text)
+
+
+def keep_secret(file: Path, make: Callable[[], str]) -> str:
+    """The secret in a file, which is made at the first call."""
+    if not file.exists():
+        create_private_file(file, make())
+    return file.read_text()

@@ -1,0 +1,102 @@
+"""Requests to evaluate now: the best checkpoint and the current one of a run, on the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+import sqlalchemy as sa
+
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.tables import eval_requests, runs
+
+
+class EvalRequest(msgspec.Struct, frozen=True):
+    """A paired evaluation that was asked for at a step, and its answer.
+
+    `multiplier`: prompts, in those of a usual eval. `probability`: that the run had turned, when it was asked for;
+    `probability_after`: once it was answered. `difference`: the current score less the best one's, as the metric
+    counts. `actor`: who answered.
+    """
+
+    id: UUID
+    run_id: UUID
+    project_id: UUID
+    attempt: int
+    step: int
+    number: int
+    multiplier: int
+    best_step: int
+    best_uri: str
+    probability: float | None
+    created_at: datetime
+    deadline_at: datetime
+    answered_at: datetime | None = None
+    actor: str | None = None
+    difference: float | None = None
+    stderr: float | None = None
+    prompts: int | None = None
+    probability_after: float | None = None
+
+    @property
+    def seed(self) -> int:
+        """From which both evaluations draw their prompts."""
+        return self.id.int & 0x7FFF_FFFF
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether an answer is awaited."""
+        return self.answered_at is None and now < self.deadline_at
+
+
+def add_request(tx: Transaction, request: EvalRequest) -> bool:
+    """Store a request; False if the run has one of this step."""
+    return insert_if_new(tx, eval_requests, msgspec.structs.asdict(request), ["run_id", "step"])
+
+
+def save_answer(tx: Transaction, request: EvalRequest) -> None:
+    """Store the answer to a request that has none."""
+    columns = ("answered_at", "actor", "difference", "stderr", "prompts", "probability_after")
+    own = (eval_requests.c.run_id == request.run_id) & (eval_requests.c.id == request.id)
+    query = eval_requests.update().where(own, eval_requests.c.answered_at.is_(None))
+    tx.execute(query.values({name: getattr(request, name) for name in columns}))
+
+
+def find_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest | None:
+    """The run's request with this id."""
+    query = _ALL.where(eval_requests.c.run_id == run_id, eval_requests.c.id == request_id)
+    row = tx.execute(query).one_or_none()
+    return EvalRequest(*row) if row is not None else None
+
+
+def load_unanswered(tx: Transaction, steps: Mapping[UUID, int]) -> dict[UUID, EvalRequest]:
+    """Of each run the request of this step, if it has no answer."""
+    query = _ALL.where(eval_requests.c.run_id.in_(steps), eval_requests.c.answered_at.is_(None))
+    found = [EvalRequest(*row) for row in tx.execute(query)]
+    return {request.run_id: request for request in found if request.step == steps[request.run_id]}
+
+
+def list_requests(tx: Transaction, run_id: UUID) -> list[EvalRequest]:
+    """All requests of a run, by ascending step."""
+    query = _ALL.where(eval_requests.c.run_id == run_id).order_by(eval_requests.c.step)
+    return [EvalRequest(*row) for row in tx.execute(query)]
+
+
+def list_open_requests(
+    tx: Transaction, project_id: UUID, run_ids: Sequence[UUID], now: datetime, limit: int
+) -> list[EvalRequest]:
+    """The open requests of a project's running runs (of these, if any are named), those first that close first."""
+    query = _ALL.join(runs, (runs.c.id == eval_requests.c.run_id) & (runs.c.attempt == eval_requests.c.attempt)).where(
+        eval_requests.c.project_id == project_id,
+        eval_requests.c.answered_at.is_(None),
+        eval_requests.c.deadline_at > now,
+        runs.c.status == RunStatus.RUNNING,
+    )
+    if run_ids:
+        query = query.where(eval_requests.c.run_id.in_(run_ids))
+    return [EvalRequest(*row) for row in tx.execute(query.order_by(eval_requests.c.deadline_at).limit(limit))]
+
+
+_ALL = sa.select(*(eval_requests.c[name] for name in EvalRequest.__struct_fields__))

@@ -1,0 +1,152 @@
+"""Requests to evaluate now: listed for whoever evaluates, and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.ingest import EvalAnswered, Message
+from evalstop_service.runs.watched_metrics import PAIRED_METRIC
+from evalstop_service.store import checkpoints, eval_requests
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.eval_requests import EvalRequest
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.web.api.observations import CheckpointPlaceOut
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.runs import load_run
+from evalstop_service.web.api.schemas import Answer, Body, Time, VerdictOut
+from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
+
+router = APIRouter(tags=["eval requests"], route_class=JsonRoute)
+
+
+class EvalAnswerIn(Body):
+    """What a paired evaluation found: the score of the current checkpoint less that of the best one."""
+
+    difference: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        description="in the unit of the eval metric, as it is posted", examples=[-0.021]
+    )
+    stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        description="the standard error of the difference, of the same prompts", examples=[0.008]
+    )
+    prompts: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class EvalRequestOut(Answer):
+    """A paired evaluation that was asked for, and its answer."""
+
+    id: UUID
+    run_id: UUID
+    attempt: int
+    step: int
+    best_checkpoint: CheckpointPlaceOut
+    current_checkpoint: CheckpointPlaceOut | None = Field(
+        description="the first that is registered from the request's step on; null: there is none yet"
+    )
+    number: int = Field(description="1 for the run's first")
+    multiplier: int = Field(description="so many times the prompts of a usual eval")
+    seed: int = Field(description="from which both draw their prompts")
+    probability: float | None = Field(description="that the run had turned, when it was asked for")
+    created_at: Time
+    deadline_at: Time
+    answered_at: Time | None
+    actor: str | None
+    difference: float | None
+    stderr: float | None
+    prompts: int | None
+    probability_after: float | None
+
+
+class EvalRequestList(Answer):
+    """Requests to evaluate now."""
+
+    items: list[EvalRequestOut]
+
+
+class EvalAnsweredOut(Answer):
+    """The answer as it stands, and the verdict that it led to."""
+
+    request: EvalRequestOut
+    verdict: VerdictOut
+    should_stop: bool
+
+
+@router.get("/eval-requests")
+def list_open_eval_requests(
+    caller: AnyScope,
+    database: Db,
+    now: Now,
+    run_id: Annotated[list[UUID], Query(max_length=100, description="of these runs; all by default")] = [],  # noqa: B006 - FastAPI copies it
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> EvalRequestList:
+    """The requests that wait for an answer, those first that close first."""
+    with database.reading() as tx:
+        return _view_requests(tx, eval_requests.list_open_requests(tx, caller.project_id, run_id, now, limit))
+
+
+@router.get("/runs/{run_id}/eval-requests")
+def list_eval_requests(run_id: UUID, caller: AnyScope, database: Db) -> EvalRequestList:
+    """All requests of a run, by ascending step."""
+    with database.reading() as tx:
+        load_run(tx, caller.project_id, run_id)
+        return _view_requests(tx, eval_requests.list_requests(tx, run_id))
+
+
+@router.post("/runs/{run_id}/eval-requests/{request_id}/answer")
+def answer_eval_request(
+    run_id: UUID,
+    request_id: UUID,
+    body: EvalAnswerIn,
+    caller: IngestOrReport,
+    committer: Commit,
+    database: Db,
+    clock: Tell,
+) -> EvalAnsweredOut:
+    """Answer a request. The same answer sent again changes nothing; another one is refused (409)."""
+    with database.reading() as tx:
+        load_run(tx, caller.project_id, run_id)
+        request = _get_request(tx, run_id, request_id)
+    point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
+    content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content))
+    if receipt.conflicts:
+        stored = receipt.conflicts[0].stored_value
+        raise Conflict(f"this request was answered before, with a difference of {stored:g}; the first answer stands")
+    now: datetime = clock()
+    with database.reading() as tx:
+        answered = _get_request(tx, run_id, request_id)
+        return EvalAnsweredOut.model_validate(
+            {
+                "request": _view_requests(tx, [answered]).items[0],
+                "verdict": receipt.run.verdict,
+                "should_stop": receipt.decision is not None and receipt.decision.stops(now),
+            }
+        )
+
+
+def _get_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest:
+    request = eval_requests.find_request(tx, run_id, request_id)
+    if request is None:
+        raise NotFound(f"run {run_id} has no request {request_id}")
+    return request
+
+
+def _view_requests(tx: Transaction, listed: Sequence[EvalRequest]) -> EvalRequestList:
+    saved = checkpoints.load_checkpoints(tx, list({request.run_id for request in listed})) if listed else {}
+    items = []
+    for request in listed:
+        later = (item for item in saved.get(request.run_id, ()) if item.step >= request.step)
+        current = next(later, None)
+        values = {name: getattr(request, name) for name in EvalRequest.__struct_fields__} | {
+            "seed": request.seed,
+            "best_checkpoint": {"step": request.best_step, "uri": request.best_uri},
+            "current_checkpoint": {"step": current.step, "uri": current.uri} if current is not None else None,
+        }
+        items.append(EvalRequestOut.model_validate(values))
+    return EvalRequestList(items=items)

@@ -1,0 +1,44 @@
+"""Routes of sessions: who is signed in to the pages of the project."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from evalstop_service.projects import sessions
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Time
+from evalstop_service.web.context import Admin, Db, Now
+
+router = APIRouter(prefix="/sessions", tags=["keys"], route_class=JsonRoute)
+
+
+class SessionOut(Answer):
+    """One person, or key, that is signed in to the pages."""
+
+    id: UUID
+    name: str = Field(examples=["dana@example.com"])
+    key_id: UUID | None = Field(description="of who signed in with a key; null: by OpenID Connect")
+    created_at: Time
+    expires_at: Time
+
+
+class SessionList(Answer):
+    """The sessions that open the project, oldest first."""
+
+    items: list[SessionOut]
+
+
+@router.get("")
+def list_sessions(caller: Admin, database: Db, now: Now) -> SessionList:
+    """All sessions that open the project."""
+    with database.reading() as tx:
+        return SessionList.model_validate({"items": sessions.list_sessions(tx, caller.project_id, now)})
+
+
+@router.delete("/{session_id}", status_code=204)
+def end_session(session_id: UUID, caller: Admin, database: Db, now: Now) -> None:
+    """End a session, in all projects that it opens."""
+    sessions.end_session(database, caller.author(now), session_id)

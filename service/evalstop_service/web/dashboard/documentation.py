@@ -1,0 +1,58 @@
+"""The documentation at /help, as `make docs` built it: a folder of plain files, for people without a network, too."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+FOLDER = Path(__file__).parents[2] / "help"
+
+_INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+
+
+def install(app: FastAPI) -> None:
+    """Add /help to an app, if the documentation was built."""
+    if is_built():
+        app.mount("/help", _Pages())
+
+
+def is_built() -> bool:
+    """Whether there are pages to show."""
+    return (FOLDER / "index.html").is_file()
+
+
+class _Pages(StaticFiles):
+    """The pages may run the scripts that were built with them, and no others."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER, html=True)
+        self._headers = {
+            "Content-Security-Policy": _build_policy(),
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+        }
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """A file, with the headers of pages."""
+        response = await super().get_response(path, scope)
+        response.headers.update(self._headers)
+        return response
+
+
+def _build_policy() -> str:
+    scripts = {script for page in FOLDER.rglob("*.html") for script in _INLINE_SCRIPT.findall(page.read_bytes())}
+    digests = sorted(base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts)
+    allowed = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in digests)])
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )

@@ -1,0 +1,81 @@
+"""What each sender has of what all share in a process, so that one that floods it leaves room for the others.
+
+| share | of | at one time, or in the long run |
+|---|---|---|
+| requests | the threads that answer requests, 40 | 16 a key; 32 for what trainers send, of whom many share a key |
+| pulls | waiting receivers, 200 | 100 a key |
+| streams | streams of JSON lines, `EVALSTOP_STREAMS` | half of them a key |
+| event streams | open pages, 200 | 20 a session |
+| costly | tests of endpoints, replays, backtests and new policies | 30 at once, then one in 2 s, a key |
+
+Ingestion has shares of its own: of bodies (`middleware.held_bodies`), and of the queue before the commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from evalstop_service.errors import TooOften
+from evalstop_service.security.rate_limits import Rate, RateLimit
+
+RETRY_SECONDS = 1.0
+
+COSTLY = Rate(burst=30, per_second=0.5)
+
+THREADS = 40
+"""Those of AnyIO, which sync routes run in."""
+
+
+class Places:
+    """Counts who holds how many of some places: `each` at most, whatever is left. For any thread."""
+
+    def __init__(self, name: str, each: int, refused: Callable[[str], object]) -> None:
+        self._name, self._each, self._refused = name, each, refused
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+
+    def has_room(self, who: str) -> bool:
+        """Whether there is a place left for this sender."""
+        with self._lock:
+            return self._held[who] < self._each
+
+    @contextmanager
+    def hold(self, who: str) -> Iterator[None]:
+        """A place until the block ends; raises TooOften when there is none left for this sender."""
+        with self._lock:
+            if self._held[who] >= self._each:
+                self._refused(self._name)
+                raise TooOften(
+                    f"{self._each} {self._name} are under way, which is the share of one sender; wait for one to end",
+                    RETRY_SECONDS,
+                )
+            self._held[who] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[who] -= 1
+                if not self._held[who]:
+                    del self._held[who]
+
+
+class FairShares:
+    """The shares of one process; `streams`: how many streams of lines it takes at a time. `refused` counts by share."""
+
+    def __init__(self, streams: int = 8, refused: Callable[[str], object] = lambda _: None) -> None:
+        self._refused = refused
+        self.requests = Places("requests", 16, refused)
+        self.reports = Places("reports", 32, refused)
+        self.pulls = Places("pulls", 100, refused)
+        self.streams = Places("streams", max(1, streams // 2), refused)
+        self.event_streams = Places("event streams", 20, refused)
+        self._costly = RateLimit(COSTLY)
+
+    def spend_costly(self, who: str, cost: float = 1.0) -> None:
+        """Count a costly request of a sender; raises TooOften when it made too many."""
+        if wait := self._costly.spend(who, cost):
+            self._refused("costly")
+            raise TooOften("this costs the service much, and was asked for often; wait a while", wait)

@@ -1,0 +1,30 @@
+"""Refuses query parameters that a route does not take: a mistyped filter would list what nobody asked for."""
+
+from __future__ import annotations
+
+import difflib
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+
+from evalstop_service.web.problems import Problem
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """Raise Problem for a query parameter that the route does not take, with what was probably meant."""
+    if not request.query_params:
+        return
+    known = _list_parameters(request.scope["route"].dependant)
+    errors = []
+    for name in (name for name in dict.fromkeys(request.query_params) if name not in known):
+        meant = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {meant[0]!r}?" if meant else ""
+        errors.append({"pointer": f"query {name}", "detail": f"there is no such parameter{hint}"})
+    if errors:
+        detail = f"this path takes the parameters {', '.join(known)}" if known else "this path takes no parameters"
+        raise Problem(422, "The request is not valid", detail, errors=errors)
+
+
+def _list_parameters(dependant: Dependant) -> list[str]:
+    below = [name for inner in dependant.dependencies for name in _list_parameters(inner)]
+    return [field.alias for field in dependant.query_params] + below

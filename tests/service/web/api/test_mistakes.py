@@ -1,0 +1,69 @@
+"""What a new user gets wrong is answered with what was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.web.api.conftest import ON_ONE_DATABASE
+from tests.service.web.api.speaking import problem
+
+pytestmark = ON_ONE_DATABASE
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "meant"),
+    [
+        ({"polcy": "paper"}, "/polcy", "did you mean 'policy'?"),
+        ({"metrics": {"gold": {"role": "evl"}}}, "/metrics/gold/role", "did you mean 'eval'?"),
+        ({"metrics": {"gold": {"role": "eval", "directoin": "minimize"}}}, "/metrics/gold/directoin", "'direction'?"),
+        ({"metrics": "atuo"}, "/metrics", "did you mean 'auto'?"),
+        ({"mode": "enforced"}, "/mode", "did you mean 'enforce'?"),
+    ],
+)
+def test_a_mistyped_word_is_one_error_that_says_what_was_meant(
+    admin: httpx.Client, body: dict[str, Any], pointer: str, meant: str
+) -> None:
+    """The pointer leads to the word as it was sent, and the answer has a code that programs can go by."""
+    document = problem(admin.post("/runs", json={"name": "x"} | body), 422)
+    (error,) = document["errors"]
+    assert error["pointer"] == pointer
+    assert meant in error["detail"]
+    assert document["code"] == "invalid_request"
+
+
+def test_an_unknown_parameter_is_refused(admin: httpx.Client) -> None:
+    """A filter that is passed over would list what was not asked for."""
+    (error,) = problem(admin.get("/runs", params={"stat": "running"}), 422)["errors"]
+    assert error == {"pointer": "query stat", "detail": "there is no such parameter; did you mean 'status'?"}
+    assert "no parameters" in problem(admin.get("/project", params={"name": "x"}), 422)["detail"]
+
+
+def test_a_slash_at_the_end_is_redirected(admin: httpx.Client) -> None:
+    """With the method, the body and the query that were sent."""
+    document = problem(moved := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
+    assert (moved.headers["location"], document["code"]) == ("/api/v1/runs?a=1", "moved")
+    problem(admin.get("/nosuch/"), 404)
+
+
+def test_a_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
+    """The header holds the key alone."""
+    bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
+    for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
+        assert "without the word before it" in problem(answer, 401)["detail"]
+
+
+def test_mlflow_without_its_prefix_is_told_where_it_is(admin: httpx.Client) -> None:
+    """A tracking URI that lacks the path of MLflow's API."""
+    url = admin.base_url.copy_with(path="/api/2.0/mlflow/experiments/search")
+    assert "the URI ends in /mlflow" in problem(admin.post(url, json={}), 404)["detail"]
+
+
+def test_every_code_is_explained(admin: httpx.Client) -> None:
+    """The type of a problem leads to what its code means."""
+    document = problem(admin.get("/nosuch"), 404)
+    page = admin.get(admin.base_url.copy_with(path="/problems"))
+    assert page.status_code == 200
+    assert f'id="{document["type"].partition("#")[2]}"' in page.text

@@ -1,0 +1,58 @@
+"""The documentation is built without a broken link, and read at /help without a network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard.documentation import FOLDER
+from playwright.sync_api import expect
+
+from tests.service.web.dashboard.conftest import Window
+from tests.service.web.dashboard.recorded import Tenant, add_tenant
+
+pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The pages, as `make docs` builds them: a link that leads nowhere, or a page outside the navigation, fails."""
+    command = [sys.executable, "-m", "mkdocs", "--quiet", "build"]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return FOLDER
+
+
+@pytest.fixture
+def tenant(built: Path, embedded_database: Database, now: datetime) -> Tenant:
+    """A project and a key to it, on the embedded database, once there is documentation."""
+    return add_tenant(embedded_database, now)
+
+
+def test_help_leads_from_a_page_to_what_is_said_of_it(window: Window, tenant: Tenant) -> None:
+    """Settings link to operations; search finds a page by a word. The window fails on any error or foreign host."""
+    page = window.page
+    window.sign_in(tenant)
+    page.goto(f"{window.address}/settings")
+    page.get_by_role("link", name="Help").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Operations")
+    page.get_by_role("textbox", name="Search").fill("veto window")
+    page.locator(".md-search-result__link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert "/help/" in page.url
+
+
+def test_no_page_of_the_documentation_lies_elsewhere(built: Path) -> None:
+    """Every page of docs/ is in the site, and nothing that MkDocs wrote is fetched from another host."""
+    pages = list(built.rglob("index.html"))
+    sources = list((ROOT / "docs").rglob("*.md"))
+    assert len(pages) == len(sources)
+    assert not [page for page in pages if 'src="http' in page.read_text(encoding="utf-8")]
