@@ -19,8 +19,11 @@ for step in $(seq 10 10 1000); do
   post "/runs/$run/checkpoints" "{\"step\": $step, \"uri\": \"file:///checkpoints/$step\"}" >/dev/null
   # 3. Post what was measured. The answer holds the verdict; sent again it counts once.
   answer=$(post "/runs/$run/observations" "{\"observations\": [{\"metric\": \"score\", \"step\": $step, \"value\": $score}]}")
-  if [ "$(value should_stop <<<"$answer")" = true ]; then break; fi
+  if [ "$(value should_stop <<<"$answer")" = true ]; then
+    obeyed=", \"obeyed\": \"$(value id <<<"$answer")\"" # the decision that this trainer ends for
+    break
+  fi
 done
 
-post "/runs/$run/finish" '{"status": "completed"}' >/dev/null
+post "/runs/$run/finish" "{\"status\": \"completed\"${obeyed-}}" >/dev/null
 echo "ended at step $step of 1000"

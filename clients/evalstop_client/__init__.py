@@ -11,13 +11,16 @@ from evalstop_client.errors import (
     TimestampMalformed,
     TimestampTooOld,
 )
-from evalstop_client.latest_answer import Verdict
+from evalstop_client.eval_request import EvalRequest, Summary
+from evalstop_client.latest_answer import Decision, Verdict
 from evalstop_client.run import Run
 from evalstop_client.settings import Limits
 from evalstop_client.version import __version__
 
 __all__ = [
     "ConfigurationError",
+    "Decision",
+    "EvalRequest",
     "EvalStopError",
     "EventMalformed",
     "HeaderMissing",
@@ -25,6 +28,7 @@ __all__ = [
     "Run",
     "SignatureError",
     "SignatureMismatch",
+    "Summary",
     "TimestampInFuture",
     "TimestampMalformed",
     "TimestampTooOld",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ENDED = ("completed", "failed", "stopped")
@@ -37,36 +37,78 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """The service's decision to stop a run: its state, why it is in it, and the guards that hold the stop back."""
+
+    id: str
+    state: str
+    reason: str
+    guards: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.state
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Decision:
+        """The decision in the service's JSON."""
+        guards = fields.get("guard_kinds")
+        return cls(
+            id=str(fields.get("id", "")),
+            state=str(fields.get("state", "")),
+            reason=str(fields.get("state_reason") or ""),
+            guards=tuple(map(str, guards)) if isinstance(guards, list) else (),
+        )
+
+
+@dataclass(frozen=True)
 class LatestAnswer:
     """A run as the service sees it; before the first answer `should_stop` is False.
 
-    `name`: what the service calls it, which is another than the one asked for where that was taken.
-
-    `guessed`: the metrics whose role or direction the service guessed from their names, so that they stop nothing.
+    `name`: what the service calls it, which is another than the one asked for where that was taken. `guessed`: the
+    metrics whose role or direction the service guessed from their names, so that they stop nothing. `missing`: the
+    roles of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing.
+    `eval_request`: the paired evaluation that it awaits. `length_known`: whether it knows how long the run is
+    planned to be.
     """
 
     run_id: str | None = None
     name: str | None = None
+    url: str | None = None
     status: str | None = None
     should_stop: bool = False
     verdict: Verdict | None = None
+    decision: Decision | None = None
     best_checkpoint: Mapping[str, Any] | None = None
     guessed: tuple[str, ...] = ()
+    length_known: bool | None = None
+    eval_request: Mapping[str, Any] | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    unwatched: tuple[str, ...] = ()
 
     def after(self, answer: Mapping[str, Any]) -> LatestAnswer:
         """This with the fields of `answer`; what the answer leaves out stays as it was."""
         changes: dict[str, Any] = {}
         if isinstance(answer.get("id"), str):
             changes["run_id"] = answer["id"]
-        for field in ("name", "status"):
-            if isinstance(answer.get(field), str):
-                changes[field] = answer[field]
-        if isinstance(answer.get("should_stop"), bool):
-            changes["should_stop"] = answer["should_stop"]
+        for text in ("name", "status", "url"):
+            if isinstance(answer.get(text), str):
+                changes[text] = answer[text]
+        for flag in ("should_stop", "length_known"):
+            if isinstance(answer.get(flag), bool):
+                changes[flag] = answer[flag]
         if isinstance(answer.get("verdict"), Mapping):
             changes["verdict"] = Verdict.from_json(answer["verdict"])
+        if "decision" in answer:
+            decision = answer["decision"]
+            changes["decision"] = Decision.from_json(decision) if isinstance(decision, Mapping) else None
+        if isinstance(answer.get("missing"), Mapping):
+            changes["missing"] = {str(metric): str(role) for metric, role in answer["missing"].items()}
+        if "eval_request" in answer:
+            request = answer["eval_request"]
+            changes["eval_request"] = request if isinstance(request, Mapping) else None
         if "best_checkpoint" in answer:
             changes["best_checkpoint"] = answer["best_checkpoint"]
-        if isinstance(answer.get("guessed"), list):
-            changes["guessed"] = tuple(map(str, answer["guessed"]))
+        for names in ("guessed", "unwatched"):
+            if isinstance(answer.get(names), list):
+                changes[names] = tuple(map(str, answer[names]))
         return replace(self, **changes)

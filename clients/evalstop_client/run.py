@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from evalstop_client import observations
-from evalstop_client.latest_answer import LatestAnswer, Verdict
+from evalstop_client.eval_request import EvalRequest
+from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict
 from evalstop_client.observations import LoggedValues
 from evalstop_client.settings import Limits, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
@@ -41,6 +42,9 @@ class Run:
     new one; `resume="must"` wants one to be there. A trainer that restarts from a checkpoint opens its run so and then
     calls `resume(step=...)`.
     Without a url nothing is posted.
+    `total_steps` is the planned length: without it decisions come later.
+    `evaluates` says that somebody evaluates checkpoints on request (`eval_requests`, or an evaluator beside the run):
+    true, or the share of the run's time that one eval takes.
     `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
     ever does, nor waits for disk or network, except `flush` and `finish`.
     """
@@ -56,6 +60,7 @@ class Run:
         policy: str | None = None,
         mode: Literal["shadow", "enforce"] | None = None,
         total_steps: int | None = None,
+        evaluates: bool | float = False,
         resume: Literal["must", "allow"] | None = None,
         spool_folder: str | Path | None = None,
         flush_seconds: float = Limits.flush_seconds,
@@ -72,12 +77,15 @@ class Run:
             policy=policy,
             mode=mode,
             total_steps=total_steps,
+            evaluates=evaluates,
             resume=resume,
             spool_root=spool_folder,
             limits=limits or Limits(flush_seconds=flush_seconds, poll_seconds=poll_seconds),
         )
         self._warnings = WarningLog()
         self._finished = False
+        self._obeyed: str | None = None
+        self._answered_requests: set[str] = set()
         self._pid = os.getpid()
         self._reporter: Reporter | None = None
         if self._settings.url is None:
@@ -98,14 +106,32 @@ class Run:
         return self._latest_answer.run_id
 
     @property
+    def url(self) -> str | None:
+        """The page of the run; None until the service has answered."""
+        return self._latest_answer.url
+
+    @property
     def should_stop(self) -> bool:
-        """Whether the service wants the run to end, as of its latest answer."""
-        return self._latest_answer.should_stop
+        """Whether the service wants the run to end, as of its latest answer.
+
+        A run that is finished as completed after this was read as true has obeyed the decision, which is on record so.
+        """
+        latest = self._latest_answer
+        self._obeyed = latest.decision.id if latest.should_stop and latest.decision is not None else None
+        return latest.should_stop
 
     @property
     def verdict(self) -> Verdict | None:
         """The service's latest verdict; None until it has answered."""
         return self._latest_answer.verdict
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision to stop the run: its `state`, the `reason` for it, the `guards` that hold it; None without one.
+
+        A run is stopped once `should_stop` is true. Until then this says why not.
+        """
+        return self._latest_answer.decision
 
     @property
     def best_checkpoint(self) -> Mapping[str, Any] | None:
@@ -116,6 +142,12 @@ class Run:
     def guessed(self) -> tuple[str, ...]:
         """Metrics whose role or direction the service guessed: they never stop the run until somebody confirms them."""
         return self._latest_answer.guessed
+
+    @property
+    def length_known(self) -> bool | None:
+        """Whether the service knows how long the run is planned to be, without which it decides later; None until it
+        has answered. `total_steps` tells it; a run that has gone on past it counts as one of unknown length."""
+        return self._latest_answer.length_known
 
     @property
     def dropped(self) -> int:
@@ -150,6 +182,30 @@ class Run:
         else:
             self._put(Entry("resume", {"step": whole_step}))
 
+    def eval_changed(self, *, step: int, why: str, version: str | None = None) -> None:
+        """Report that from `step` on the eval is measured otherwise: by another grader, on other or fewer prompts.
+
+        Scores are compared from there on anew, so that a jump is no fall. `version`: what the measurement is called.
+        A run that is opened with another `version` in its `metrics` than before says the same.
+        """
+        whole_step = observations.parse_step(step)
+        if whole_step is None or not isinstance(why, str) or not why or not isinstance(version, str | None):
+            self._warnings.count_dropped("eval_changed", 1, "eval_changed: step %.80r, why %.80r", step, why)
+        else:
+            self._put(Entry("eval-changes", {"step": whole_step, "reason": why[:500], "version": version}))
+
+    def eval_requests(self) -> Iterator[EvalRequest]:
+        """The paired evaluations that the service asks for and that were not answered here; most often none.
+
+        for request in run.eval_requests():
+            prompts = draw_prompts(request.multiplier * usual, seed=request.seed)
+            request.answer(best=score(load(request.best_uri), prompts), current=score(model, prompts))
+        """
+        fields = self._latest_answer.eval_request
+        request = EvalRequest.from_json(fields, self._answer_request) if fields is not None else None
+        if request is not None and request.id not in self._answered_requests:
+            yield request
+
     def flush(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the service has everything, `flush_seconds` by default; False on timeout."""
         if self._reporter is None or self._finished:
@@ -163,7 +219,8 @@ class Run:
         if status not in ("completed", "failed"):
             self._warnings.warn_once("finish", "finish: %.80r is neither completed nor failed; failed is sent", status)
             status = "failed"
-        self._put(Entry("finish", {"status": status}))
+        obeyed = {"obeyed": self._obeyed} if self._obeyed is not None and status == "completed" else {}
+        self._put(Entry("finish", {"status": status, **obeyed}))
         self._close()
 
     def __enter__(self) -> Self:
@@ -181,6 +238,10 @@ class Run:
     @property
     def _latest_answer(self) -> LatestAnswer:
         return self._reporter.latest_answer if self._reporter is not None else _NO_ANSWER
+
+    def _answer_request(self, request_id: str, answer: Mapping[str, Any]) -> None:
+        self._answered_requests.add(request_id)
+        self._put(Entry(f"eval-requests/{request_id}/answer", answer))
 
     def _put(self, entry: Entry | LoggedValues) -> None:
         if self._finished:

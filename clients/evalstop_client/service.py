@@ -58,7 +58,8 @@ class Service:
     """A connection to one EvalStop service; to be used by one thread at a time."""
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float = 10.0) -> None:
-        self._root = url.rstrip("/") + "/api/v1"
+        self._site = url.rstrip("/")
+        self._root = self._site + "/api/v1"
         self._headers = {
             "user-agent": f"evalstop-client/{__version__}",
             "accept": "application/json",
@@ -80,6 +81,10 @@ class Service:
     def get(self, path: str) -> Answer:
         """GET a path such as `/runs/{id}`."""
         return self._request("GET", path, None)
+
+    def page_of(self, run_id: str) -> str:
+        """The page of a run, where the service does not say it."""
+        return f"{self._site}/runs/{run_id}"
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""

@@ -21,7 +21,7 @@ from evalstop_client.scheduler_labels import scheduler_labels
 AUTO = "auto"  # the service recognises the roles of metrics by their names
 METRIC_ROLES = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
-METRIC_FIELDS = {"role", "direction"}
+METRIC_FIELDS = {"role", "direction", "version"}
 MODES = ("shadow", "enforce")
 RESUMES = ("must", "allow")
 
@@ -99,6 +99,7 @@ def resolve(
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
+    evaluates: bool | float,
     resume: str | None,
     spool_root: str | Path | None,
     limits: Limits,
@@ -120,6 +121,7 @@ def resolve(
         policy=policy,
         mode=mode,
         total_steps=total_steps,
+        evaluates=evaluates,
         resume=resume,
     )
     # The id lets the service know the opening again: a spool may send it days later, by another process of the name.
@@ -141,6 +143,7 @@ def _opening(
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
+    evaluates: bool | float,
     resume: str | None,
 ) -> dict[str, Any]:
     """The body that opens a run: what was left out stays out, which the service reads as 'as it is'."""
@@ -159,6 +162,10 @@ def _opening(
         opening["mode"] = mode
     if total_steps is not None:
         opening["total_steps"] = _checked_total_steps(total_steps)
+    if evaluates is not False:
+        if evaluates is not True and not (isinstance(evaluates, int | float) and 0 <= evaluates <= 1):
+            raise ConfigurationError(f"evaluates {evaluates!r}: true, false, or the share of the run an eval takes.")
+        opening["eval_share"] = 0.0 if evaluates is True else float(evaluates)
     if resume is not None:
         opening["resume"] = resume
     return opening
@@ -202,6 +209,8 @@ def _checked_metrics(metrics: Mapping[str, Mapping[str, str]] | str) -> dict[str
             )
         if direction is not None and direction not in DIRECTIONS:
             raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
+        if role.get("version") is not None and (metric_role != "eval" or not isinstance(role["version"], str)):
+            raise ConfigurationError(f"metrics {name!r}: version {role['version']!r}; only the eval has one, a text.")
         if metric_role in taken:
             raise ConfigurationError(
                 f"metrics: {taken[metric_role]!r} and {name!r} both claim the role {metric_role!r}."

@@ -72,6 +72,10 @@ class FakeService:
         self.polls = 0  # heartbeats
         self.stop_at_step: int | None = None
         self.guessed: list[str] = []
+        self.missing: dict[str, str] = {}
+        self.unwatched: list[str] = []
+        self.limits: list[Json] = []
+        self.decision_state = "requested"
         self.refuse_metric: str | None = None
         self.names_bad_points = True
         self.forced: list[Answer | Callable[[str, Json], Answer | None]] = []  # answered before anything else
@@ -128,11 +132,15 @@ class FakeService:
                 return self._observe(self._run(run_id), body)
             case ["runs", run_id, "checkpoints"]:
                 return self._checkpoint(self._run(run_id), body)
+            case ["runs", run_id, "eval-changes"]:
+                if set(body) != {"step", "reason", "version"} or not body["reason"]:
+                    raise Problem(422, "step, reason and version are needed")
+                return Answer(200, self._run_json(self._run(run_id)))
             case ["runs", run_id, "resume"]:
                 return self._resume(self._run(run_id), body)
             case ["runs", run_id, "finish"]:
                 run = self._run(run_id)
-                if set(body) != {"status"} or body["status"] not in ("completed", "failed"):
+                if not {"status"} <= set(body) <= {"status", "obeyed"} or body["status"] not in ("completed", "failed"):
                     raise Problem(422, "status must be completed or failed", ("/status",))
                 run.status, run.last = body["status"], ("finish", body)
                 return Answer(200, self._run_json(run))
@@ -201,6 +209,8 @@ class FakeService:
             "superseded": 0,
             "best_checkpoint": None,
             "guessed": self.guessed,
+            "missing": self.missing,
+            "unwatched": self.unwatched,
             "status": run.status,
             **self._verdict(run),
         }
@@ -247,7 +257,14 @@ class FakeService:
             "reason": "the fake says so",
             "evidence": [],
         }
-        return {"verdict": verdict, "should_stop": stop}
+        decision: Json = {
+            "id": f"decision of {run.id}",
+            "state": self.decision_state,
+            "state_reason": "the fake decided it",
+            "guard_kinds": ["paused"] if self.decision_state == "on_hold" else [],
+        }
+        should_stop = stop and self.decision_state == "requested"
+        return {"verdict": verdict, "should_stop": should_stop, "decision": decision if stop else None}
 
     def _run_json(self, run: FakeRun) -> Json:
         return {
@@ -257,6 +274,11 @@ class FakeService:
             "attempt": run.attempt,
             "labels": run.opening.get("labels", {}),
             "best_checkpoint": None,
+            "length_known": "total_steps" in run.opening,
+            "mode": run.opening.get("mode", "shadow"),
+            "policy": {"name": "default", "version": 1},
+            "limits": self.limits,
+            "raw_maximum": None if self.missing else {"step": 1, "score": 1.0},
             **self._verdict(run),
         }
 

@@ -33,6 +33,7 @@ def test_everything_arrives_in_the_order_in_which_it_was_made(server: FakeServer
     assert [what for what, _ in heard] == [
         "runs", "observations", "observations", "checkpoints", "observations", "resume", "observations", "finish"
     ]  # fmt: skip
+    assert run.length_known
     said = {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **the_rest}
     assert {name: value for name, value in heard[0][1].items() if name not in ("job", "opening")} == said
     assert heard[1][1].items() >= {"metric": "gold", "step": 1, "value": 0.5, "stderr": 0.125}.items()
@@ -340,3 +341,26 @@ def test_key_is_nowhere_in_the_log_or_the_spool(
         assert "telltale" not in repr(run._settings)
     assert "telltale" not in caplog.text
     assert not any("telltale" in path.read_text() for path in (tmp_path / "spool").rglob("*.*") if path.is_file())
+
+
+def test_a_changed_measurement_is_told_in_its_place(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change of the eval arrives between what was logged before it and after it; one without a reason is dropped."""
+    metrics = {"gold": {"role": "eval", "version": "gsm8k-v1"}}
+    with start(server, metrics=metrics) as run:
+        run.log({"gold": 0.5}, step=1)
+        run.eval_changed(step=2, why="a stricter grader", version="gsm8k-v2")
+        run.eval_changed(step=2, why="")
+        run.log({"gold": 0.4}, step=2)
+    heard = [(what, body) for what, body in posted(service) if what not in ("runs", "finish")]
+    assert [what for what, _ in heard] == ["observations", "eval-changes", "observations"]
+    assert heard[1][1] == {"step": 2, "reason": "a stricter grader", "version": "gsm8k-v2"}
+    assert any("eval_changed: step 2, why ''" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"gold": {"role": "eval", "version": 2}}])
+def test_only_an_eval_has_a_version(server: FakeServer, metrics: Any) -> None:
+    """A version of another role, or one that is no text, is refused before anything is sent."""
+    with pytest.raises(ConfigurationError, match="only the eval has one, a text"):
+        start(server, metrics=metrics)

@@ -22,6 +22,7 @@ class RunArguments(TypedDict, total=False):
     policy: str | None
     mode: Literal["shadow", "enforce"] | None
     total_steps: int | None
+    evaluates: bool | float
     resume: Literal["must", "allow"] | None
     spool_folder: str | Path | None
     limits: Limits | None

@@ -17,7 +17,7 @@ from evalstop_client.run import Run
 
 
 class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
-    """ReportClient a `fit` to EvalStop and ends it at a stop, in the middle of an epoch if need be.
+    """Report a `fit` to EvalStop and ends it at a stop, in the middle of an epoch if need be.
 
     Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME.
     `checkpoints` is the path that a ModelCheckpoint before it in the list writes to, with its `{epoch}`: Keras tells

@@ -8,6 +8,7 @@ of the trainer. Rank 0 alone talks to the service; all ranks stop at the same st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -16,33 +17,44 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, to_uri
+from evalstop_client.eval_request import Evaluate, answer_requests
 from evalstop_client.run import Run
 
 AGREE_EVERY_STEPS = 10
 
 
 class EvalStopCallback(Callback):
-    """ReportClient a run of Lightning's Trainer to EvalStop and ends it at a stop.
+    """Report a run of Lightning's Trainer to EvalStop and ends it at a stop.
 
     Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME. Steps are
     the trainer's `global_step`. Checkpoints are those that a ModelCheckpoint keeps, `last.ckpt` left aside, which is
     another one at every save. The ranks agree on stopping after every `agree_every_steps`-th step.
+    `evaluate` answers requests to evaluate now when a checkpoint is kept, on rank 0 while the others wait: it is given
+    a checkpoint's uri, how many times the usual prompts, and a seed.
     """
 
-    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
-        self._arguments = arguments
+    def __init__(
+        self,
+        *,
+        agree_every_steps: int = AGREE_EVERY_STEPS,
+        evaluate: Evaluate | None = None,
+        **arguments: Unpack[RunArguments],
+    ) -> None:
+        self._arguments = arguments if evaluate is None else {"evaluates": True, **arguments}
+        self._evaluate = evaluate
         self._agree_every_steps = max(1, agree_every_steps)
         self._logger: _RunLogger | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the run, and report a resume from a checkpoint."""
         if trainer.is_global_zero:
-            total_steps = trainer.max_steps if trainer.max_steps > 0 else None
+            planned = trainer.estimated_stepping_batches  # of epochs, too; infinite or -1 where nobody knows
+            total_steps = int(planned) if 0 < planned < math.inf else None
             resumes = trainer.global_step > 0
             run = Run(**filled(self._arguments, total_steps=total_steps, resumes=resumes))
             if resumes:
                 run.resume(step=trainer.global_step)
-            self._logger = _RunLogger(run, trainer)
+            self._logger = _RunLogger(run, trainer, self._evaluate)
             trainer.loggers = [*trainer.loggers, self._logger]  # so late that no folder is named after it
 
     def on_train_batch_end(
@@ -72,8 +84,9 @@ class EvalStopCallback(Callback):
 class _RunLogger(Logger):
     """Forwards what the trainer logs."""
 
-    def __init__(self, run: Run, trainer: Trainer) -> None:
+    def __init__(self, run: Run, trainer: Trainer, evaluate: Evaluate | None) -> None:
         self.run = run
+        self._evaluate = evaluate
         self.done = False
         self._trainer = trainer
         self._registered: set[str] = set()
@@ -101,3 +114,5 @@ class _RunLogger(Logger):
         for path in sorted(kept - self._registered - {""}):
             self._registered.add(path)
             self.run.checkpoint(to_uri(path), step=self._trainer.global_step)
+            if self._evaluate is not None:
+                answer_requests(self.run.eval_requests(), self._evaluate, to_uri(path), self._trainer.global_step)

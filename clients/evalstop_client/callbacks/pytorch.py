@@ -15,13 +15,14 @@ others for ever: so rank 0 looks, and tells.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 import torch.distributed as dist
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
+from evalstop_client.eval_request import EvalRequest
 from evalstop_client.run import Run
 
 AGREE_EVERY_STEPS = 10
@@ -67,6 +68,16 @@ class DistributedRun:
         """Report that training goes on from the checkpoint of `step`."""
         if self.run is not None:
             self.run.resume(step=step)
+
+    def eval_changed(self, *, step: int, why: str, version: str | None = None) -> None:
+        """Report that from `step` on the eval is measured otherwise."""
+        if self.run is not None:
+            self.run.eval_changed(step=step, why=why, version=version)
+
+    def eval_requests(self) -> Iterator[EvalRequest]:
+        """The paired evaluations that the service asks for, on rank 0."""
+        if self.run is not None:
+            yield from self.run.eval_requests()
 
     def should_stop_at(self, step: int) -> bool:
         """Whether to stop after `step`: the same answer on every rank, each of which has to ask at the same steps."""

@@ -18,7 +18,7 @@ from evalstop_client.run import Run
 
 
 class EvalStop(Callback):
-    """ReportClient the trials of a Tuner to EvalStop; its `stopper` ends those that are to stop.
+    """Report the trials of a Tuner to EvalStop; its `stopper` ends those that are to stop.
 
     Takes the arguments of `evalstop_client.Run`, by name. The run of a trial is called `<name>-<trial id>`, its step
     is the result's `step_key`. Two threads a trial: meant for hundreds of trials, not for tens of thousands.

@@ -17,20 +17,29 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, to_uri
 from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
+from evalstop_client.eval_request import Evaluate, answer_requests
 
 logger = logging.getLogger("evalstop_client")
 
 
 class EvalStopCallback(TrainerCallback):
-    """ReportClient a Trainer's run to EvalStop and ends it at a stop.
+    """Report a Trainer's run to EvalStop and ends it at a stop.
 
     Takes the arguments of `evalstop_client.Run`, by name. The run is called as EVALSTOP_RUN_NAME says, else as the
     training arguments' `run_name`, else as the output folder. Its roles are told by the service from the metrics'
-    names unless `metrics` says them.
+    names unless `metrics` says them. `evaluate` answers requests to evaluate now when a checkpoint is saved, on rank 0
+    while the others wait: it is given a checkpoint's uri, how many times the usual prompts, and a seed.
     """
 
-    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
-        self._arguments = arguments
+    def __init__(
+        self,
+        *,
+        agree_every_steps: int = AGREE_EVERY_STEPS,
+        evaluate: Evaluate | None = None,
+        **arguments: Unpack[RunArguments],
+    ) -> None:
+        self._arguments = arguments if evaluate is None else {"evaluates": True, **arguments}
+        self._evaluate = evaluate
         self._agree_every_steps = agree_every_steps
         self._run: DistributedRun | None = None
 
@@ -67,6 +76,8 @@ class EvalStopCallback(TrainerCallback):
         if self._run is not None:
             folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             self._run.checkpoint(to_uri(folder), step=state.global_step)
+            if self._evaluate is not None:
+                answer_requests(self._run.eval_requests(), self._evaluate, to_uri(folder), state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End the training when the service asks for it."""

@@ -14,6 +14,7 @@ from evalstop_client.backoff import wait_seconds
 from evalstop_client.latest_answer import ENDED, LatestAnswer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, Unavailable
 from evalstop_client.settings import Limits
+from evalstop_client.spool import run_log
 from evalstop_client.spool.rejections import merge_observations, split_rejected
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
@@ -121,7 +122,10 @@ class Sender:
                 return Unavailable(f"POST /runs answered without a run: {answer.body!r:.200}")
             self._run_id = answer.body["id"]
             self._opened = opening
-            self._update_latest_answer(answer.body)
+            page = answer.body.get("url") or self._service.page_of(self._run_id)
+            self._update_latest_answer(answer.body | {"url": page})
+            if self._is_own:
+                run_log.describe_opening(answer.body, self.latest_answer, self._warnings)
             if self._is_renamed:
                 self._warnings.warn_once(
                     "renamed",
@@ -158,6 +162,8 @@ class Sender:
                 self._update_latest_answer(answer.body)
                 if part.to != "finish":
                     self._say_if_ended()
+                elif self._is_own:
+                    run_log.warn_without_eval(answer.body, self._warnings)
             elif isinstance(answer, Refused):
                 if (
                     answer.status == 404 and not self._reopened
@@ -216,14 +222,10 @@ class Sender:
     def _update_latest_answer(self, body: Json) -> None:
         if not self._is_own:
             return
-        self.latest_answer = self.latest_answer.after(body)
-        if guessed := self.latest_answer.guessed:
-            names = ", ".join(guessed)
-            self._warnings.warn_once(
-                f"guessed {names}",
-                "role and direction of %s guessed: confirm on the run's page, or by Run(metrics=...), to let it stop",
-                names,
-            )
+        before = self.latest_answer
+        self.latest_answer = before.after(body)
+        run_log.describe_change(before, self.latest_answer)
+        run_log.warn_of_metrics(self.latest_answer, self._warnings, declared="metrics" in self._opening)
         conflicts = body.get("conflicts")
         if isinstance(conflicts, list) and conflicts:
             self._warnings.warn_once(

@@ -1,4 +1,4 @@
-"""ReportClient what grows in a folder of TensorBoard's runs, and remembers on disk how far it has come.
+"""Report what grows in a folder of TensorBoard's runs, and remembers on disk how far it has come.
 
 A portion of a file is forgotten only when the service has it: a watcher that is killed sends some of it again, which
 counts once. It says nothing in the name of a trainer but what stands in its files: no heartbeats, and no end.

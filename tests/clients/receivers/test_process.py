@@ -248,6 +248,31 @@ def test_job_has_our_streams_the_label_and_no_secret(tmp_path: Path, server: Fak
 
 
 @pytest.mark.parametrize(
+    ("options", "key"), [((), None), (("--job-key-env", "TRAINER_KEY"), "esk_ingest")], ids=["none", "its own"]
+)
+def test_job_never_gets_the_receiver_s_key(
+    tmp_path: Path, server: FakeServer, options: tuple[str, ...], key: str | None
+) -> None:
+    """By default the job has no key at all; it has the one that is named for it, as EVALSTOP_KEY and nothing else."""
+    code = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
+    with guarded(tmp_path, server, code, *options, TRAINER_KEY="esk_ingest") as job:
+        seen = json.loads(job.line())
+    assert seen.get("EVALSTOP_KEY") == key
+    assert KEY not in seen.values()
+    assert ("TRAINER_KEY" in seen) == (key is None)
+
+
+def test_a_receiver_cannot_be_read_by_its_user(server: FakeServer) -> None:
+    """No other process of its user may read the receiver's memory, with keys and secrets; the job's may be read."""
+    asks = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)"  # PR_GET_DUMPABLE
+    options = ["process", "--url", server.url, "--linger-seconds", "0", "--", sys.executable, "-c", asks]
+    receiver = f"from evalstop_client.receivers.cli.entry import main; main({options!r}); {asks}"
+    environment = {**os.environ, "EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
+    done = subprocess.run([sys.executable, "-c", receiver], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == ["1", "0"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["process"], 2, "after --"),
@@ -275,7 +300,7 @@ def test_help_teaches_by_example() -> None:
     """--help shows whole commands that can be copied."""
     command = [*RECEIVER, "process", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "evalstop-receiver process --listen 0.0.0.0:9000 -- python train.py" in done.stdout
+    assert "evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
@@ -311,7 +336,8 @@ def test_whole_way_from_the_trainers_post_to_the_confirmed_end(
         "import time\nfrom evalstop_client import Run\n"
         "with Run(name='a run') as run:\n    run.log({'gold': 1.0}, step=1)\n    time.sleep(3600)"
     )
-    with guarded(tmp_path, server, code, EVALSTOP_URL=server.url) as job:
+    own_key = "--job-key-env", "TRAINER_KEY"
+    with guarded(tmp_path, server, code, *own_key, EVALSTOP_URL=server.url, TRAINER_KEY=KEY) as job:
         stored = eventually(lambda: [run for run in service.runs.values() if run.observations])
         send(job.url, stop_event(stored[0].opening["labels"]))
         assert only_report(service)["state"] == "confirmed"

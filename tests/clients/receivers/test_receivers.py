@@ -52,7 +52,8 @@ class LatestAnswer:
             "--check",
             f"{script} check {{job_id}}",
         ]
-        command += ["--signal", f"{script} save {{job_id}}", "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
+        command += ["--pattern", "job_id=[0-9]+", "--signal", f"{script} save {{job_id}}"]
+        command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         command += ["--state", str(self.folder / "state"), "--url", self.server.url, "--poll-seconds", "0.1"]
         command += self.options
         environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
@@ -128,11 +129,12 @@ def test_second_receiver_on_the_same_memory_does_not_start(standing: LatestAnswe
     """Two that share a memory would both obey."""
     standing.start()
     command = [*RECEIVER, "command", "--run", "a {job_id}", "--check", "b {job_id}", "--listen", "127.0.0.1:0"]
+    command += ["--pattern", "job_id=[0-9]+"]
     command += ["--state", str(standing.folder / "state")]
     assert "another receiver" in usage(command)
 
 
-COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}"]
+COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern", "job_id=[0-9]+"]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,9 @@ COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}"]
     [
         (["command", "--run", "a {job_id}"], "--check"),
         (["command", "--run", "a {", "--check", "b"], "brace"),
+        (["command", "--run", "a {job_id}", "--check", "b"], "job_id} may be"),
+        (["command", "--run", "a", "--check", "b {run_id} {user}"], "user} may be"),
+        ([*COMMAND, "--pattern", "job_id=["], "--pattern"),
         (["command", "--run", "{program}", "--check", "b"], "program"),
         ([*COMMAND, "--gone-exit-code", "0"], "gone-exit-code"),
         ([*COMMAND, "--mine", "nonsense"], "label=value"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -107,3 +108,13 @@ def test_label_cannot_pass_for_the_run_itself() -> None:
     job = action.find_job(request({"run_id": "forged", "decision_id": "forged"}))
     assert isinstance(job, Job)
     assert json.loads(json.dumps(dict(job.facts))) == {"decision_id": "decision-1", "run_id": "run-1"}
+
+
+@pytest.mark.parametrize("value", ["0", "07", "-7", "7 8", "all", "1-3", "7\n", "", None])
+def test_label_that_means_more_than_one_job_is_refused(value: str | None) -> None:
+    """A label has to match its pattern as a whole: `bkill 0` would end all jobs of a user."""
+    pattern = {"job_id": re.compile("[1-9][0-9]*")}
+    action = CommandJobControl(commands("true {job_id}"), {}, patterns=pattern)
+    with pytest.raises(RequestRefused, match="job_id"):
+        action.find_job(request({} if value is None else {"job_id": value}))
+    assert isinstance(action.find_job(request({"job_id": "70"})), Job)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.cli import command, kubernetes, process, slurm, tensorboard
+from evalstop_client.receivers.cli import command, evaluator, kubernetes, process, slurm, tensorboard
 from evalstop_client.version import __version__
 
 
@@ -33,6 +33,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (process, slurm, kubernetes, command, tensorboard):
+    for module in (process, slurm, kubernetes, command, evaluator, tensorboard):
         module.add_parser(kinds)
     return parser

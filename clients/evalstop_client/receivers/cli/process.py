@@ -32,6 +32,8 @@ from evalstop_client.receivers.stop.options import (
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.signals import POLL_SECONDS
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
+from evalstop_client.receivers.stop.subprocesses import environment_without
+from evalstop_client.receivers.stop.tracing import forbid_tracing
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -50,8 +52,8 @@ examples:
   # 1. register the receiver once with the service; the answer shows the secret:
   #    POST /api/v1/endpoints {"url": "http://trainer-host:9000/", "event_types": ["run.stop_requested"]}
   # 2. run the training under the receiver:
-  export EVALSTOP_WEBHOOK_SECRET=whsec_... EVALSTOP_URL=http://evalstop:8787 EVALSTOP_KEY=esk_...
-  evalstop-receiver process --listen 0.0.0.0:9000 -- python train.py --seed 3
+  export EVALSTOP_WEBHOOK_SECRET=whsec_... EVALSTOP_URL=http://evalstop:8787 EVALSTOP_KEY=esk_... TRAINER_KEY=esk_...
+  evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py --seed 3
 
   # a secret in a file is read again at every webhook, so that it can be rotated while the job runs:
   evalstop-receiver process --secret-file /run/secrets/evalstop --grace-seconds 120 -- torchrun train.py
@@ -80,6 +82,11 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add = parser.add_argument
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive; port 0 takes a free one")
     add_service_options(parser)
+    add(
+        "--job-key-env",
+        metavar="NAME",
+        help="variable with the key that the job gets as EVALSTOP_KEY; without it, the job never gets the receiver's",
+    )
     add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: what makes the job save a checkpoint")
     add(
         "--checkpoint-grace-seconds",
@@ -104,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
     url, key = parse_service(options)
     number = _signal_number(options.checkpoint_signal)
     receiver_id = create_receiver_id()
-    environment = label_environment(_environment_without(options.secret_env, options.key_env), receiver_id)
+    environment = label_environment(_job_environment(options), receiver_id)
+    forbid_tracing()
     server = listen(options.listen)  # before the job, which must not start if nobody could stop it
     forwarding = Forwarding()
     ancestor = os.getpid() if adopt_orphans() else None
@@ -179,7 +187,13 @@ def _signal_number(name: str | None) -> int | None:
     return None if name is None else int(getattr(signal, f"SIG{checkpoint_signal(name).name}"))
 
 
-def _environment_without(secret_variable: str, key_variable: str) -> dict[str, str]:
-    """Our environment less what the job has no use for; EVALSTOP_KEY is the job's own to report with."""
-    private = {secret_variable, key_variable} - {"EVALSTOP_KEY"}
-    return {name: value for name, value in os.environ.items() if name not in private}
+def _job_environment(options: argparse.Namespace) -> dict[str, str]:
+    """Our environment less what is the receiver's own; EVALSTOP_KEY is the key that is meant for the job, if any."""
+    environment = environment_without(options.secret_env, options.key_env)
+    if options.job_key_env is None:
+        return environment
+    key = os.environ.get(options.job_key_env)
+    if not key:
+        raise ConfigurationError(f"job-key-env: {options.job_key_env} is not set.")
+    environment.pop(options.job_key_env, None)
+    return environment | {"EVALSTOP_KEY": key}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,8 @@ class CommandJobControl:
     """Ends jobs by commands.
 
     `mine`: the labels that a run must have to be ours. `allow`: the values that a label may have, others are refused.
+    `patterns`: what the whole value of a label has to match. A value that is harmless as text may still be all jobs for
+    the command, as 0 is for LSF's bkill.
     """
 
     name = "evalstop-receiver command"
@@ -50,6 +53,7 @@ class CommandJobControl:
         *,
         mine: Mapping[str, str] | None = None,
         allow: Mapping[str, frozenset[str]] | None = None,
+        patterns: Mapping[str, re.Pattern[str]] | None = None,
         command_seconds: float = 60.0,
         gone_exit_code: int = GONE_EXIT_CODE,
     ) -> None:
@@ -57,6 +61,7 @@ class CommandJobControl:
         self._environment = environment
         self._mine = mine or {}
         self._allow = allow or {}
+        self._patterns = patterns or {}
         self._command_seconds = command_seconds
         self._gone_exit_code = gone_exit_code
 
@@ -67,6 +72,9 @@ class CommandJobControl:
         for name, values in self._allow.items():
             if request.labels.get(name) not in values:
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which is not on the allow-list")
+        for name, pattern in self._patterns.items():
+            if not pattern.fullmatch(request.labels.get(name, "")):
+                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which its pattern does not match")
         known = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
         facts = {name: allowed(name, known.get(name, "")) for name in sorted(self._commands.names)}
         return Job(facts.get("job_id") or " ".join(facts.values()), facts)

@@ -120,7 +120,7 @@ class Api:
 
     def create(self, kind: Kind, namespace: str, item: Object) -> Conflict | None:
         """Create an object; Conflict when there is one of this name."""
-        body = {"apiVersion": self._api_version(kind), "kind": kind.name, **item}
+        body = {"apiVersion": self.api_version(kind), "kind": kind.name, **item}
         answer = self._ask("create", kind, namespace, body=body)
         return answer if isinstance(answer, Conflict) else None
 
@@ -173,9 +173,10 @@ class Api:
 
     def _path(self, kind: Kind, namespace: str) -> str:
         root = "/apis" if kind.group else "/api"
-        return f"{root}/{self._api_version(kind)}/namespaces/{namespace}/{kind.resource}"
+        return f"{root}/{self.api_version(kind)}/namespaces/{namespace}/{kind.resource}"
 
-    def _api_version(self, kind: Kind) -> str:
+    def api_version(self, kind: Kind) -> str:
+        """By which a kind is served here, such as `batch/v1`."""
         if not kind.group:
             return "v1"
         if kind not in self._versions:

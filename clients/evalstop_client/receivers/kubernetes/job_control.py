@@ -9,11 +9,11 @@ import logging
 import re
 import threading
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
-from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, Kind, Object, find_kind, find_kind_of
+from evalstop_client.receivers.kubernetes.kinds import EVENT, KINDS, POD, Kind, Object, find_kind, find_kind_of
 from evalstop_client.receivers.kubernetes.pod_watch import PodWatch
 from evalstop_client.receivers.kubernetes.pods import details, parse_time
 from evalstop_client.receivers.kubernetes.suspension import TRIES, Suspension
@@ -103,6 +103,7 @@ class KubernetesJobControl:
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Suspend it, or delete it; its pods have their own grace to end."""
         logger.info("stopping %s %s", job.facts["kind"], job.id)
+        self._record_event(job, request)
         self._stop(job, request.decision_id)
 
     def kill_job(self, job: Job) -> None:
@@ -140,6 +141,32 @@ class KubernetesJobControl:
         if kind.words(workload) & kind.ended:
             raise RequestRefused(f"{kind} {job.id} has ended and cannot go on")
         self._levers.resume(kind, workload)
+
+    def _record_event(self, job: Job, request: StopRequest) -> None:
+        """Say why in an event of the workload; one is enough, whoever repeats the stop."""
+        kind, namespace, now = _kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            involved = {
+                "apiVersion": self._api.api_version(kind),
+                "kind": kind.name,
+                "namespace": namespace,
+                "name": job.facts["name"],
+                "uid": job.facts["uid"],
+            }
+            event = {
+                "metadata": {"name": f"evalstop-{request.decision_id}", "namespace": namespace},
+                "involvedObject": involved,
+                "type": "Normal",
+                "reason": "StoppedByEvalStop",
+                "message": request.explanation,
+                "source": {"component": "evalstop-receiver"},
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            }
+            self._api.create(EVENT, namespace, event)
+        except (RequestRefused, SchedulerUnavailable) as error:
+            logger.warning("%s gets no event: %s", job.id, error)
 
     def _named(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
         """What the labels name, checked: a label must not lead anywhere else."""

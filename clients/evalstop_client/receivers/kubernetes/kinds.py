@@ -55,6 +55,9 @@ KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 POD = Kind("Pod", "", "pods", "", frozenset(), lever=())
 """What a run may name and is climbed from; it is never stopped itself."""
 
+EVENT = Kind("Event", "", "events", "", frozenset(), lever=())
+"""What happened to an object, as `kubectl describe` shows it."""
+
 JOB = Kind("Job", "batch", "jobs", "controller-uid={uid}", frozenset({"Complete", "Failed"}), owns_pods=True)
 JOBSET = Kind("JobSet", "jobset.x-k8s.io", "jobsets", JOBSET_PODS, frozenset({"Completed", "Failed"}))
 TRAIN_JOB = Kind("TrainJob", "trainer.kubeflow.org", "trainjobs", JOBSET_PODS, frozenset({"Complete", "Failed"}))

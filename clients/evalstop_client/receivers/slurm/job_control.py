@@ -78,7 +78,7 @@ class SlurmJobControl:
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Leave a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
         try:
-            self._cluster.comment(job.id, f"stopped by EvalStop, decision {request.decision_id}")
+            self._cluster.comment(job.id, request.explanation)
         except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("job %s gets no comment: %s", job.id, error)
         logger.info("cancelling job %s", job.id)

@@ -14,6 +14,10 @@ STOP_ESCALATED = "run.stop_escalated"
 RESUME_REQUESTED = "run.resume_requested"
 
 
+MOST_REASON = 400
+"""Characters of a reason that a scheduler is told."""
+
+
 @dataclass(frozen=True)
 class StopRequest:
     """The fields of a stop event that job control needs; `event` is the whole of it."""
@@ -26,6 +30,14 @@ class StopRequest:
     reason: str
     best_checkpoint: Mapping[str, Any] | None
     event: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def explanation(self) -> str:
+        """Why the job is stopped, in a line for the scheduler's own records, whatever others have written into it."""
+        url = self.event.get("url")
+        parts = [f"stopped by EvalStop: {self.reason}"[:MOST_REASON], f"decision {self.decision_id}"]
+        parts += [url] if isinstance(url, str) else []
+        return "".join(character if character.isprintable() else " " for character in "; ".join(parts))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         "--key-env",
         default="EVALSTOP_KEY",
         metavar="NAME",
-        help="variable with a key of scope operate, and read where checkpoints are waited for (default: EVALSTOP_KEY)",
+        help="variable with a key of scope report (default: EVALSTOP_KEY)",
     )
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
 

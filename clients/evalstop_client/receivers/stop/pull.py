@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.backoff import wait_seconds
+from evalstop_client.receivers.retry import seconds_after
 from evalstop_client.receivers.stop.webhook_handler import Receiver
-from evalstop_client.service import Accepted, Json, Refused, Service, Unavailable
+from evalstop_client.service import Accepted, Json, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 EMPTY_SECONDS = 0.1  # after a poll without an event, so that a service that does not wait is not asked without end
-REFUSED_SECONDS = 30.0  # between tries while the service does not know the endpoint or the key
 
 
 class Puller:
@@ -64,8 +62,7 @@ class Puller:
             failures += 1
             if failures == 1:
                 logger.warning("events cannot be fetched, retrying: %s", answer.reason)
-            retry_after_seconds = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
-            self._ended.wait(wait_seconds(failures, random.random(), retry_after_seconds))
+            self._ended.wait(seconds_after(answer, failures))
 
     def _take(self, event: Json) -> None:
         if self._ended.is_set():

@@ -24,6 +24,7 @@ from evalstop_client.receivers.stop.options import (
 from evalstop_client.receivers.stop.pull import Puller
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.signals import ShutdownSignal
+from evalstop_client.receivers.stop.tracing import forbid_tracing
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -34,6 +35,7 @@ DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> int:
     """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start."""
+    forbid_tracing()
     url, key = parse_service(options)
     secrets = load_secrets(options.secret_env, options.secret_file)
     if options.pull and url is None:

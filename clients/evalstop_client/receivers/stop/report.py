@@ -60,10 +60,7 @@ class ReportClient:
         }
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
-        """When the run's newest checkpoint was registered, in the service's time; "" without any, None if unknown.
-
-        Needs a key that may read.
-        """
+        """When the run's newest checkpoint was registered, in the service's time; "" without any, None if unknown."""
         if self._service is None:
             return None
         answer = self._service.get(f"/runs/{quote(request.run_id, safe='')}/checkpoints")

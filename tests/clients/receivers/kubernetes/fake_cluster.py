@@ -44,6 +44,7 @@ class FakeCluster:
         self.resources = [
             Resource("", "v1", "namespaces", "Namespace", namespaced=False),
             Resource("", "v1", "pods", "Pod"),
+            Resource("", "v1", "events", "Event", has_status=False),
             Resource("", "v1", "serviceaccounts", "ServiceAccount", has_status=False),
             Resource("batch", "v1", "jobs", "Job", fields=fields),
             Resource("rbac.authorization.k8s.io", "v1", "roles", "Role", has_status=False),

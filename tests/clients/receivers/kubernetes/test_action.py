@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.kubernetes.kinds import (
+    EVENT,
     JOB,
     JOBSET,
     KINDS,
@@ -58,6 +60,22 @@ def test_every_kind_is_found_from_below_ended_and_let_go_on(kubernetes: World, k
         lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.pods(item["metadata"]["name"]))
     )
     assert isinstance(action.check_job(job), Present)
+
+
+def test_a_workload_is_told_why_it_was_stopped(kubernetes: World) -> None:
+    """An event of the workload holds the reason and the run's page, once; a receiver that may write none stops all the
+    same."""
+    item = kubernetes.start()
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job, stop = found(Started(action, labels)), request(labels, "decision-7")
+    stop = replace(stop, reason="3 declines\nin a row", event={"url": "https://evalstop.example/runs/1"})
+    for _ in range(2):
+        action.cancel_job(job, stop)
+    gone(action, job)
+    (event,) = [one for one in kubernetes.admin.list(EVENT, NAMESPACE) if "decision-7" in one["metadata"]["name"]]
+    assert event["involvedObject"]["uid"] == item["metadata"]["uid"]
+    reason = "stopped by EvalStop: 3 declines in a row; decision decision-7; https://evalstop.example/runs/1"
+    assert (event["reason"], event["message"]) == ("StoppedByEvalStop", reason)
 
 
 @pytest.mark.parametrize("kind", [JOB, JOBSET, PYTORCH_JOB, RAY_JOB], ids=str)

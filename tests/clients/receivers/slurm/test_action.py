@@ -152,7 +152,7 @@ def test_report_tells_what_slurm_tells(bench: SlurmBench) -> None:
     assert end.details["ended_at"].endswith("Z")
     assert end.state == end.details["scheduler_state"] == bench.cluster.state(job.id)
     comment = bench.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--Format=Comment:100")
-    assert comment == "stopped by EvalStop, decision decision-9"
+    assert comment == "stopped by EvalStop: 3 declines in a row; decision decision-9"
 
 
 def test_gone_means_that_a_waiting_job_can_start(bench: SlurmBench) -> None:

@@ -1,0 +1,1 @@
+"""Evaluates checkpoints when the service asks for it."""

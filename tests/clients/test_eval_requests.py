@@ -1,0 +1,206 @@
+"""Answers to requests to evaluate now: by a plain loop, and by an evaluator beside the trainer; a real service."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_client import Run, Summary
+from evalstop_client.eval_request import answer_requests, compare_scores
+from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, evaluate, fill_command, read_scores
+from evalstop_service.clock import utc_now
+from evalstop_service.projects import api_keys
+from evalstop_service.store.database import Database
+from evalstop_service.store.keys import SCOPES
+
+from tests.clients.programs import eventually
+from tests.fixtures.projects import create_project
+from tests.fixtures.serving import serving
+from tests.service.web.api.speaking import populate_request, said
+
+SCORES = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11 for at in range(60)]
+SCRIPT = """\
+import os, pathlib, sys, time
+checkpoint, n, seed = sys.argv[1:]
+log = pathlib.Path({log!r})
+with log.open("a") as lines:
+    lines.write(f"{{checkpoint}} {{n}} {{seed}}\\n")
+if len(log.read_text().splitlines()) == 1:
+    log.with_name("pid").write_text(str(os.getpid()))
+    time.sleep(600)  # the first try never ends
+for prompt in range(int(n)):
+    print(prompt % 7 - 2.0 * ("now" in checkpoint) + 0.1 * (prompt % 3))
+"""
+
+
+@pytest.fixture(scope="module")
+def api(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a service on the embedded database, in a project of its own."""
+    file = tmp_path_factory.mktemp("evaluate") / "evalstop.db"
+    shutil.copyfile(migrated_file, file)
+    database = Database(f"sqlite:///{file}")
+    project = create_project(database, "evaluating", "enforce", 0.0, utc_now(), "early")
+    key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
+    with serving(database) as address:
+        headers = {"Authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=f"{address}/api/v1", headers=headers, timeout=60, trust_env=False) as client:
+            yield client
+    database.close()
+
+
+def place_of(api: httpx.Client) -> dict[str, Any]:
+    url = str(api.base_url).rstrip("/").removesuffix("/api/v1")
+    return {"url": url, "key": api.headers["Authorization"].removeprefix("Bearer ")}
+
+
+def test_prompts_are_compared_one_by_one() -> None:
+    """The error is that of the differences; of two means it is that of independent ones."""
+    found = compare_scores([1.0, 5.0, 9.0, 2.0], [0.5, 4.0, 8.5, 1.0])
+    assert found.difference == -0.75
+    assert found.stderr == pytest.approx(math.sqrt(4 * 0.25**2 / 3 / 4))
+    assert found.prompts == 4
+    assert compare_scores(Summary(0.5, 0.03), Summary(0.4, 0.04)).stderr == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("current", [[1.0], [1.0, math.nan], Summary(1.0, 0.1)])
+def test_evaluations_that_cannot_be_compared_are_refused(current: Any) -> None:
+    """Other prompts, values that are not finite, and a mean beside scores are no pair."""
+    with pytest.raises(ValueError, match=r"scores|mean"):
+        compare_scores([1.0, 2.0], current)
+
+
+def test_a_plain_loop_answers(api: httpx.Client) -> None:
+    """The request comes with the answer to a log, and is gone once it is answered."""
+    terms = place_of(api) | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "poll_seconds": 60}
+    answered = []
+    with Run(name="loop", metrics={"eval": {"role": "eval"}}, **terms) as run:
+        run.checkpoint("file:///30", step=30)
+        for step, score in enumerate(SCORES):
+            run.log({"eval": score}, step=step)
+            assert step < 30 or run.flush(30)
+            for request in run.eval_requests():
+                assert (request.best_step, request.best_uri) == (30, "file:///30")
+                answered.append(request)
+                scores = [math.sin(prompt * request.seed) for prompt in range(100 * request.multiplier)]
+                request.answer(best=scores, current=[x - 2.0 + 0.1 * (i % 2) for i, x in enumerate(scores)])
+                assert list(run.eval_requests()) == []
+            if answered:
+                break
+        assert run.flush(30)
+        (asked,) = said(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
+        assert said(api.get(f"/runs/{run.id}"), 200)["eval_share"] == 0.001
+    assert asked["id"] == answered[0].id
+    assert (asked["difference"], asked["prompts"]) == (pytest.approx(-1.95), 400)
+
+
+def test_a_callback_answers_with_the_checkpoint_that_was_saved(api: httpx.Client) -> None:
+    """A function evaluates both; one that fails ends nothing, and is asked again at the next checkpoint."""
+    terms = place_of(api) | {"policy": "early", "total_steps": 90, "evaluates": True, "poll_seconds": 60}
+    seen: list[tuple[str, int, int]] = []
+
+    def score(uri: str, multiplier: int, seed: int) -> list[float]:
+        seen.append((uri, multiplier, seed))
+        if len(seen) == 1:
+            raise RuntimeError("out of memory")
+        return [0.0, 1.0, 3.0] if uri == "file:///30" else [-1.0, 0.5, 1.0]
+
+    with Run(name="callback", metrics={"eval": {"role": "eval"}}, **terms) as run:
+        run.checkpoint("file:///30", step=30)
+        for step, value in enumerate(SCORES):
+            run.log({"eval": value}, step=step)
+            assert step < 30 or run.flush(30)
+            answer_requests(run.eval_requests(), score, f"file:///{step}", step)
+            if len(seen) == 3:
+                break
+        assert run.flush(30)
+        (asked,) = said(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
+    assert [uri for uri, _, _ in seen] == ["file:///30", "file:///30", f"file:///{step}"]
+    assert asked["difference"] == pytest.approx(-7 / 6)
+
+
+def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, tmp_path: Path) -> None:
+    """It is killed while a checkpoint is being evaluated; started again it evaluates both, and answers."""
+    run_id, request_id = populate_request(api)
+    place = {"step": 59, "uri": "file:///models/now"}
+    said(api.post(f"/runs/{run_id}/checkpoints", json=place), 201)
+    script, log = tmp_path / "eval.py", tmp_path / "log"
+    log.touch()
+    script.write_text(SCRIPT.format(log=str(log)))
+    environment = os.environ | {"EVALSTOP_URL": place_of(api)["url"], "EVALSTOP_KEY": place_of(api)["key"]}
+    program = [sys.executable, "-m", "evalstop_client.receivers.cli", "evaluator", "--prompts", "50"]
+    program += ["--prefix", "file:///", "--poll-seconds", "0.1", "--"]
+    program += [sys.executable, str(script), "{checkpoint}", "{n}", "{seed}"]
+
+    def find_request() -> dict[str, Any]:
+        items = said(api.get(f"/runs/{run_id}/eval-requests"), 200)["items"]
+        return next(item for item in items if item["id"] == request_id)
+
+    first = subprocess.Popen(program, env=environment)
+    eventually((tmp_path / "pid").exists)
+    first.kill()
+    first.wait()
+    second = subprocess.Popen(program, env=environment)
+    try:
+        eventually(lambda: find_request()["answered_at"] is not None)
+    finally:
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(30) == 0
+    asked = find_request()
+    assert (asked["difference"], asked["prompts"]) == (pytest.approx(-2.0), 200)
+    words = [line.split() for line in log.read_text().splitlines()]
+    assert [line[0] for line in words] == ["file:///30", "file:///30", "file:///models/now"]
+    assert {tuple(line[1:]) for line in words} == {("200", str(asked["seed"]))}
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # the one that outlived its evaluator
+
+
+def run_python(code: str, timeout_seconds: float = 30.0) -> Any:
+    return evaluate([sys.executable, "-c", code], dict(os.environ), timeout_seconds, threading.Event())
+
+
+def test_what_a_program_prints_is_read() -> None:
+    """Numbers, objects with a score, or one mean."""
+    assert run_python("print('1\\n{\"score\": 2.5}\\n')") == [1.0, 2.5]
+    assert read_scores(b'{"mean": 0.5, "stderr": 0.1}\n') == Summary(0.5, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('a good run')", "line 1"),
+        ("raise SystemExit(3)", "ended with 3"),
+        ("while True: print('1.0' * 100)", "more than"),
+    ],
+)
+def test_hostile_output_is_bounded(code: str, words: str) -> None:
+    """What is no score, a failure, and output without end fail the evaluation and nothing else."""
+    with pytest.raises(EvaluationFailed, match=words):
+        run_python(code)
+
+
+def test_a_program_that_does_not_end_is_killed() -> None:
+    """Its time is bounded, and what it started dies with it."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    with pytest.raises(EvaluationFailed, match="did not end"):
+        run_python(code, timeout_seconds=0.5)
+
+
+@pytest.mark.parametrize("uri", ["--help", "s3://other/1", "file:///ours/../theirs", "file:///ours/a\nb", ""])
+def test_only_known_places_are_loaded(uri: str) -> None:
+    """A checkpoint is named by whoever may report a run, and to load one may be to run its code."""
+    with pytest.raises(EvaluationFailed, match="does not begin"):
+        fill_command(["eval", "{checkpoint}"], uri, 1, 1, ["file:///ours/"])
+    assert fill_command(["eval", "--at={checkpoint}", "{n}x{seed}"], "file:///ours/{n}", 8, 7, ["file:///ours/"]) == [
+        "eval",
+        "--at=file:///ours/{n}",
+        "8x7",
+    ]
