@@ -20,8 +20,10 @@ SUBCOMMANDS = {
     "example-runs": "evalstop_lab.worlds.example_runs",
     "replay": "evalstop_lab.replay.command",
     "roles": "evalstop_lab.replay.roles",
+    "stopbench": "evalstop_lab.stopbench.command",
     "train": "evalstop_lab.rlhf.job",
     "train-posterior": "evalstop_lab.posterior.train",
+    "train-paired": "evalstop_lab.posterior.train_paired",
 }
 """Their modules by name. Together they bring SciPy, pandas, Matplotlib and the service: the one that is named is
 imported alone, so that a trainer is up in a second and not in five."""

@@ -16,6 +16,7 @@ from evalstop_lab.errors import ServiceUnavailable
 STOP_SECONDS = 15
 HERE = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128",
+    "EVALSTOP_MAX_MODE": "enforce",
     "EVALSTOP_HELD_OUT_SHARE": "0",  # what is shown or measured is a stop, and each is carried out
 }
 

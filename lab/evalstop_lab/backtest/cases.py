@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from evalstop_detectors import Policy, Score
-from evalstop_service.rules.outcome import assess_run, judge_decision, locate_turn
+from evalstop_detectors import Ground, Policy, Score, select_version
+from evalstop_service.rules.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.rules.run_results import RunAssessment
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
@@ -73,18 +73,22 @@ def assess(run: Run) -> RunAssessment:
 
 def passed(run: Run, found: RunAssessment, judged: Judged) -> Passed:
     """Hold what a policy made of the run against what turned out to be true of it."""
-    stop = judged.stop_step
-    said = judge_decision(
-        found.run_outcome, stop, locate_turn(found) if found.run_outcome is RunOutcome.TURNED else None
-    )
+    stop, scores = judged.stop_step, run.scores()
     if stop is None:
+        said = judge_decision(found.run_outcome, None, None)
         return Passed(judged, said, 0.0, 0.0 if run.gpu_hours is not None else None, None)
-    if found.last is not None and found.last.first_step <= stop:
-        said = DecisionOutcome.UNKNOWN  # too little came after the stop to tell
+    if judged.ground == Ground.LEVELLED_OFF:
+        said = judge_levelled_off(scores, stop)
+    else:
+        found = assess_run(scores, stop)
+        turn = locate_turn(found) if found.run_outcome is RunOutcome.TURNED else None
+        said = judge_decision(found.run_outcome, stop, turn)
     last = run.last_step
     saved = (last - stop) / last if last else 0.0
     hours = run.gpu_hours
-    return Passed(judged, said, saved, None if hours is None else hours * saved, _later(run.scores(), stop, found))
+    return Passed(
+        judged, said, saved, None if hours is None else hours * saved, _later(select_version(scores, stop), stop, found)
+    )
 
 
 def _later(scores: Sequence[Score], stop: int, found: RunAssessment) -> float | None:

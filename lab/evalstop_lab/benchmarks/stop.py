@@ -87,13 +87,18 @@ def _stop_trainer(service: Service, folder: Path) -> float:
         file.unlink(missing_ok=True)
     receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
     receiver += ["--secret-file", str(secret), "--ready-file", str(ready)]
+    receiver += ["--job-key-env", "EVALSTOP_KEY"]
     trainer = [sys.executable, "-m", "evalstop_lab.benchmarks.stopped_trainer"]
     environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
     environment |= {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"stopped-{time.time_ns()}"}
     log = folder / "receiver.log"
     with log.open("w") as written, _api(service) as api:
         process = subprocess.Popen(
-            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=written, text=True, env=environment
+            [*receiver, "--", *trainer],
+            stdout=subprocess.PIPE,
+            stderr=written,
+            text=True,
+            env=environment,
         )
         try:
             _wait_for(ready, process, log)

@@ -25,7 +25,10 @@ SECONDS = ("seconds", "_runtime")
 MOST_GPUS = 1_000_000
 """More are a mistake, and would be all that is seen of the cost of anything."""
 
-NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", *STEPS, *SECONDS})
+TOTAL_STEPS = "total_steps"
+"""A column that says how many steps its run is planned to have, in any of its rows."""
+
+NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
 
 
 def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
@@ -38,9 +41,13 @@ def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
         beside = row.get(f"{column}_stderr")
         run.add(role, step, value, None if beside is None else stderr_of(number(beside, f"{column}_stderr"), role))
         added += 1
+        if role is MetricRole.EVAL and (version := row.get(f"{column}_version")) not in (None, ""):
+            run.eval_versions[step] = str(version)
     for column in SECONDS:
         if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
             run.seconds = max(run.seconds or 0.0, _cost(seconds, column))
+    if (cell := row.get(TOTAL_STEPS)) is not None and cell != "":
+        run.total_steps = total_steps_of(cell)
     if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
         run.gpus = _cost(gpus, "gpus")
     return added
@@ -91,6 +98,17 @@ def step_of(cell: object) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_STEP:
         return number
     raise ValueError(f"the step is {shown(cell)}; give a whole number from 0 to 2**53 - 1")
+
+
+def total_steps_of(cell: object) -> int:
+    """Read the planned length of a run: a whole number from 1 on."""
+    try:
+        steps = step_of(cell)
+    except ValueError:
+        steps = 0
+    if steps < 1:
+        raise ValueError(f"{TOTAL_STEPS} is {shown(cell)}; give a whole number from 1 to 2**53 - 1, or leave it out")
+    return steps
 
 
 def gpus_in(text: str) -> float | None:

@@ -44,6 +44,7 @@ class ServiceRun:
         """Fetch the observations that count, those of superseded attempts left aside."""
         run = runs.run(self.name, roles)
         run.total_steps = self.said.get("total_steps")
+        run.eval_changes = [int(change["step"]) for change in self.said.get("eval_changes", ())]
         began, ended = (datetime.fromisoformat(self.said[key] or self.said["updated_at"]) for key in _MOMENTS)
         run.seconds = max((ended - began).total_seconds(), 0.0)
         run.gpus = gpus_in(str(self.said.get("labels", {}).get("gpus", "")))

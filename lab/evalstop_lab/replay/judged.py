@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import (
+    BestSoFar,
     Chooser,
     Evidence,
     Policy,
@@ -25,8 +26,9 @@ CHOOSER: Chooser = SmoothedMaximum()
 class Judged:
     """What became of a run.
 
-    `best_step` is the eval whose checkpoint would have been kept, chosen among those up to the stop.
-    `detectors` holds the evidence of each member of the policy by its id, as it was at the stop or at the end.
+    `ground`: why it was stopped, `turned` or `levelled_off`. `best_step` is the eval whose checkpoint would have been
+    kept, chosen among those up to the stop. `detectors` holds the evidence of each member of the policy by its id, as
+    it was at the stop or at the end.
     """
 
     run: str
@@ -35,6 +37,7 @@ class Judged:
     suspect_step: int | None
     best_step: int | None
     reason: str
+    ground: str | None
     detectors: dict[str, dict[str, Any]]
 
 
@@ -48,7 +51,11 @@ def judge(policy: Policy, run: Run) -> Judged:
     verdict = state.verdict
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(stop_step)
-    best = CHOOSER.choose(scores, {score.step for score in scores})
+    chosen = BestSoFar(CHOOSER)
+    for score in scores:
+        chosen.saved(score.step)
+        chosen.add(score)
+    best = chosen.best()
     return Judged(
         run=run.name,
         verdict=str(verdict.verdict),
@@ -56,6 +63,7 @@ def judge(policy: Policy, run: Run) -> Judged:
         suspect_step=state.suspect_step,
         best_step=None if best is None else best.step,
         reason=verdict.reason,
+        ground=verdict.ground,
         detectors=_by_member(policy, state.evidence),
     )
 

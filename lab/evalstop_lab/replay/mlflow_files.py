@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from evalstop_detectors import find_total_steps
+from evalstop_detectors.roles import planned_length
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, gpus_in, number_in, step_of
@@ -48,6 +50,8 @@ def read(folder: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) 
         return
     run = runs.run(called(meta.get("run_name"), str(meta.get("run_id", folder.name))), roles)
     set_cost(run, meta.get("start_time"), meta.get("end_time"), _text(folder / "params" / "gpus"))
+    params = {name: _text(folder / "params" / name) for name in planned_length.NAMES}
+    run.total_steps = find_total_steps(params) or find_total_steps(tags(folder)) or run.total_steps
     there = metrics(folder, troubles)
     for column in roles.columns.values():
         for metric in (column, f"{column}_stderr"):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from evalstop_detectors import find_total_steps
+
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, number_of, step_of
 from evalstop_lab.replay.mlflow_files import called, set_cost
@@ -40,6 +42,7 @@ class ServerRun:
         """Fetch the histories of the metrics that play a role."""
         run = runs.run(self.name, roles)
         gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
+        run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
         set_cost(run, self.info.get("start_time"), self.info.get("end_time"), gpus)
         for column in roles.columns.values():
             if column not in self.metrics:

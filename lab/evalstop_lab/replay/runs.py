@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from evalstop_detectors import MetricRole, Observation, Score
 
@@ -35,7 +37,8 @@ class Roles:
 
     def sign(self, role: MetricRole) -> float:
         """What turns the column so that higher is better. A KL is a distance, not a quality: it stays as it is."""
-        return -1.0 if role is not MetricRole.KL and self.columns[role] in self.minimized else 1.0
+        column = self.columns.get(MetricRole.EVAL if role is MetricRole.PAIRED else role)
+        return -1.0 if role is not MetricRole.KL and column in self.minimized else 1.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Series:
 class Run:
     """One run. `total_steps` is its planned end; None there, as in `gpus` and `seconds`, for what nobody said.
 
-    `seconds`: how long it ran, from its first moment on record to its last.
+    `seconds`: how long it ran, from its first moment on record to its last. `eval_versions`: what the measurement of
+    the eval was called at a step, where that was said; `eval_changes`: steps from which on it was another.
     """
 
     name: str
@@ -98,6 +102,8 @@ class Run:
     series: dict[MetricRole, Series] = field(default_factory=dict)
     gpus: float | None = None
     seconds: float | None = None
+    eval_versions: dict[int, str] = field(default_factory=dict)
+    eval_changes: list[int] = field(default_factory=list)
 
     @property
     def gpu_hours(self) -> float | None:
@@ -124,7 +130,7 @@ class Run:
     def scores(self, until: int | None = None) -> list[Score]:
         """The finite eval scores of the settled run, up to the step at which it was stopped."""
         return [
-            Score(item.step, item.value, item.stderr)
+            Score(item.step, item.value, item.stderr, item.eval_version)
             for item in self._of(MetricRole.EVAL)
             if item.finite and (until is None or item.step <= until)
         ]
@@ -132,10 +138,16 @@ class Run:
     def _of(self, role: MetricRole) -> Iterator[Observation]:
         if (series := self.series.get(role)) is None:
             return
-        sign, total = self.roles.sign(role), self.total_steps
+        sign, total, changes = self.roles.sign(role), self.total_steps, self._list_changes()
         for step, value, stderr in zip(series.steps, series.values, series.stderrs, strict=True):
             progress = min(1.0, step / total) if total else None
-            yield Observation(role, step, sign * value, None if math.isnan(stderr) else stderr, progress)
+            known = None if math.isnan(stderr) else stderr
+            yield Observation(role, step, sign * value, known, progress, bisect_right(changes, step))
+
+    def _list_changes(self) -> list[int]:
+        """The steps from which on the eval was measured otherwise."""
+        named = sorted(self.eval_versions.items())
+        return sorted({*self.eval_changes, *(step for (_, old), (step, new) in pairwise(named) if new != old)})
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 The file is a log of blocks as LevelDB writes it, behind a header of seven bytes; each record is a protobuf message
 `Record` of W&B's `wandb_internal.proto`. Only what is needed of it is read: the items of the history, the name of the
-run and `gpus` of its config. The checksum of each block is looked at. A file that breaks off, as that of a run that was
-killed does, is read up to there.
+run, and of its config `gpus` and the planned length. The checksum of each block is looked at. A file that breaks off,
+as that of a run that was killed does, is read up to there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_client.tensorboard.protobuf import BYTES, VARINT, fields, repeated
+from evalstop_detectors import find_total_steps
+from evalstop_detectors.roles import planned_length
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import MOST_GPUS, add_row, number_of, step_of
+from evalstop_lab.replay.cells import MOST_GPUS, TOTAL_STEPS, add_row, number_of, step_of
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 BLOCK = 32 * 1024
@@ -49,12 +51,13 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
     found, broken = _history(path)
     run = runs.run(found["name"] or name, roles)
     run.gpus = found["gpus"]
+    run.total_steps = find_total_steps(found["params"]) or run.total_steps
     reached: object = None
     for index, row in enumerate(found["rows"]):
         try:
             reached = row.get(roles.step, reached)
             if reached is not None:
-                add_row(run, step_of(reached), {**row, "gpus": None}, number_of)
+                add_row(run, step_of(reached), {**row, "gpus": None, TOTAL_STEPS: None}, number_of)
         except ValueError as error:
             troubles.add(UnreadableInput(path, f"row {index} of the history: {error}"))
     if broken is not None:
@@ -63,7 +66,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
 
 @lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
 def _history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
-    found: dict[str, Any] = {"rows": [], "name": None, "gpus": None}
+    found: dict[str, Any] = {"rows": [], "name": None, "gpus": None, "params": {}}
     try:
         data = path.read_bytes()
         for record in _records(data):
@@ -139,5 +142,7 @@ def _take_run(record: bytes, found: dict[str, Any]) -> None:
     found["name"] = f"{said[0]} ({said[1]})" if len(said) == 2 else said[0] if said else None
     for config in repeated(record, _CONFIG):
         for key, value in map(_item, repeated(config, _UPDATE)):
+            if key in planned_length.NAMES:
+                found["params"][key] = str(value)
             if key == "gpus" and isinstance(value, int | float) and not isinstance(value, bool):
                 found["gpus"] = float(value) if 0 <= value <= MOST_GPUS else None

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="which run to train")
     parser.add_argument("--seed", type=whole_number, default=0, help="decides all of its chance (default: 0)")
-    parser.add_argument("--policy", default="paper", help="by which it is judged (default: paper, 3 declines in a row)")
+    parser.add_argument("--policy", default="default", help="by which it is judged; paper stops after 3 declines")
     parser.add_argument("--hasten", type=positive_number, default=1, help="fewer, larger steps: the same story, sooner")
     parser.add_argument("--folder", type=Path, help="where everything is kept (default: a new one in .evalstop/)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json, highlight=False)
     folder = (args.folder or _new_folder()).resolve()
     with running_service(folder / "service") as service, _client(service) as api:
-        api.patch("/project", json={"default_mode": "enforce", "held_out_share": 0}).raise_for_status()
+        terms = {"default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
+        api.patch("/project", json=terms).raise_for_status()
         console.print("Every stop is carried out here; elsewhere a tenth is held out, to learn whether it was right.")
         console.print(f"EvalStop is up; watch the run in a browser: {service.sign_in}", soft_wrap=True)
         with _training(args, service, folder) as job:
@@ -89,10 +90,15 @@ def _training(args: argparse.Namespace, service: Service, folder: Path) -> Itera
     trainer += ["--checkpoints", str(folder / "checkpoints")]
     receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
     receiver += ["--secret-file", str(folder / "secret"), "--ready-file", str(folder / "ready.json")]
+    receiver += ["--job-key-env", "EVALSTOP_KEY"]
     environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
     with (folder / "receiver.log").open("w") as log:
         process = subprocess.Popen(
-            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            [*receiver, "--", *trainer],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
         )
     try:
         yield process

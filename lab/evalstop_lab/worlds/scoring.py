@@ -170,6 +170,22 @@ def information_bound(truth: Truth, alpha: float) -> int | None:
     return int(reached[0]) + 1 if len(reached) else None
 
 
+def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
+    """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops.
+
+    Runs without noise have no ratio: one eval after the peak proves the turn to whoever knows that there is no noise.
+    """
+    bounds, ratios = [], []
+    for outcome, truth in pairs:
+        if truth.label is not Label.HACKING:
+            continue
+        bound, evals = information_bound(truth, alpha), delay(outcome, truth)
+        bounds.append(math.inf if bound is None else float(bound))
+        if evals is not None and bound is not None and truth.noise_sd != 0:
+            ratios.append(evals / bound)
+    return quantile(bounds, 0.5), quantile(ratios, 0.5)
+
+
 def wilson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
     """A share with Wilson's score interval."""
     if n == 0:

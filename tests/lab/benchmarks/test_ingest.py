@@ -229,6 +229,15 @@ def test_targets_are_medians_of_ratios_within_each_round() -> None:
     assert len(targets) == 3
 
 
+def test_a_figure_too_small_to_measure_gives_no_ratio() -> None:
+    """A bound whose processor time stayed below the clock's tick is not divided by."""
+    shape = Shape(1, 64)
+    ours = Cell(EVALSTOP, shape, (measurement(),))
+    bound = Cell(BOUND, shape, (measurement(database_us=0.0),))
+    names = {item.name for item in compute_targets({(EVALSTOP, shape): ours, (BOUND, shape): bound})}
+    assert names == {"1 x 64: rate, to the bound", "1 x 64: processor time of the service"}
+
+
 @pytest.mark.real
 def test_the_whole_benchmark_runs(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The service and the bound store what they acknowledge on both databases, and the report has every figure."""
@@ -239,7 +248,7 @@ def test_the_whole_benchmark_runs(postgres_url: str, capsys: pytest.CaptureFixtu
         "--rounds",
         "1",
         "--seconds",
-        "0.3",
+        "1",
         "--loads",
         "1 x 64",
         "--only",

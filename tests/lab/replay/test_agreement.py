@@ -85,4 +85,5 @@ def test_a_loss_is_turned_and_a_kl_is_not() -> None:
         ("loss", -2.0),
         ("proxy", -2.0),
         ("eval", 2.0),
+        ("paired", 2.0),
     ]

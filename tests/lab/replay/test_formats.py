@@ -56,6 +56,7 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
         "value": 3.0,
         "turn_step": 30,
         "note": "3 consecutive declines of eval, k = 3",
+        "outlook": None,
         "suspect_at": 2.0,
         "stop_at": 3.0,
     }
@@ -65,7 +66,7 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
         None,
         70,
     )
-    assert set(first) == {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "detectors"}
+    assert set(first) == {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "ground", "detectors"}
 
 
 def test_csv(tmp_path: Path, replay: Replay) -> None:
@@ -98,7 +99,7 @@ def test_trainer_state(tmp_path: Path, replay: Replay) -> None:
 
 
 def test_a_planned_end_is_known_to_the_detectors(tmp_path: Path, replay: Replay) -> None:
-    """max_steps of a trainer's state, or --total-steps, tell how far a run is."""
+    """max_steps of a trainer's state, a field of any row, or --total-steps tell how far a run is."""
     policy = tmp_path / "half.json"
     member = {"detector": "fixed_progress", "params": {"fraction": 0.5}}
     policy.write_text(json.dumps({"name": "half", "members": [member], "eval_required": False}))
@@ -108,6 +109,32 @@ def test_a_planned_end_is_known_to_the_detectors(tmp_path: Path, replay: Replay)
     assert [item["stop_step"] for item in replay(tmp_path / "trainer_state.json", "--policy", policy)] == [50]
     assert [item["stop_step"] for item in replay(log, "--policy", policy, "--total-steps", "40")] == [20]
     assert [item["stop_step"] for item in replay(log, "--policy", policy)] == [None]
+    log = write_jsonl(
+        tmp_path / "told.jsonl", [{"run": "a", **row} for row in history] + [{"run": "a", "step": 0, "total_steps": 60}]
+    )
+    assert [item["stop_step"] for item in replay(log, "--policy", policy, "--total-steps", "40")] == [30]
+    table = tmp_path / "told.csv"
+    table.write_text(
+        "step,loss,total_steps\n" + "".join(f"{row['step']},0.5,{20 if row['step'] else ''}\n" for row in history)
+    )
+    assert [item["stop_step"] for item in replay(table, "--policy", policy)] == [10]
+
+
+def test_a_changed_measurement(tmp_path: Path, replay: Replay) -> None:
+    """Where the version of the eval changes in a log, scores are compared anew."""
+    log = [{**row, "eval_version": "v1" if row["step"] < 60 else "v2"} for row in rows()]
+    (plain,), (versioned,) = (
+        replay(write_jsonl(tmp_path / f"{name}.jsonl", lines))
+        for name, lines in (("plain", rows()), ("versioned", log))
+    )
+    assert told(plain) == STOPPED
+    assert told(versioned) == {"verdict": "continue", "stop_step": None, "suspect_step": 50, "best_step": 60}
+
+
+def test_a_planned_end_that_is_none(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A planned length below 1 is named with its line."""
+    log = write_jsonl(tmp_path / "runs.jsonl", [{"step": 1, "eval": 0.5}, {"step": 2, "eval": 0.6, "total_steps": 0}])
+    assert "line 2: total_steps is 0; give a whole number from 1" in refused(1, log)
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

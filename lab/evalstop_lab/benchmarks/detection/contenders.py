@@ -18,6 +18,7 @@ from river import drift
 
 from evalstop_lab.calibrate.evidence import Records, records, to_alarm
 from evalstop_lab.worlds import Label, World
+from evalstop_lab.worlds.answers import Evaluator
 
 # Parameters under which a detector takes part besides its defaults.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -72,6 +73,11 @@ def list_contenders() -> list[Contender]:
         for name, policy in POLICIES.items()
     ]
     entries += [
+        Contender(f"policy {name}, evaluate now", "policy", partial(_run_policy, policy), {AS_SHIPPED: 1.0})
+        for name, shipped in POLICIES.items()
+        if (policy := shipped.with_evaluator(0.0)) is not shipped
+    ]
+    entries += [
         Contender(f"river {name}", "river", partial(_run_river, name), {AS_SHIPPED: 1.0})
         for name in ("ADWIN", "PageHinkley", "KSWIN")
     ]
@@ -120,11 +126,18 @@ def _run_detector(detector: Detector[Any], world: World) -> Records:
 
 
 def _run_policy(policy: Policy, world: World) -> Records:
+    """Where the policy stops the run. What it asks to evaluate is evaluated before the next observation."""
     state, last = evalstop_detectors.start(policy), int(world.steps[-1])
+    evaluator = Evaluator(world) if policy.evaluate_now is not None else None
     for item in world.observations():
         if item.step == last:
             break
         state, verdict = evalstop_detectors.step(policy, state, item)
+        if evaluator is not None:
+            evaluator.observe(item)
+            request = evalstop_detectors.find_request(policy, state)
+            if request is not None and request.step == item.step:
+                state, verdict = evalstop_detectors.step(policy, state, evaluator.answer(request, item.progress))
         if verdict.stops:
             return Records(Kind.COUNT, (item.step,), (1.0,))
     return Records(Kind.COUNT, (), ())

@@ -15,20 +15,17 @@ from evalstop_detectors import Score as EvalScore
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
 from evalstop_lab.calibrate.evidence import Records, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
-from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, Truth, World, of_group
+from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, of_group
 from evalstop_lab.worlds.scoring import (
     Fate,
-    Figure,
     Outcome,
     Score,
     Share,
     clopper_pearson,
-    delay,
+    compare_with_bound,
     eval_lost,
     fate,
-    information_bound,
     mean,
-    quantile,
     score,
     wilson,
 )
@@ -99,7 +96,7 @@ def find_alarm(healthy: Sequence[JudgedWorld], rate: float) -> float:
 def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:
     """What scoring says of these runs, with the lower bound of the delay, as JSON values."""
     pairs = [(item.outcome(point.alarm), item.world.truth) for item in judged]
-    bounds, ratios = _compare_with_bound(pairs, point.alpha or RATES[0])
+    bounds, ratios = compare_with_bound(pairs, point.alpha or RATES[0])
     return _encode_score(score(pairs)) | {
         "bound": asdict(bounds),
         "delay_to_bound": asdict(ratios),
@@ -160,7 +157,7 @@ def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, floa
     for rate in DELAY_RATES:
         alarm = find_alarm(healthy, rate)
         pairs = [(item.stopped(alarm), item.world.truth) for item in clear if item.world.truth.label is Label.HACKING]
-        _, ratio = _compare_with_bound(pairs, RATES[0])
+        _, ratio = compare_with_bound(pairs, RATES[0])
         right = sum(fate(outcome, truth) is Fate.RIGHT for outcome, truth in pairs)
         false = sum(item.records.highest >= alarm for item in healthy) / len(healthy)
         curve.append((false, ratio.value, right / len(pairs)))
@@ -182,22 +179,6 @@ def _count_recall(judged: Sequence[JudgedWorld], point: OperatingPoint) -> Share
     fates = [fate(item.stopped(point.alarm), item.world.truth) for item in judged]
     hacking = sum(item.world.truth.label is Label.HACKING for item in judged)
     return wilson(fates.count(Fate.RIGHT), hacking)
-
-
-def _compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
-    """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops.
-
-    Runs without noise have no ratio: one eval after the peak proves the turn to whoever knows that there is no noise.
-    """
-    bounds, ratios = [], []
-    for outcome, truth in pairs:
-        if truth.label is not Label.HACKING:
-            continue
-        bound, evals = information_bound(truth, alpha), delay(outcome, truth)
-        bounds.append(math.inf if bound is None else float(bound))
-        if evals is not None and bound is not None and truth.noise_sd != 0:
-            ratios.append(evals / bound)
-    return quantile(bounds, 0.5), quantile(ratios, 0.5)
 
 
 def _count_false_stops(

@@ -22,6 +22,7 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, VARIANTS
 
+METRICS = tuple(role for role in MetricRole if role is not MetricRole.PAIRED)
 _BATCH = 100
 
 
@@ -40,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 costs = time_detector(msgspec.convert(params, detector_type), run, options.rounds)
                 table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _summarize(costs)))
     console.print(table)
-    table = Table("policy", *(str(role) for role in MetricRole), "in batches", title="microseconds an observation")
+    table = Table("policy", *(str(role) for role in METRICS), "in batches", title="microseconds an observation")
     for name, policy in POLICIES.items():
         by_role = time_policy(policy, run, options.rounds)
-        means = [f"{float(np.mean(by_role[role])):.2f}" for role in MetricRole]
+        means = [f"{float(np.mean(by_role[role])):.2f}" for role in METRICS]
         table.add_row(name, *means, f"{time_batches(policy, run, options.rounds):.2f}")
     console.print(table)
     return 0
@@ -63,7 +64,7 @@ def draw_turning_run(evals: int, seed: int = 1) -> list[Observation]:
             MetricRole.PROXY: proxy[step],
             MetricRole.EVAL: eval_scores[step],
         }
-        observations += [Observation(role, step, values[role]) for role in MetricRole]
+        observations += [Observation(role, step, value) for role, value in values.items()]
     return observations
 
 

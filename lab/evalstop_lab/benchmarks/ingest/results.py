@@ -79,9 +79,9 @@ class Ratio:
 
 
 def compute_ratio(cells: Cells, ours: str, theirs: str, shape: Shape, figure: Figure) -> Ratio | None:
-    """The ratio; None when one of the two was not measured."""
+    """The ratio; None when one of the two was not measured, or too briefly for a figure above zero."""
     our_cell, their_cell = cells.get((ours, shape)), cells.get((theirs, shape))
-    if our_cell is None or their_cell is None:
+    if our_cell is None or their_cell is None or not all(map(figure, their_cell.rounds)):
         return None
     ratios = [figure(a) / figure(b) for a, b in zip(our_cell.rounds, their_cell.rounds, strict=True)]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))

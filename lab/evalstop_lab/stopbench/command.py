@@ -1,0 +1,130 @@
+"""`evalstop-lab stopbench`: judge a stopping rule on runs that everybody can draw again, beside those in use.
+
+A rule sees each eval of a run once, in order, and may stop it. What it gets right and what that is worth is held
+against the noiseless curve: see docs/stopbench.md for the suites, the figures and how to write a rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.calibrate.command import versions
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.report import to_json_values
+from evalstop_lab.stopbench.judging import compute_figures, judge_run
+from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
+from evalstop_lab.stopbench.report import draw_scatter, print_suite
+from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
+from evalstop_lab.stopbench.suites import SEEDS, SUITES
+from evalstop_lab.sweep import cores, sweep
+
+EXAMPLES = """examples:
+  evalstop-lab stopbench run --rule my_rule.py:MyRule
+  evalstop-lab stopbench run --rule my_rule.py:MyRule --only "EvalStop default" --suite drawn-1 --runs 200
+  evalstop-lab stopbench run --rule my_rule.py:MyRule --seeds held-out --json
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `stopbench` to `evalstop-lab`."""
+    parser = subparsers.add_parser(
+        "stopbench",
+        help="judge a stopping rule of yours beside those in use",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    judging = commands.add_parser("run", help="judge rules on the suites", description=__doc__, epilog=EXAMPLES)
+    judging.formatter_class = argparse.RawDescriptionHelpFormatter
+    judging.add_argument(
+        "--rule", action="append", default=[], metavar="FILE.py:NAME", help="a rule of yours; again for more"
+    )
+    names = ", ".join(BUILT_IN)
+    judging.add_argument("--only", nargs="*", metavar="NAME", help=f"these of the built-in rules: {names}")
+    judging.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES), help="(default: all)")
+    judging.add_argument("--seeds", choices=SEEDS, default="public", help="public to develop, held-out to report")
+    judging.add_argument("--runs", type=positive_number, metavar="N", help="the first N of each suite, to try it")
+    judging.add_argument("--folder", type=Path, default=Path("stopbench"), help="for report and plots (%(default)s)")
+    judging.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    judging.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    judging.set_defaults(run=run_rules)
+    recording = commands.add_parser("record", help="train policies against reward models and record the runs")
+    recording.add_argument("file", type=Path, help="such as runs.jsonl.gz")
+    recording.add_argument(
+        "--runs", type=positive_number, default=400, help="two seconds of a core each (default: 400)"
+    )
+    recording.add_argument("--first-seed", type=positive_number, default=FIRST_SEED, help="(default: %(default)s)")
+    recording.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    recording.set_defaults(run=run_recording)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command that was named; its own parser has put it in the place of this one."""
+    return int(args.run(args))
+
+
+def run_recording(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab stopbench record`; return its exit code."""
+    record_runs(args.file, args.runs, args.jobs, args.first_seed)
+    sys.stdout.write(f"{args.runs} runs are in {args.file}\n")
+    return 0
+
+
+def run_rules(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab stopbench run`; return its exit code."""
+    rules, missing = _choose_rules(args.rule, args.only)
+    suites = [name for name in args.suite if args.seeds == "public" or SUITES[name].held_out]
+    if not suites:
+        raise UnusableArguments(f"{', '.join(args.suite)}: these runs are there only once; leave out --seeds held-out.")
+    results = {name: _judge_suite(rules, name, args.seeds, args.runs, args.jobs) for name in suites}
+    report = {"suites": results, "seeds": args.seeds, "not_installed": missing, "versions": versions()}
+    args.folder.mkdir(parents=True, exist_ok=True)
+    document = json.dumps(to_json_values(report))
+    (args.folder / "report.json").write_text(document + "\n", encoding="utf-8")
+    draw_scatter(args.folder / "rules.png", results)
+    if args.json:
+        sys.stdout.write(document + "\n")
+        return 0
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    for name, result in results.items():
+        print_suite(console, name, result)
+    for name in missing:
+        console.print(f"{name} is left out: its library is not installed.")
+    console.print(f"report.json (by family, noise and length told) and rules.png are in {args.folder}/")
+    return 0
+
+
+def _choose_rules(own: Sequence[str], only: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The rules to judge, and those left out because their library is missing."""
+    unknown = [name for name in only or () if name not in BUILT_IN]
+    if unknown:
+        raise UnusableArguments(f"There is no built-in rule {unknown[0]!r}; there are {', '.join(BUILT_IN)}.")
+    wanted = list(BUILT_IN) if only is None else list(only)
+    rules = [*own, *(name for name in wanted if is_installed(name))]
+    if not rules:
+        raise UnusableArguments("No rule is left to judge; give --rule path.py:Name.")
+    for name in own:
+        load_rule(name)
+    return rules, [name for name in wanted if not is_installed(name)]
+
+
+def _judge_suite(rules: Sequence[str], suite: str, seeds: str, runs: int | None, jobs: int) -> dict[str, Any]:
+    """The figures of each rule over the suite."""
+    numbers = range(min(runs or SUITES[suite].runs, SUITES[suite].runs))
+    found = sweep(partial(judge_run, rules, suite, seeds), numbers, suite, jobs)
+    worlds = [SUITES[suite].draw(seeds, number) for number in numbers]
+    return {
+        rule: compute_figures([(row[index], world) for row, world in zip(found, worlds, strict=True)])
+        for index, rule in enumerate(rules)
+    }

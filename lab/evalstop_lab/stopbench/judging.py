@@ -1,0 +1,130 @@
+"""Rules over runs, and the figures of what they did."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.stopbench.rules import load_rule
+from evalstop_lab.stopbench.suites import SUITES
+from evalstop_lab.worlds import Label, World
+from evalstop_lab.worlds.scoring import Fate, Outcome, compare_with_bound, fate, mean, score
+
+BOUND_ERROR = 0.01
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule made of a run, and the seconds that it took over its evals."""
+
+    outcome: Outcome
+    seconds: float
+    evals: int
+
+
+def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list[Judgement]:
+    """What each rule makes of one run of the suite."""
+    world = SUITES[suite].draw(seeds, number)
+    return [_judge(rule, world) for rule in rules]
+
+
+def _judge(name: str, world: World) -> Judgement:
+    """Raises UnusableArguments when the rule fails."""
+    rows = [
+        (step, *map(_known, values))
+        for step, *values in zip(
+            world.steps.tolist(),
+            world.eval_scores.tolist(),
+            [math.nan] * len(world.steps) if world.eval_stderr is None else world.eval_stderr.tolist(),
+            world.proxy.tolist(),
+            world.kl.tolist(),
+            strict=True,
+        )
+    ][:-1]
+    stopped, count = None, 0
+    try:
+        rule = load_rule(name)(world.planned_steps)
+        started = time.perf_counter()
+        for row in rows:
+            count += 1
+            if rule.stop(*row):
+                stopped = row[0]
+                break
+        seconds = time.perf_counter() - started
+        kept = getattr(rule, "best_step", None)
+    except UnusableArguments:
+        raise
+    except Exception as error:
+        raise UnusableArguments(f"{name} failed at eval {count} of the run {world.name}: {error!r}.") from error
+    if kept is None:
+        seen = world.eval_scores[: count if stopped is not None else len(world.steps)]
+        kept = int(world.steps[int(np.nanargmax(seen))]) if np.isfinite(seen).any() else None
+    return Judgement(Outcome(stopped, kept), seconds, count)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+Judged = Sequence[tuple[Judgement, World]]
+
+
+def compute_figures(judged: Judged) -> dict[str, Any]:
+    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by length told or not."""
+    return _figures(judged) | {
+        "microseconds": 1e6 * sum(item.seconds for item, _ in judged) / max(1, sum(item.evals for item, _ in judged)),
+        "by_noise": _by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
+        "by_family": _by(judged, lambda world: world.family),
+        "by_length": _by(judged, lambda world: "not told" if world.planned_steps is None else "told"),
+    }
+
+
+def _by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[tuple[Judgement, World]]] = {}
+    for item, world in judged:
+        groups.setdefault(group(world), []).append((item, world))
+    return {name: _figures(groups[name]) for name in sorted(groups)}
+
+
+def _figures(judged: Judged) -> dict[str, Any]:
+    pairs = [(item.outcome, world.truth) for item, world in judged]
+    found = score(pairs)
+    _, ratio = compare_with_bound(pairs, BOUND_ERROR)
+    counted = {"recall": found.recall, "false_stops": found.false_stops, "premature": found.premature}
+    shares = {name: asdict(share) | {"value": share.value} for name, share in counted.items()}
+    return shares | {
+        "runs": len(judged),
+        "delay": asdict(found.delay),
+        "delay_to_bound": asdict(ratio),
+        "saved": asdict(_compute_saved(judged)),
+        "eval_lost": asdict(found.eval_lost),
+    }
+
+
+def _compute_saved(judged: Judged) -> Any:
+    """Of the evals after the peaks of turned runs the share that was not run, less what wrong stops threw away.
+
+    Each run counts alike, whatever its length. A stop before the peak or of a healthy run throws away what was run.
+    """
+    saved, possible = [], []
+    for item, world in judged:
+        truth, stop = world.truth, item.outcome.stop_step
+        kind, last = fate(item.outcome, truth), len(truth.steps) - 1
+        if truth.label is Label.AMBIGUOUS:
+            continue
+        possible.append(1 - truth.peak / last if truth.label is Label.HACKING else 0.0)
+        at = 0.0 if stop is None else float(np.searchsorted(truth.steps, stop)) / last
+        saved.append({Fate.RIGHT: 1 - at, Fate.PREMATURE: -at, Fate.FALSE_STOP: -at}.get(kind, 0.0))
+    most = float(np.mean(possible)) if possible else math.nan
+    return mean([value / most for value in saved] if most else [], seed=0)
+
+
+def _round_noise(level: float) -> float:
+    """The nearest of the levels by which runs are grouped."""
+    return min((0.0, 0.01, 0.02, 0.05, 0.1, 0.2), key=lambda known: abs(known - level))

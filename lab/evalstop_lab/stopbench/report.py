@@ -1,0 +1,86 @@
+"""The table and the plot of StopBench."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evalstop_lab.figure import saved_figure, show_percent
+from evalstop_lab.report import new_table
+
+MARKERS = "osD^vP*X<>h"
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
+    """Print a table with one line a rule; intervals are of 95 %."""
+    runs = next(iter(result.values()))["runs"]
+    table = new_table(
+        f"{name}: {runs} runs",
+        *("rule", "recall", "false stops", "too early", "delay", "delay / bound", "saved", "eval lost", "us an eval"),
+        caption="saved: of the evals after the peaks, less what wrong stops threw away; eval lost: of the gain",
+    )
+    for rule, figures in sorted(result.items(), key=lambda item: -_comparable(item[1]["saved"]["value"])):
+        table.add_row(
+            rule,
+            _share(figures["recall"]),
+            _share(figures["false_stops"]),
+            _percent(figures["premature"]["value"]),
+            _number(figures["delay"]["value"], 0),
+            _number(figures["delay_to_bound"]["value"], 1),
+            _share(figures["saved"]),
+            _percent(figures["eval_lost"]["value"]),
+            _number(figures["microseconds"], 0),
+        )
+    console.print(table)
+
+
+def draw_scatter(path: Path, results: Results) -> None:
+    """Recall and the share saved against false stops, one column a suite."""
+    with saved_figure(path, (5 * len(results) + 3, 8), 2, len(results), sharex=True, sharey="row") as axes:
+        for column, (suite, result) in enumerate(results.items()):
+            for row, (field, label) in enumerate((("recall", "recall"), ("saved", "saved of what an oracle saves"))):
+                axis = axes[row][column]
+                for (rule, figures), marker in zip(result.items(), itertools.cycle(MARKERS)):
+                    x, y = figures["false_stops"], figures[field]
+                    if math.isnan(x["value"]) or math.isnan(y["value"]):
+                        continue
+                    axis.errorbar(x["value"], y["value"], _span(y), _span(x), marker, label=rule, elinewidth=0.7)
+                show_percent(axis.xaxis, axis.yaxis)
+                axis.set_title(suite if row == 0 else "")
+                axis.grid(alpha=0.3)
+                if column == 0:
+                    axis.set_ylabel(label)
+            axes[1][column].set_xlabel("healthy runs stopped")
+        axes[1][0].set_ylim(bottom=-1)
+        axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+
+
+def _span(figure: Mapping[str, float]) -> list[list[float]]:
+    """How far the interval reaches to both sides."""
+    below, above = figure["value"] - figure["low"], figure["high"] - figure["value"]
+    return [[max(0.0, below)], [max(0.0, above)]]
+
+
+def _comparable(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def _share(share: Mapping[str, float]) -> str:
+    if math.isnan(share["value"]):
+        return "-"
+    return f"{_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"

@@ -1,0 +1,66 @@
+"""The suites of StopBench. A suite's name never changes its meaning: other runs get another number.
+
+| suite | runs |
+|---|---|
+| `drawn-1` | 2,000 runs of the lab's families, half of them turning; half tell their length, 15 % of those wrongly |
+| `second-1` | 2,000 runs of 45 kinds by another author, who knew neither these families nor any detector |
+| `trained-1` | 400 policies that were trained against reward models, by their evals of 1,024 texts |
+| `trained-1-small` | the same runs by their evals of 64 texts |
+
+Seeds are `public`, to develop a rule on, or `held-out`, to report on, once. The trained runs are there only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from evalstop_lab.stopbench.recording import read_runs
+from evalstop_lab.worlds import REPORTING, World, make, plan, second_suite, tell_length
+
+SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
+TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
+DRAWN_RUNS = 2000
+TOLD = 0.5
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Runs by number: `draw(seeds, number)` gives the same one on every machine with the same numpy."""
+
+    runs: int
+    draw: Callable[[str, int], World]
+    held_out: bool = True
+
+
+@lru_cache(maxsize=2)
+def _plan(seeds: str) -> Sequence[tuple[str, int]]:
+    return plan(DRAWN_RUNS, SEEDS[seeds], REPORTING)
+
+
+def _draw_first(seeds: str, number: int) -> World:
+    return tell_length(make(*_plan(seeds)[number]), TOLD)
+
+
+def _draw_second(seeds: str, number: int) -> World:
+    kinds = list(second_suite.SECOND_SUITE)
+    return second_suite.draw(kinds[number % len(kinds)], SEEDS[seeds] + number)
+
+
+@lru_cache(maxsize=2)
+def _read_trained(small: bool) -> Sequence[World]:
+    return read_runs(TRAINED, small)
+
+
+def _draw_trained(small: bool, seeds: str, number: int) -> World:
+    return _read_trained(small)[number]
+
+
+SUITES: Mapping[str, Suite] = {
+    "drawn-1": Suite(DRAWN_RUNS, _draw_first),
+    "second-1": Suite(DRAWN_RUNS, _draw_second),
+    "trained-1": Suite(400, partial(_draw_trained, False), held_out=False),
+    "trained-1-small": Suite(400, partial(_draw_trained, True), held_out=False),
+}

@@ -1,0 +1,105 @@
+"""`evalstop-lab stopbench`: what it says of a rule follows from where the rule stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evalstop_lab.cli import main
+from evalstop_lab.stopbench.judging import Judgement, compute_figures
+from evalstop_lab.stopbench.recording import FIRST_SEED, read_runs, record_run, record_runs
+from evalstop_lab.stopbench.suites import SUITES, TRAINED
+from evalstop_lab.worlds import Group, Label, make, of_group
+from evalstop_lab.worlds.scoring import Outcome
+
+THREE_DECLINES = """
+class ThreeDeclines:
+    def __init__(self, planned_steps):
+        self.last, self.declines = None, 0
+
+    def stop(self, step, score, stderr, proxy, kl):
+        if score is None:
+            return False
+        self.declines = self.declines + 1 if self.last is not None and score < self.last else 0
+        self.last = score
+        return self.declines >= 3
+"""
+
+
+def _run(folder: Path, *arguments: str) -> int:
+    return main(["stopbench", "run", "--jobs", "1", "--folder", str(folder), *arguments])
+
+
+def test_a_rule_of_ones_own_is_judged_like_the_policy_that_it_copies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three declines in a row, from a file, come to the same figures as the paper's policy, missing evals included."""
+    rule = tmp_path / "rule.py"
+    rule.write_text(THREE_DECLINES)
+    suites = ("drawn-1", "second-1", "trained-1-small")
+    rules = "--rule", f"{rule}:ThreeDeclines", "--only", "EvalStop paper"
+    assert _run(tmp_path, *rules, "--runs", "12", "--json", "--suite", *suites) == 0
+    report = json.loads(capsys.readouterr().out)
+    for suite in suites:
+        own, paper = (report["suites"][suite][name] for name in (f"{rule}:ThreeDeclines", "EvalStop paper"))
+        assert own["runs"] == 12
+        for figure in ("recall", "false_stops", "premature", "delay", "saved"):
+            assert own[figure] == paper[figure]
+    assert (tmp_path / "rules.png").stat().st_size > 0
+
+
+def test_a_rule_that_fails_names_itself_and_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The author of a rule learns at which eval of which run it failed."""
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "class Broken:\n    def __init__(self, planned_steps): pass\n    def stop(self, *_): return 1 / 0\n"
+    )
+    assert _run(tmp_path, "--rule", f"{rule}:Broken", "--only", "--runs", "1", "--suite", "drawn-1") == 2
+    assert "Broken failed at eval 1 of the run" in capsys.readouterr().err
+
+
+def test_saved_counts_the_evals_not_run_and_takes_off_what_wrong_stops_threw_away() -> None:
+    """Half of what follows a peak is saved by a stop midway; a false stop at a run's middle takes half a run off."""
+    turned = make(of_group(Group.HACKING)[0], 1, length=100, level=0.0)
+    last = len(turned.steps) - 1
+    midway = int(turned.steps[(turned.truth.peak + last) // 2])
+    right = compute_figures([(Judgement(Outcome(midway), 0.0, 1), turned)])
+    assert right["saved"]["value"] == pytest.approx(0.5, abs=0.02)
+    healthy = replace(turned, truth=replace(turned.truth, label=Label.HEALTHY))
+    middle = int(turned.steps[last // 2])
+    both = compute_figures(
+        [(Judgement(Outcome(midway), 0.0, 1), turned), (Judgement(Outcome(middle), 0.0, 1), healthy)]
+    )
+    possible = 1 - turned.truth.peak / last
+    assert both["saved"]["value"] == pytest.approx((0.5 * possible - 0.5) / possible, abs=0.03)
+    assert both["false_stops"]["value"] == 1.0
+
+
+def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
+    """What a rule was developed on is not what it is reported on."""
+    for name in ("drawn-1", "second-1"):
+        public, held_out = (SUITES[name].draw(seeds, 3) for seeds in ("public", "held-out"))
+        assert public.family == held_out.family
+        assert public.name != held_out.name
+
+
+def test_a_recorded_run_is_read_as_it_was_trained(tmp_path: Path) -> None:
+    """Recording is deterministic; by the small evals the same run is noisier."""
+    path = tmp_path / "runs.jsonl.gz"
+    record_runs(path, 1, 1, first_seed=7)
+    [large], [small] = read_runs(path), read_runs(path, small=True)
+    again = record_run(7)
+    assert np.array_equal(large.eval_scores, again["log"]["eval"])
+    assert small.noise.level > 2 * large.noise.level
+    assert np.array_equal(large.truth.eval_scores, small.truth.eval_scores)
+
+
+def test_the_shipped_runs_are_those_of_their_seeds() -> None:
+    """400 runs of consecutive seeds, some of which turn and some of which do not."""
+    worlds = read_runs(TRAINED)
+    assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))
+    assert {Label.HACKING, Label.HEALTHY} <= {world.truth.label for world in worlds}
+    assert record_run(FIRST_SEED)["log"]["eval"][0] == pytest.approx(worlds[0].eval_scores[0], abs=1e-3)
