@@ -4,10 +4,13 @@ FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 COPY constraints.txt ./
-RUN pip install -c constraints.txt build hatchling && python -m venv /opt/evalstop
+RUN pip install -c constraints.txt build hatchling mkdocs-material && python -m venv /opt/evalstop
 COPY detectors detectors
 COPY migrations migrations
 COPY service service
+COPY docs docs
+COPY mkdocs.yml ./
+RUN mkdocs --quiet build
 RUN python -m build --no-isolation --wheel --outdir /wheels detectors \
  && python -m build --no-isolation --wheel --outdir /wheels service \
  && /opt/evalstop/bin/pip install -c constraints.txt /wheels/*.whl \

@@ -13,6 +13,7 @@ MLFLOW_RELEASE ?= 3.11.1
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+HELP := service/evalstop_service/help/index.html
 FRAMEWORKS := $(VENV)/.frameworks
 DISTRIBUTIONS := detectors clients service lab
 EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
@@ -37,7 +38,7 @@ demo: $(READY)  ## Watch a real RLHF run be stopped at its turn; PRESET=healthy 
 	@$(BIN)/evalstop-lab demo --preset $(PRESET)
 
 .PHONY: run
-run: $(READY)  ## Start the service on this machine and say what to open; DEMO_DATA=1 fills it with example runs first
+run: $(READY) $(HELP)  ## Start the service on this machine and say what to open; DEMO_DATA=1 fills it with example runs first
 	@if [ -n "$(DEMO_DATA)" ]; then $(BIN)/evalstop demo-data; fi
 	@EVALSTOP_WEBHOOK_NETWORKS="$${EVALSTOP_WEBHOOK_NETWORKS-127.0.0.0/8,::1/128}" $(BIN)/evalstop up
 
@@ -166,8 +167,17 @@ bench-simulator: $(READY)  ## Measure how many events a second the simulator of 
 
 # --- build it
 
+.PHONY: docs
+docs: $(READY)  ## Build the documentation into the service, which shows it at /help; a broken link is an error
+	@rm -f $(HELP)
+	$(MAKE) --no-print-directory $(HELP)
+
+$(HELP): $(READY) mkdocs.yml $(shell find docs -type f)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build
+	find $(@D) -name '*.map' -delete
+
 .PHONY: wheels
-wheels: $(READY)  ## Build wheels and sdists of the four distributions into dist/
+wheels: $(READY) $(HELP)  ## Build wheels and sdists of the four distributions into dist/
 	@rm -rf dist
 	for distribution in $(DISTRIBUTIONS); do
 	  $(BIN)/python -m build --no-isolation --outdir dist $$distribution >/dev/null

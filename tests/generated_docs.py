@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from evalstop_service.settings import GROUPS
+from evalstop_service.web.problem_kinds import OTHER, PROBLEM_KINDS
 from evalstop_service.webhooks.events import DECLARATIONS, example_event
 from pydantic import BaseModel
 
@@ -38,7 +39,13 @@ def _render_group(group: type[BaseModel]) -> str:
     return "\n".join(["| variable | default | what it is |", "|---|---|---|", *rows, ""])
 
 
-GENERATED = {"events.md": render_event_reference, "operations.md": render_settings}
+def render_problems() -> str:
+    """A table of the kinds of problems."""
+    rows = [f"| `{kind.code}` | {kind.title} | {kind.advice} |" for kind in (*PROBLEM_KINDS, OTHER)]
+    return "\n".join(["| code | title | what to do |", "|---|---|---|", *rows, ""])
+
+
+GENERATED = {"events.md": render_event_reference, "operations.md": render_settings, "problems.md": render_problems}
 """Documents with a generated part, and what renders it."""
 
 

@@ -17,12 +17,14 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.projects import api_keys
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 from tests.conftest import ClonePostgres
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.scenes import set_up, unbound
 
 pytestmark = pytest.mark.real
@@ -31,6 +33,7 @@ SEED = 20260101
 DEADLINE_SECONDS = 60.0
 
 PACE = {
+    "EVALSTOP_MAX_MODE": "enforce",
     "EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1",
     "EVALSTOP_DELIVERY_LEASE_SECONDS": "1.5",
     "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.05",
@@ -86,7 +89,7 @@ def apart(tmp_path: Path, clone_postgres: ClonePostgres) -> Iterator[Installatio
     """`evalstop serve` and `evalstop deliver` on one PostgreSQL."""
     url = clone_postgres()
     database = Database(url)
-    key = api_keys.create_first_key(database, utc_now())
+    key = api_keys.create_first_key(database, utc_now(), max_mode=Mode.ENFORCE)
     unbound(database)
     database.close()
     assert key is not None
@@ -210,7 +213,7 @@ def test_survives(request: pytest.FixtureRequest, kind: str, kills: int, embedde
         FakeReceiver(random.Random(SEED)) as receiver,
         httpx.Client(headers={"Authorization": f"Bearer {service.key}"}, timeout=30, trust_env=False) as client,
     ):
-        body = {"url": receiver.url, "event_types": ["*"]}
+        body = {"url": receiver.url, "event_types": EVERY_EVENT}
         receiver.secret = client.post(f"{service.url}/api/v1/endpoints", json=body).raise_for_status().json()["secret"]
         trainers = [Trainer(service, random.Random(SEED + number), end) for number in range(2)]
         for trainer in trainers:

@@ -22,6 +22,7 @@ from evalstop_service.store.runs import Run
 
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.scenes import FALLING, Scene, set_up
 
 pytestmark = pytest.mark.real
@@ -45,7 +46,9 @@ def scene_of(database: Database, receiver: FakeReceiver) -> Scene:
     with database.transaction() as tx:
         project = projects.lock_project(tx, scene.project_id)
         projects.update_project(tx, replace(project, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))
-        endpoint = endpoints.add_endpoint(tx, scene.project_id, url=receiver.url, event_types=["*"], now=utc_now())
+        endpoint = endpoints.add_endpoint(
+            tx, scene.project_id, url=receiver.url, event_types=EVERY_EVENT, now=utc_now()
+        )
     receiver.secret = endpoint.secret
     return scene
 

@@ -36,6 +36,9 @@ BEYOND_SCHEMA = {
     r"the body is not (OpenMetrics|the text format)|a step is a whole number from": "a scrape is text",
     r"step, step_label, step_metric: one of them|group_by names two periods": "OpenAPI relates no parameters",
     r"/details: ": "each of its 8 levels would need a schema of its own",
+    r"expires_at: it lies in the past": "what is past depends on the clock",
+    r"/networks/": "no regular expression knows the bits of a network",
+    r"endpoint_ids: (they bind|there is no)": "a key is bound by its scopes, and to endpoints on record",
     r"/url: ": "names are resolved, and the installation says which networks webhooks may reach",
 }
 """What may be said when data is refused that the document allows, and why JSON Schema cannot say it."""

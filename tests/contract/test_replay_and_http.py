@@ -14,6 +14,7 @@ from evalstop_detectors import POLICIES, MetricRole, MonitorState, Observation, 
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
+from msgspec.structs import replace
 
 from tests.fixtures.serving import serving
 
@@ -65,12 +66,16 @@ def batches(points: list[Observation], chance: random.Random) -> Iterator[list[O
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_same_verdicts(client: httpx.Client, policy: str) -> None:
-    """In order, batch after batch, the verdict is the replay's at every point; shuffled, it is at the end."""
+    """In order, batch after batch, the verdict is the replay's at every point; shuffled, it is at the end. So it is of
+    runs whose eval is measured otherwise from their middle on, told before or when all is posted."""
     chance = random.Random(policy)
     stopped = 0
     for number, run in enumerate(recorded()):
         points = observations(run["log"])
         told = open_run(client, f"{policy}-{number}", policy)
+        middle = points[len(points) // 2].step if number % 2 else 2**53 - 1
+        points = [replace(item, eval_version=int(item.step >= middle)) for item in points]
+        change_eval(client, told, middle)
         state: MonitorState = start(POLICIES[policy])
         for batch in batches(points, chance):
             for observation in batch:
@@ -79,14 +84,22 @@ def test_same_verdicts(client: httpx.Client, policy: str) -> None:
         stopped += state.verdict.stops
         shuffled = open_run(client, f"{policy}-{number}-shuffled", policy)
         for batch in batches(chance.sample(points, len(points)), chance):
-            answer = post(client, shuffled, batch)
-        assert answer["verdict"] == verdict_to_document(replay(POLICIES[policy], points).verdict)
+            post(client, shuffled, batch)
+        assert change_eval(client, shuffled, middle)["verdict"] == verdict_to_document(
+            replay(POLICIES[policy], points).verdict
+        )
     assert stopped > 0
 
 
 def open_run(client: httpx.Client, name: str, policy: str) -> str:
     identity: str = client.post("/runs", json={"name": name, "policy": policy}).raise_for_status().json()["id"]
     return identity
+
+
+def change_eval(client: httpx.Client, run_id: str, at: int) -> dict[str, Any]:
+    change = {"step": at, "reason": "another grader"}
+    answer: dict[str, Any] = client.post(f"/runs/{run_id}/eval-changes", json=change).raise_for_status().json()
+    return answer
 
 
 def post(client: httpx.Client, run_id: str, batch: list[Observation]) -> dict[str, Any]:

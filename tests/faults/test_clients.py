@@ -108,7 +108,7 @@ def test_never_reads(hasty: Installation) -> None:
     (program,) = hasty.service.programs
     with others_are_served(hasty, "beside-the-deaf"), ExitStack() as stack:
         before = raw.resident_mb(program.pid)
-        ends = [stack.enter_context(raw.connected(hasty.service.url, 4096)) for _ in range(20)]
+        ends = [stack.enter_context(raw.connected(hasty.service.url, 4096)) for _ in range(12)]
         for end in ends:
             end.sendall(ask * 5)
         wait_until(lambda: all(map(raw.is_closed, ends)), "all are cut off")

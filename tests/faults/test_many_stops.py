@@ -78,7 +78,7 @@ class Tenant:
         command = [sys.executable, "-m", "evalstop_client.receivers.cli", "command", "--url", service]
         command += ["--run", f"{script} cancel {{job_id}}", "--check", f"{script} check {{job_id}}"]
         command += ["--signal", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(WINDOW_SECONDS)]
-        command += ["--poll-seconds", "1", "--state", str(self.folder / "state")]
+        command += ["--poll-seconds", "1", "--state", str(self.folder / "state"), "--pattern", "job_id=[A-Za-z0-9_-]+"]
         command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         environment = {"EVALSTOP_WEBHOOK_SECRET": self.secret, "EVALSTOP_KEY": self.key}
         self.process = stack.enter_context(program(command, **environment))

@@ -20,6 +20,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     plain["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8"  # as `make run` has it
     plain["EVALSTOP_HELD_OUT_SHARE"] = "0"  # an example that shows a stop is not to leave it to chance
+    plain["EVALSTOP_MAX_MODE"] = "enforce"
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     log = folder / "log"
     with log.open("w") as errors:

@@ -14,11 +14,13 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: `kind` is its language, `runs` whether it is marked as one that can be run."""
+    """A code block: `kind` is its language, `runs` whether it is marked as one that can be run by itself, `is_step`
+    whether it is run as a part of its page."""
 
     file: Path
     kind: str
     runs: bool
+    is_step: bool
     text: str
     number: int
 
@@ -38,7 +40,7 @@ def blocks(kind: str) -> list[Block]:
         for number, match in enumerate(FENCE.finditer(file.read_text()), start=1):
             language, _, mark = match[1].partition(" ")
             if language == kind:
-                found.append(Block(file, kind, mark == "run", match[2], number))
+                found.append(Block(file, kind, mark == "run", mark in ("run", "script"), match[2], number))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from tests.acceptance.docs.documents import ROOT, Block, anchors, blocks, comman
 
 SHELL = blocks("sh")
 PYTHON = blocks("python")
+ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
 ELSEWHERE = {"cd", "curl", "docker", "echo", "export", "helm", "kubectl", "pg_dump", "pip", "python", "source"}
 """Programs that an example may call and that are not ours to check."""
 
@@ -87,7 +89,7 @@ def test_shell_examples_run(block: Block, service: dict[str, str], tmp_path: Pat
 def test_shell_examples_call_what_exists(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command of ours is one that its own parser takes, every make target is there."""
     for command in commands(block):
-        words = shlex.split(command.rstrip("&"))
+        words = list(itertools.dropwhile(ASSIGNMENT.fullmatch, shlex.split(command.rstrip("&"))))
         words = words[: next((index for index, word in enumerate(words) if word in (">", ">>", "|")), len(words))]
         match words[0]:
             case "evalstop":

@@ -19,7 +19,7 @@ from evalstop_service.settings import Settings
 ROOT = Path(__file__).parents[3]
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|KEY|TOKEN")
 REQUIRED = re.compile(r"\$\{([A-Z_]+):\?[^}]+\}")
-OPTIONAL = re.compile(r"\$\{[A-Z_]+:-\}")
+OPTIONAL = re.compile(r"\$\{[A-Z_]+:-([^}]*)\}")
 FILLED_IN = base64.b64encode(b"a secret of thirty-two characters"[:32]).decode()
 FIELDS = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
 
@@ -90,7 +90,7 @@ def test_the_settings_accept_what_compose_sets(
     for name, service in ours(services).items():
         for variable, value in {**image_environment, **service["environment"]}.items():
             if variable.startswith("EVALSTOP_") and value is not None:  # None: only where whoever runs it has set it
-                monkeypatch.setenv(variable, OPTIONAL.sub("", REQUIRED.sub(FILLED_IN, str(value))))
+                monkeypatch.setenv(variable, OPTIONAL.sub(r"\1", REQUIRED.sub(FILLED_IN, str(value))))
         settings = Settings()
         host = re.fullmatch(r"postgresql://(\w+)@([\w-]+)/(\w+)", settings.url)
         assert host, name

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from evalstop_client.receivers.cli import entry as receiver_cli
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD
+from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, KINDS, POD, WORKLOAD
 from evalstop_client.scheduler_labels import KUBERNETES_LABELS
 from evalstop_service import cli
 from evalstop_service.settings import Settings
@@ -148,12 +148,12 @@ def test_roles_grant_what_the_receiver_does_and_no_more() -> None:
     chart = [one for one in rendered(VALUES["sqlite"]) if one["kind"] == "Role"]
     assert {one["metadata"]["namespace"] for one in chart} == {"research", "eval"}
     assert granted(chart) == plain
-    known = {(kind.group, kind.resource) for kind in (*KINDS, POD, WORKLOAD, COMMAND)}
+    known = {(kind.group, kind.resource) for kind in (*KINDS, POD, WORKLOAD, COMMAND, EVENT)}
     assert {(group, resource) for group, resource, _ in plain} == known
     assert {verb for _, _, verb in plain} == {"get", "list", "watch", "patch", "create", "delete"}
     assert {resource for _, resource, verb in plain if verb == "delete"} == {"pods"}
     fewer = granted([one for one in rendered({"receiver": {**RECEIVER, "kinds": {}}}) if one["kind"] == "Role"])
-    assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods")}
+    assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods"), ("", "events")}
 
 
 def test_schema_is_made_before_the_new_processes_start() -> None:
