@@ -17,7 +17,10 @@ _ATTEMPTS = count(1000)
 
 
 def write(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:
-    """So many ended attempts, all alike, filed under one run; flagged and observed unless said otherwise."""
+    """So many ended attempts, all alike, filed under one run; flagged and observed unless said otherwise.
+
+    Each is of a run of its own key, long enough to count towards a rollout stage.
+    """
     row: dict[str, Any] = {
         "run_id": run.id,
         "project_id": run.project_id,
@@ -38,9 +41,11 @@ def write(database: Database, run: Run, number: int, at: datetime = NOW, **known
         "gpu_hours": None,
         "gpu_hours_saved": None,
         "gpu_hours_lost": None,
+        "seconds": 3600.0,
+        "evals": 100,
         "ended_at": at,
     } | known
     if "treatment" in known and known["treatment"] is None:
         row |= {"decision_id": None, "observed_probability": None, "detectors": None}
     with database.transaction() as tx:
-        tx.execute(cases.insert(), [row | {"attempt": next(_ATTEMPTS)} for _ in range(number)])
+        tx.execute(cases.insert(), [{"key_id": new_id()} | row | {"attempt": next(_ATTEMPTS)} for _ in range(number)])

@@ -157,6 +157,9 @@ def _save_case(
         gpu_hours=hours.total(),
         gpu_hours_saved=None,
         gpu_hours_lost=None,
+        seconds=max((ended_at - start.started_at).total_seconds(), 0.0),
+        evals=_count_evals(tx, run, attempt),
+        key_id=run.opened_by,
         ended_at=ended_at,
     )
     if decision is None:
@@ -166,6 +169,15 @@ def _save_case(
         cases.save_case(tx, replace(case, outcome=judged))
     else:
         cases.save_case(tx, _add_decision(tx, case, run, decision, hours))
+
+
+def _count_evals(tx: Transaction, run: Run, attempt: int) -> int:
+    """The finite evals of an attempt; once its details are removed, as many as there were."""
+    if run.pruned_at is not None:
+        before = cases.find_case(tx, run.id, attempt)
+        return before.evals if before is not None else 0
+    metric = watched_metrics.find_eval_metric(run)
+    return 0 if metric is None else observations.count_finite(tx, run.id, metric, attempt)
 
 
 def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _GpuHours) -> Case:

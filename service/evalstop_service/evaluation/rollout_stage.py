@@ -2,9 +2,10 @@
 
 A policy moves up one stage when two lower bounds reach the required precision: that of all cases of its present
 version, and that of the cases that ended since it reached its stage, so that each stage is earned by cases of that
-stage. Undecided cases count as wrong. All cases of a version, whatever the stage, make one confidence sequence: a
-policy whose precision is below the requirement is ever moved up in at most a share alpha of all histories, however
-often it is reviewed and however often it falls back.
+stage. Only cases of real runs count (`rules.case_requirements`), of each key so many a day. Undecided cases count as
+wrong. All cases of a version, whatever the stage, make one confidence sequence: a policy whose precision is below the
+requirement is ever moved up in at most a share alpha of all histories, however often it is reviewed and however often
+it falls back.
 
 A policy falls back to shadow when the requirement no longer holds: when the cases since it reached its stage refute it
 (their upper bound, undecided cases counted as right, is below), or when the measured precision itself, not only its
@@ -15,6 +16,7 @@ that fell back needs new cases to move up: stages do not oscillate.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -23,13 +25,15 @@ import msgspec
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
-from evalstop_service.evaluation.figures import load_figures
+from evalstop_service.evaluation import figures
+from evalstop_service.rules.case_requirements import Shortfall
 from evalstop_service.rules.confidence_sequences import Estimate, StageNumbers
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import audit, policies, projects, rollout_stages
+from evalstop_service.store import audit, case_counts, policies, projects, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.webhooks import events
@@ -45,6 +49,19 @@ class Move:
 
     stage: Stage
     reason: str
+
+
+@dataclass(frozen=True)
+class StageCases:
+    """The precision of a policy by the cases that count: of its version, and of those since it reached its stage.
+
+    `counted` stops of the version count, `not_counted` do not, by what they lack.
+    """
+
+    of_version: Estimate
+    since: Estimate
+    counted: int
+    not_counted: dict[Shortfall, int]
 
 
 _NEXT = {Stage.SHADOW: Stage.CANARY, Stage.CANARY: Stage.ENFORCE}
@@ -79,6 +96,31 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     return None
 
 
+def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
+    """What the cases say of the version of a policy that earns its stage."""
+    needed = projects.get_project(tx, stage.project_id).case_requirements
+    of_version = CaseFilter(policy=stage.policy_name, version=stage.version)
+    counted, not_counted = case_counts.count_towards_stage(tx, stage.project_id, of_version, needed)
+    since, _ = case_counts.count_towards_stage(tx, stage.project_id, replace(of_version, since=stage.since), needed)
+    return StageCases(
+        figures.compute_total(counted, ()).precision,
+        figures.compute_total(since, ()).precision,
+        sum(count.cases for count in counted),
+        not_counted,
+    )
+
+
+def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
+    """Why cases do not count towards a rollout stage, by run and attempt; those that may count are left out."""
+    needed = projects.get_project(tx, project_id).case_requirements
+    found = case_counts.find_shortfalls(tx, project_id, listed, needed)
+    return {
+        (case.run_id, case.attempt): needed.explain(shortfall, case.seconds, case.evals, case.gpu_hours)
+        for case in listed
+        if (shortfall := found.get((case.run_id, case.attempt))) is not None
+    }
+
+
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that reviews all policies with a rollout stage."""
 
@@ -109,13 +151,11 @@ def review_rollout_stage(database: Database, project_id: UUID, policy_name: str,
         if current.version != latest.version:
             moved = replace(current, stage=Stage.SHADOW, version=latest.version, since=now, numbers=StageNumbers())
             return _save_move(tx, current, moved, f"version {latest.version} has no cases yet", now)
-        cases = CaseFilter(policy=policy_name, version=current.version)
-        of_version = _load_precision(tx, project_id, cases)
-        since = _load_precision(tx, project_id, replace(cases, since=current.since))
-        move = choose_move(current.stage, current.required_precision, of_version, since)
+        shown = load_stage_cases(tx, current)
+        move = choose_move(current.stage, current.required_precision, shown.of_version, shown.since)
         if move is None:
             return current
-        numbers = StageNumbers(of_version, since)
+        numbers = StageNumbers(shown.of_version, shown.since)
         moved = replace(current, stage=move.stage, since=now, numbers=numbers)
         return _save_move(tx, current, moved, move.reason, now)
 
@@ -147,11 +187,6 @@ def set_rollout_stage(
         stage = replace(stage, required_precision=required_precision, canary_share=canary_share)
     rollout_stages.save_stage(tx, stage)
     return stage
-
-
-def _load_precision(tx: Transaction, project_id: UUID, cases: CaseFilter) -> Estimate:
-    (group,) = load_figures(tx, project_id, cases)
-    return group.precision
 
 
 def _save_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> RolloutStage:

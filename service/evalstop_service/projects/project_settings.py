@@ -25,14 +25,19 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 
 Retention = Annotated[int, Field(ge=1, le=36_500), Integral]
-Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 Wait = Annotated[float, Field(ge=1, le=30 * 86400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
+Evals = Annotated[int, Field(ge=0, le=1_000_000), Integral]
+GpuHours = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+PerDay = Annotated[int, Field(ge=1, le=1_000_000), Integral]
 PerHour = Annotated[int, Field(ge=1, le=1_000_000), Integral]
 Share = Annotated[float, Field(gt=0, le=1)]
 ShareOrNone = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 AllowedPolicies = Annotated[list[Annotated[Line, Field(min_length=1)]], Field(max_length=100)]
 Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
+
+_COUNTS = "an attempt must have, to count towards a rollout stage"
 
 
 class NewProject(Body):
@@ -47,7 +52,7 @@ class NewProject(Body):
     allowed_policies: AllowedPolicies | None = Field(
         None, description="that its runs may ask for, by NAME or NAME@VERSION, besides default_policy; null: any"
     )
-    veto_window_seconds: Grace = Field(0.0, description="how long a stop can be vetoed before it is sent")
+    veto_window_seconds: Seconds = Field(0.0, description="how long a stop can be vetoed before it is sent")
     retention_days: Retention | None = Field(
         None, description="how long a run keeps its details after its end; null: forever"
     )
@@ -60,6 +65,12 @@ class NewProject(Body):
     held_out_share: ShareOrNone = Field(
         HELD_OUT_SHARE, description="the share of its stops that is held out, to learn whether they are right"
     )
+    case_seconds: Seconds = Field(600.0, description="how long an attempt must last to count towards a rollout stage")
+    case_evals: Evals = Field(8, description=f"how many finite evals {_COUNTS}")
+    case_gpu_hours: GpuHours = Field(0.1, description=f"how many GPU-hours, if they are known, {_COUNTS}")
+    cases_per_key_and_day: PerDay = Field(
+        20, description="the most cases of one key and day (UTC) that count towards a rollout stage"
+    )
     price_per_gpu_hour: Price | None = Field(None, description="null: not set")
     currency: Currency = "USD"
 
@@ -71,13 +82,17 @@ class ProjectChange(Body):
     default_mode: Mode | None = None
     max_mode: Mode | None = None
     allowed_policies: AllowedPolicies | None = Field(None, description="null: any")
-    veto_window_seconds: Grace | None = None
+    veto_window_seconds: Seconds | None = None
     retention_days: Retention | None = Field(None, description="null: its runs are kept forever")
     stops_per_hour: PerHour | None = Field(None, description="null: no limit")
     stops_share: Share | None = Field(None, description="null: no limit")
     confirm_seconds: Wait | None = None
     stale_seconds: Wait | None = None
     held_out_share: ShareOrNone | None = None
+    case_seconds: Seconds | None = None
+    case_evals: Evals | None = None
+    case_gpu_hours: GpuHours | None = None
+    cases_per_key_and_day: PerDay | None = None
     price_per_gpu_hour: Price | None = Field(None, description="null: not set")
     currency: Currency | None = None
 

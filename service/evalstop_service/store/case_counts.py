@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -14,6 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.errors import Invalid
+from evalstop_service.rules.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
@@ -147,6 +148,40 @@ def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Seq
     return [CaseCount(named(row), *row[len(keys) :]) for row in tx.execute(query)]
 
 
+def count_towards_stage(
+    tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: CaseRequirements
+) -> tuple[list[CaseCount], dict[Shortfall, int]]:
+    """The stops that count towards a rollout stage, by what turned out, and how many do not count for each reason.
+
+    Of each key and day those that ended first count, whatever they turned out to be.
+    """
+    lacking = _shortfalls(tx, project_id, replace(wanted, since=None, until=None), needed)
+    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
+    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, ())
+    query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
+    counted, not_counted = [], dict.fromkeys(Shortfall, 0)
+    for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
+        if shortfall is None:
+            counted.append(CaseCount((), treatment, probability, outcome, number))
+        else:
+            not_counted[Shortfall(shortfall)] += number
+    return counted, not_counted
+
+
+def find_shortfalls(
+    tx: Transaction, project_id: UUID, listed: Sequence[Case], needed: CaseRequirements
+) -> dict[tuple[UUID, int], Shortfall]:
+    """What those of these cases lack that do not count towards a rollout stage, by run and attempt."""
+    if not listed:
+        return {}
+    days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed]
+    lacking = _shortfalls(tx, project_id, CaseFilter(since=min(days), until=max(days) + timedelta(days=1)), needed)
+    query = sa.select(lacking).where(
+        lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed])
+    )
+    return {(run_id, attempt): Shortfall(shortfall) for run_id, attempt, shortfall in tx.execute(query)}
+
+
 def count_unflagged(
     tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[CaseCount]:
@@ -213,6 +248,24 @@ def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
 _NEWEST = 50
 
 _FLAGGED = cases.c.decision_id.is_not(None)
+
+
+def _shortfalls(tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: CaseRequirements) -> sa.Subquery:
+    """What each observed stop lacks to count towards a rollout stage; NULL: nothing."""
+    by_itself = sa.case(
+        (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
+        (cases.c.evals < needed.evals, Shortfall.EVALS.value),
+        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # not where they are not known
+    )
+    place = sa.func.row_number().over(
+        partition_by=[cases.c.policy_id, cases.c.key_id, _key(tx, "day"), by_itself],
+        order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
+    )
+    identity = (cases.c.run_id, cases.c.attempt)
+    query = _from(tx, sa.select(*identity, by_itself.label("own"), place.label("place")), project_id, wanted, ())
+    one = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
+    too_many = sa.case((one.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
+    return sa.select(one.c.run_id, one.c.attempt, sa.func.coalesce(one.c.own, too_many).label("shortfall")).subquery()
 
 
 def _from(

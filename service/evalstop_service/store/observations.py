@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,13 @@ def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
     """Whether this attempt has observed anything."""
     query = sa.exists().where(observations.c.run_id == run_id, observations.c.attempt == attempt)
     return tx.execute(sa.select(query)).scalar_one()
+
+
+def count_finite(tx: Transaction, run_id: UUID, metric: str, attempt: int) -> int:
+    """How many finite values of a metric this attempt observed, superseded ones too."""
+    of_attempt = (observations.c.run_id == run_id, observations.c.metric == metric, observations.c.attempt == attempt)
+    query = sa.select(sa.func.count()).where(*of_attempt, sa.func.abs(observations.c.value) <= sys.float_info.max)
+    return tx.execute(query).scalar_one()
 
 
 def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.case_requirements import CaseRequirements
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import projects
@@ -24,7 +25,8 @@ class Project:
     chance in it. `held_out_share`: of the stops, held out to learn whether they are right. `role_patterns`: which
     metrics play which role, the first that fits a name; see `evalstop_detectors.roles.recognition`.
     `max_mode`: nothing is stopped unless it is `enforce`. `allowed_policies`: those that trainers may choose, by `NAME`
-    or `NAME@VERSION`; None means any.
+    or `NAME@VERSION`; None means any. `case_seconds`, `case_evals`, `case_gpu_hours`, `cases_per_key_and_day`: what a
+    case has to show to count towards a rollout stage.
     """
 
     id: UUID
@@ -43,11 +45,20 @@ class Project:
     stale_seconds: float = 300.0
     seed: str = ""
     held_out_share: float = 0.0
+    case_seconds: float = 600.0
+    case_evals: int = 8
+    case_gpu_hours: float = 0.1
+    cases_per_key_and_day: int = 20
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     role_patterns: list[dict[str, str]] = field(default_factory=list)
     max_mode: Mode = Mode.SHADOW
     allowed_policies: list[str] | None = None
+
+    @property
+    def case_requirements(self) -> CaseRequirements:
+        """What a case has to show to count towards a rollout stage."""
+        return CaseRequirements(self.case_seconds, self.case_evals, self.case_gpu_hours, self.cases_per_key_and_day)
 
 
 def add_project(tx: Transaction, project: Project) -> bool:

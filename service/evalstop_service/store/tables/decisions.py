@@ -102,6 +102,10 @@ cases = sa.Table(
     sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
     sa.Column("gpu_hours_saved", sa.Double),  # by a stop, by its pace; of one not carried out, measured
     sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
+    # By which it counts towards a rollout stage, or does not.
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Column("evals", sa.Integer, nullable=False),  # finite ones
+    sa.Column("key_id", sa.Uuid),  # that opened its run
     sa.Column("ended_at", UtcTime, nullable=False),
     sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # another whenever the row is made anew
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),

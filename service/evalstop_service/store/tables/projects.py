@@ -31,6 +31,11 @@ projects = sa.Table(
     sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all that is left to chance in it
     sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops
+    # What a case has to show to count towards a rollout stage.
+    sa.Column("case_seconds", sa.Double, nullable=False, server_default="600"),
+    sa.Column("case_evals", sa.Integer, nullable=False, server_default="8"),
+    sa.Column("case_gpu_hours", sa.Double, nullable=False, server_default="0.1"),
+    sa.Column("cases_per_key_and_day", sa.Integer, nullable=False, server_default="20"),
     sa.Column("price_per_gpu_hour", sa.Double),  # NULL: not said
     sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
     sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that fits a metric's name

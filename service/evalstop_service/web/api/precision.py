@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from evalstop_service.errors import Invalid
-from evalstop_service.evaluation import figures
+from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules.confidence_sequences import ALPHA
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
@@ -121,6 +121,7 @@ class ListedCaseOut(CaseOut):
     decision_id: UUID | None = Field(description="null: it was never flagged")
     decided_step: int | None
     gpus: float | None
+    not_counted: str | None = Field(description="why it does not count towards a rollout stage; null: it may count")
 
 
 class CasePage(Page):
@@ -181,9 +182,14 @@ def list_cases(
         found = case_counts.list_cases(
             tx, caller.project_id, wanted, before=case_counts.parse_cursor(cursor), limit=limit
         )
+        reasons = rollout_stage.explain_shortfalls(tx, caller.project_id, found)
     items = [
         ListedCaseOut.model_validate(
-            vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)}
+            vars(one)
+            | {
+                "policy": PolicyName(name=one.policy_name, version=one.policy_version),
+                "not_counted": reasons.get((one.run_id, one.attempt)),
+            }
         )
         for one in found
     ]

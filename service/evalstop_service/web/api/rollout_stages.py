@@ -13,6 +13,7 @@ from evalstop_service.projects import policies
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
@@ -37,6 +38,22 @@ class StageNumbersOut(Answer):
     precision_since: EstimateOut | None = Field(description="of those since the last change of stage")
 
 
+class NotCountedOut(Answer):
+    """Observed stops of this version that do not count, by the first thing they lack."""
+
+    duration: int = Field(description="lasted less than the project's case_seconds")
+    evals: int = Field(description="fewer finite evals than case_evals")
+    gpu_hours: int = Field(description="fewer GPU-hours than case_gpu_hours")
+    key_and_day: int = Field(description="past the cases_per_key_and_day of their key and day")
+
+
+class StageCasesOut(Answer):
+    """The observed stops of this version."""
+
+    counted: int
+    not_counted: NotCountedOut
+
+
 class RolloutStageOut(Answer):
     """The rollout stage of a policy, since when, and the numbers behind it."""
 
@@ -47,6 +64,7 @@ class RolloutStageOut(Answer):
     canary_share: float
     since: Time
     numbers: StageNumbersOut
+    cases: StageCasesOut
 
 
 PolicyName = Annotated[str, Path(max_length=256)]
@@ -57,9 +75,9 @@ def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutSt
     """The rollout stage of the policy; 404 if it does not have to earn one."""
     with database.reading() as tx:
         held = rollout_stages.find_stage(tx, caller.project_id, name)
-    if held is None:
-        raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
-    return RolloutStageOut.model_validate(held)
+        if held is None:
+            raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
+        return _view_stage(tx, held)
 
 
 @router.put("")
@@ -71,7 +89,7 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
             tx, caller.project_id, name, version, body.required_precision, body.canary_share, now
         )
         caller.author(now).record(tx, "rollout_stage.set", f"policy {name}", body.model_dump())
-    return RolloutStageOut.model_validate(held)
+        return _view_stage(tx, held)
 
 
 @router.delete("", status_code=204)
@@ -82,6 +100,10 @@ def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now
         if rollout_stages.delete_stage(tx, caller.project_id, name):
             caller.author(now).record(tx, "rollout_stage.removed", f"policy {name}", {})
     return Response(status_code=204)
+
+
+def _view_stage(tx: Transaction, held: RolloutStage) -> RolloutStageOut:
+    return RolloutStageOut.model_validate(vars(held) | {"cases": rollout_stage.load_stage_cases(tx, held)})
 
 
 def _version(tx: Transaction, caller: Admin, name: str) -> int:

@@ -97,6 +97,8 @@ class CaseOut(Answer):
     gpu_hours: float | None = Field(description="null: the run has no label gpus")
     gpu_hours_saved: float | None
     gpu_hours_lost: float | None
+    seconds: float = Field(description="how long it lasted")
+    evals: int = Field(description="finite ones")
     ended_at: Time
 
 

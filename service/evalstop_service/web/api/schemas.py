@@ -191,6 +191,10 @@ class ProjectOut(Answer):
         description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
     )
     held_out_share: float = Field(description="of its stops: held out at random, to learn whether they are right")
+    case_seconds: float = Field(description="an attempt that lasted less does not count towards a rollout stage")
+    case_evals: int = Field(description="one with fewer finite evals does not count towards a rollout stage")
+    case_gpu_hours: float = Field(description="one that used fewer, if they are known, does not count either")
+    cases_per_key_and_day: int = Field(description="of one key and day (UTC) no more cases count")
     price_per_gpu_hour: float | None = Field(description="null: not said")
     currency: str
     paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")

@@ -15,7 +15,7 @@ from pydantic import AfterValidator
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.evaluation import figures
+from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.statuses import DecisionOutcome, Treatment
@@ -166,12 +166,14 @@ def show_cases(
         raise NotFound from error
     with site.database.reading() as tx:
         cases = case_counts.list_cases(tx, visitor.project.id, filters.wanted, before=before, limit=PAGE + 1)
+        not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, cases)
     parameters = figures.filter_to_query(filters.wanted)
     after = {"cursor": cases[PAGE - 1].cursor} if len(cases) > PAGE else None
     return render_page(
         "cases.html",
         visitor=visitor,
         cases=cases[:PAGE],
+        not_counted=not_counted,
         filters=parameters,
         next_page=after and f"/cases?{urlencode(parameters | after)}",
         first_page=f"/cases?{urlencode(parameters)}" if before else None,

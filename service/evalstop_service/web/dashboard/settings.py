@@ -90,6 +90,15 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
         ),
     ),
     (
+        "Cases that count towards a rollout stage",
+        (
+            Setting("case_seconds", "Duration", "shorter attempts do not count", "seconds"),
+            Setting("case_evals", "Evals", "attempts with fewer finite evals do not count"),
+            Setting("case_gpu_hours", "GPU-hours", "where they are known, attempts that used fewer do not count"),
+            Setting("cases_per_key_and_day", "Cases per key and day", "no more of them count"),
+        ),
+    ),
+    (
         "Costs and retention",
         (
             Setting("price_per_gpu_hour", "Price of a GPU-hour", "used to show savings", "", "not set"),

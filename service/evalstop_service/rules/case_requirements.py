@@ -1,0 +1,49 @@
+"""What a case has to show to count towards a rollout stage. Pure.
+
+Trust is earned by real runs alone: whoever holds an ingest key can open many tiny runs that turn as they like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Shortfall(StrEnum):
+    """What a case lacks to count; the first of these that is true of it is named."""
+
+    DURATION = "duration"
+    EVALS = "evals"
+    GPU_HOURS = "gpu_hours"
+    KEY_AND_DAY = "key_and_day"
+
+
+@dataclass(frozen=True)
+class CaseRequirements:
+    """The least that an attempt must have lasted, shown and used, and the most cases of one key and UTC day.
+
+    `gpu_hours` is asked only of attempts whose number of GPUs is known.
+    """
+
+    seconds: float
+    evals: int
+    gpu_hours: float
+    per_key_and_day: int
+
+    def explain(self, shortfall: Shortfall, seconds: float, evals: int, gpu_hours: float | None) -> str:
+        """Why a case with this shortfall does not count, with what it had and what is needed."""
+        match shortfall:
+            case Shortfall.DURATION:
+                return f"lasted {_format_seconds(seconds)} of the {_format_seconds(self.seconds)} needed"
+            case Shortfall.EVALS:
+                return f"has {evals} of the {self.evals} finite evals needed"
+            case Shortfall.GPU_HOURS:
+                return f"used {gpu_hours or 0.0:.3g} of the {self.gpu_hours:.3g} GPU-hours needed"
+            case Shortfall.KEY_AND_DAY:
+                return f"its key already has the {self.per_key_and_day} cases that count in a day"
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
