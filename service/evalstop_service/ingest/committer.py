@@ -256,17 +256,22 @@ class Committer:
         2. Apply each run's messages, as many as the state and the facts suffice for.
         3. Save what changed, of each run whose version is still what it was. A state is cached once it is saved, never
            before: a save that fails leaves the cache as it was.
-        4. Answer. What an answer says is durable.
+        4. Answer. What an answer says is durable. Where nothing is saved no version was compared: unless the run was
+           read in this commit, it is read first, for another process may have moved it.
         5. Load the facts that are missing, and go on with what is left.
         """
         left = {run_id: [entry for entry in entries if not entry.is_answered] for run_id, entries in group.items()}
         facts: dict[UUID, Facts] = {}
         moved: set[UUID] = set()
+        doubted: set[UUID] = set()
         while left := {run_id: entries for run_id, entries in left.items() if entries}:
             now = self._clock()
-            states = await self._load(left, moved)
+            self._count_loaded("mistaken", len(moved))
+            states, believed = await self._load(left, moved | doubted)
             with self._tracer.span("step detectors", runs=len(states)):
                 applied, needs = await self._apply(left, states, facts, now)
+            doubted = {result.state.run.id for result in applied if not result.is_changed} & believed - facts.keys()
+            applied = [result for result in applied if result.state.run.id not in doubted]
             with self._tracer.span("write"):
                 saved = await self._save(applied, now)
             moved = set()
@@ -287,8 +292,8 @@ class Committer:
             facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
             moved |= {run_id for run_id, found in facts.items() if found.version != needs[run_id][0].version}
 
-    async def _load(self, left: _Group, moved: Collection[UUID]) -> Loaded:
-        """The states of these runs, from the cache where it can be believed."""
+    async def _load(self, left: _Group, doubted: Collection[UUID]) -> tuple[Loaded, set[UUID]]:
+        """The states of these runs, and of which the cached one was believed: those that are not to be doubted."""
         loaded: Loaded = {}
         known: dict[UUID, RunState] = {}
         for run_id in left:
@@ -297,9 +302,10 @@ class Committer:
                 known[run_id] = state
                 # Another project's run is looked up, as one that does not exist is: the time tells nothing.
                 is_own = any(entry.message.project_id == state.run.project_id for entry in left[run_id])
-                if is_own and not state.shared and not (moved and run_id in moved):
+                if is_own and not state.shared and not (doubted and run_id in doubted):
                     loaded[run_id] = state
-        counts = Counter(hit=len(loaded), mistaken=len(moved))
+        believed = set(loaded)
+        counts = Counter(hit=len(loaded))
         wanted = {run_id: [entry.message for entry in left[run_id]] for run_id in left if run_id not in loaded}
         if wanted:
             query = partial(load_runs, messages=wanted, known=known, used=self._policies, counts=counts)
@@ -307,9 +313,12 @@ class Committer:
             self._cache.put_states(state for state in found.values() if isinstance(state, RunState))
             loaded |= found
         for way, count in counts.items():
-            if count:
-                self._metrics.loaded_runs.labels(way).inc(count)
-        return loaded
+            self._count_loaded(way, count)
+        return loaded, believed
+
+    def _count_loaded(self, way: str, count: int) -> None:
+        if count:
+            self._metrics.loaded_runs.labels(way).inc(count)
 
     async def _apply(
         self, left: _Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime

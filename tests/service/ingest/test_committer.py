@@ -287,6 +287,21 @@ def test_a_stale_cache_costs_one_try(scene: Scene) -> None:
     assert cold.post(run, evals(0.5, start=5)).run.verdict == scene.read(run).verdict
 
 
+@pytest.mark.parametrize("uri", ["file:///2", "file:///2-again"])
+def test_what_saves_nothing_is_not_answered_from_a_stale_cache(scene: Scene, uri: str) -> None:
+    """A checkpoint that another process's resume has superseded is saved anew, wherever it lies, and not refused."""
+    run, other = scene.open(policy="paper"), replace(scene, cache=RunCache())
+    scene.post(run, [*evals(0.1), *evals(0.2, start=1), *evals(0.3, start=2)])
+    assert scene.take(run, CheckpointSaved(2, "file:///2")).created
+    other.take(run, Resumed(1))
+    other.post(run, evals(0.4, start=2))
+    assert scene.take(run, CheckpointSaved(2, uri)).created
+    assert not scene.take(run, CheckpointSaved(2, uri)).created
+    best = scene.post(run, evals(0.1, start=3)).run.best_checkpoint
+    assert best is not None
+    assert (best.step, best.uri) == (2, uri)
+
+
 def test_a_deadlock_is_tried_again(postgres_database: Database) -> None:
     """A commit that PostgreSQL breaks off to end a deadlock is tried again, and nobody is told of it."""
     scene = set_up(postgres_database)
