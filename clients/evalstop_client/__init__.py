@@ -13,6 +13,7 @@ from evalstop_client.errors import (
 )
 from evalstop_client.eval_request import EvalRequest, Summary
 from evalstop_client.latest_answer import Decision, Verdict
+from evalstop_client.metric_roles import MetricRole
 from evalstop_client.run import Run
 from evalstop_client.settings import Limits
 from evalstop_client.version import __version__
@@ -25,6 +26,7 @@ __all__ = [
     "EventMalformed",
     "HeaderMissing",
     "Limits",
+    "MetricRole",
     "Run",
     "SignatureError",
     "SignatureMismatch",

@@ -60,6 +60,11 @@ class Decision:
         )
 
 
+def find_eval(metrics: Mapping[str, Any]) -> str | None:
+    """The metric that has the role of the eval."""
+    return next((name for name, role in metrics.items() if role.get("role") == "eval"), None)
+
+
 @dataclass(frozen=True)
 class LatestAnswer:
     """A run as the service sees it; before the first answer `should_stop` is False.
@@ -67,8 +72,8 @@ class LatestAnswer:
     `name`: what the service calls it, which is another than the one asked for where that was taken. `guessed`: the
     metrics whose role or direction the service guessed from their names, so that they stop nothing. `missing`: the
     roles of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing.
-    `eval_request`: the paired evaluation that it awaits. `length_known`: whether it knows how long the run is
-    planned to be.
+    `eval_request`: the paired evaluation that it awaits. `policy`: as NAME@VERSION. `eval_metric`: the name of the
+    eval. `length_known`: whether it knows how long the run is planned to be.
     """
 
     run_id: str | None = None
@@ -82,6 +87,9 @@ class LatestAnswer:
     guessed: tuple[str, ...] = ()
     length_known: bool | None = None
     eval_request: Mapping[str, Any] | None = None
+    mode: str | None = None
+    policy: str | None = None
+    eval_metric: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     unwatched: tuple[str, ...] = ()
 
@@ -90,12 +98,16 @@ class LatestAnswer:
         changes: dict[str, Any] = {}
         if isinstance(answer.get("id"), str):
             changes["run_id"] = answer["id"]
-        for text in ("name", "status", "url"):
+        for text in ("name", "status", "url", "mode"):
             if isinstance(answer.get(text), str):
                 changes[text] = answer[text]
         for flag in ("should_stop", "length_known"):
             if isinstance(answer.get(flag), bool):
                 changes[flag] = answer[flag]
+        if isinstance(policy := answer.get("policy"), Mapping):
+            changes["policy"] = f"{policy.get('name')}@{policy.get('version')}"
+        if isinstance(metrics := answer.get("metrics"), Mapping):
+            changes["eval_metric"] = find_eval(metrics)
         if isinstance(answer.get("verdict"), Mapping):
             changes["verdict"] = Verdict.from_json(answer["verdict"])
         if "decision" in answer:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from evalstop_client import observations
+from evalstop_client import observations, presentation
+from evalstop_client.config import LabelValue
 from evalstop_client.eval_request import EvalRequest
-from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict
+from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, find_eval
+from evalstop_client.metric_roles import AUTO, Metrics
 from evalstop_client.observations import LoggedValues
 from evalstop_client.settings import Limits, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.warnings import WarningLog
 
+logger = logging.getLogger("evalstop_client")
+
 OBSERVATIONS_PER_ENTRY = 1_000
+
+EVALS_SHOWN = 500
+"""The latest evals that a notebook draws."""
 
 
 class Run:
     """One training run, reported to EvalStop from the background.
 
-        with Run(name="ppo-7b", metrics={"gold": {"role": "eval"}, "kl": {"role": "kl"}}) as run:
+        with Run("ppo-7b", metrics={"gold": {"role": "eval"}, "kl": {"role": "kl"}}) as run:
             for step in range(10_000):
                 ...
                 run.log({"gold": gold, "kl": kl}, step=step, stderr={"gold": gold_stderr})
@@ -45,23 +54,28 @@ class Run:
     `total_steps` is the planned length: without it decisions come later.
     `evaluates` says that somebody evaluates checkpoints on request (`eval_requests`, or an evaluator beside the run):
     true, or the share of the run's time that one eval takes.
+    `config`, a mapping or an object with attributes, is shown on the run's page.
+    `on_stop` is called once with the decision, in the trainer's thread, when `should_stop` is first read as true: the
+    place to save and to test before the loop is left. What it raises is logged.
     `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
     ever does, nor waits for disk or network, except `flush` and `finish`.
     """
 
     def __init__(
         self,
+        name: str | None = None,
         *,
         url: str | None = None,
         key: str | None = None,
-        name: str | None = None,
-        metrics: Mapping[str, Mapping[str, str]] | Literal["auto"] | None = None,
-        labels: Mapping[str, str] | None = None,
+        metrics: Metrics | None = None,
+        labels: Mapping[str, LabelValue] | None = None,
+        config: object = None,
         policy: str | None = None,
         mode: Literal["shadow", "enforce"] | None = None,
         total_steps: int | None = None,
         evaluates: bool | float = False,
         resume: Literal["must", "allow"] | None = None,
+        on_stop: Callable[[Decision], object] | None = None,
         spool_folder: str | Path | None = None,
         flush_seconds: float = Limits.flush_seconds,
         poll_seconds: float = Limits.poll_seconds,
@@ -74,6 +88,7 @@ class Run:
             name=name,
             metrics=metrics,
             labels=labels,
+            config=config,
             policy=policy,
             mode=mode,
             total_steps=total_steps,
@@ -85,6 +100,10 @@ class Run:
         self._warnings = WarningLog()
         self._finished = False
         self._obeyed: str | None = None
+        self._on_stop = on_stop
+        self._stops_seen: set[str] = set()  # decisions that `on_stop` was called with
+        self._declared_eval = _find_declared_eval(metrics)
+        self._evals: deque[tuple[int, float]] = deque(maxlen=EVALS_SHOWN)
         self._answered_requests: set[str] = set()
         self._pid = os.getpid()
         self._reporter: Reporter | None = None
@@ -111,13 +130,30 @@ class Run:
         return self._latest_answer.url
 
     @property
+    def mode(self) -> str | None:
+        """Whether the service may stop the run (`enforce`) or records only (`shadow`); None until it has answered."""
+        return self._latest_answer.mode
+
+    @property
+    def policy(self) -> str | None:
+        """The policy that judges the run, as `default@1`; None until the service has answered."""
+        return self._latest_answer.policy
+
+    @property
     def should_stop(self) -> bool:
         """Whether the service wants the run to end, as of its latest answer.
 
         A run that is finished as completed after this was read as true has obeyed the decision, which is on record so.
         """
         latest = self._latest_answer
-        self._obeyed = latest.decision.id if latest.should_stop and latest.decision is not None else None
+        decision = latest.decision if latest.should_stop else None
+        self._obeyed = decision.id if decision is not None else None
+        if decision is not None and self._on_stop is not None and decision.id not in self._stops_seen:
+            self._stops_seen.add(decision.id)
+            try:
+                self._on_stop(decision)
+            except Exception:
+                logger.exception("evalstop: on_stop failed")
         return latest.should_stop
 
     @property
@@ -159,6 +195,8 @@ class Run:
         logged = observations.read_values(values, step, stderr, time.time())
         for kind, (count, example) in logged.problems.items():
             self._warnings.count_dropped(kind, count, "log: %s", example)
+        if (metric := self._latest_answer.eval_metric or self._declared_eval) in logged.values:
+            self._evals.append((logged.step, logged.values[metric]))
         for part in logged.split(OBSERVATIONS_PER_ENTRY):
             self._put(part)
 
@@ -223,6 +261,35 @@ class Run:
         self._put(Entry("finish", {"status": status, **obeyed}))
         self._close()
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether the run goes to a service: false without a url."""
+        return self._reporter is not None
+
+    @property
+    def description(self) -> str:
+        """The run in a line: its name, mode, policy, verdict and page, as far as the service has answered."""
+        return presentation.describe_run(self._shown)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.description}>"
+
+    def _repr_html_(self) -> str:
+        return presentation.draw_run(self._shown, list(self._evals))
+
+    @property
+    def _shown(self) -> presentation.ShownRun:
+        latest = self._latest_answer
+        return presentation.ShownRun(
+            name=self.name,
+            mode=latest.mode,
+            policy=latest.policy,
+            verdict=str(latest.verdict) if latest.verdict is not None else None,
+            decision=str(latest.decision) if latest.decision is not None else None,
+            reason=latest.verdict.reason if latest.verdict is not None else "",
+            url=latest.url,
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -261,6 +328,13 @@ class Run:
         self._warnings.after_fork_in_child()
         if self._reporter is not None:
             self._reporter.after_fork_in_child()
+
+
+def _find_declared_eval(metrics: Metrics | None) -> str | None:
+    """The eval as the trainer names it; of a run that declares nothing the metric `eval`."""
+    if metrics is None:
+        return "eval"
+    return find_eval(metrics) if metrics != AUTO else None
 
 
 _NO_ANSWER = LatestAnswer()

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from evalstop_client.config import LabelValue, flatten_config, format_value
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.job_identity import identify_job
+from evalstop_client.metric_roles import Metrics, check_metrics
 from evalstop_client.scheduler_labels import scheduler_labels
 
-AUTO = "auto"  # the service recognises the roles of metrics by their names
-METRIC_ROLES = ("eval", "proxy", "kl", "loss")
-DIRECTIONS = ("maximize", "minimize")
-METRIC_FIELDS = {"role", "direction", "version"}
 MODES = ("shadow", "enforce")
 RESUMES = ("must", "allow")
 
@@ -94,8 +92,9 @@ def resolve(
     url: str | None,
     key: str | None,
     name: str | None,
-    metrics: Mapping[str, Mapping[str, str]] | str | None,
-    labels: Mapping[str, str] | None,
+    metrics: Metrics | None,
+    labels: Mapping[str, LabelValue] | None,
+    config: object,
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
@@ -118,6 +117,7 @@ def resolve(
             **parse_labels(environment.get("EVALSTOP_LABELS", "")),
             **(labels or {}),
         },
+        config=config,
         policy=policy,
         mode=mode,
         total_steps=total_steps,
@@ -138,8 +138,9 @@ def resolve(
 def _opening(
     *,
     name: str,
-    metrics: Mapping[str, Mapping[str, str]] | str | None,
-    labels: Mapping[str, str],
+    metrics: Metrics | None,
+    labels: Mapping[str, LabelValue],
+    config: object,
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
@@ -153,9 +154,11 @@ def _opening(
         raise ConfigurationError(f"resume {resume!r}: choose one of {', '.join(RESUMES)}, or leave it out.")
     opening: dict[str, Any] = {"name": name}
     if metrics is not None:
-        opening["metrics"] = _checked_metrics(metrics)
+        opening["metrics"] = check_metrics(metrics)
     if labels:
-        opening["labels"] = {str(label): str(value) for label, value in labels.items()}
+        opening["labels"] = {str(label): format_value(value) for label, value in labels.items()}
+    if params := flatten_config(config):
+        opening["params"] = params
     if policy is not None:
         opening["policy"] = str(policy)
     if mode is not None:
@@ -189,34 +192,6 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
     return Path(chosen) / f"{legible}-{digest}"
-
-
-def _checked_metrics(metrics: Mapping[str, Mapping[str, str]] | str) -> dict[str, dict[str, str]] | str:
-    if metrics == AUTO:
-        return AUTO
-    if not isinstance(metrics, Mapping):
-        raise ConfigurationError(f'metrics {metrics!r:.80}: name the role of each metric, or write "auto".')
-    taken: dict[str, str] = {}
-    for name, role in metrics.items():
-        if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= METRIC_FIELDS:
-            raise ConfigurationError(
-                f'metrics {name!r}: write {{"gold": {{"role": "eval", "direction": "maximize"}}}}.'
-            )
-        metric_role, direction = role.get("role"), role.get("direction")
-        if metric_role not in METRIC_ROLES:
-            raise ConfigurationError(
-                f"metrics {name!r}: role {metric_role!r}; choose one of {', '.join(METRIC_ROLES)}."
-            )
-        if direction is not None and direction not in DIRECTIONS:
-            raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
-        if role.get("version") is not None and (metric_role != "eval" or not isinstance(role["version"], str)):
-            raise ConfigurationError(f"metrics {name!r}: version {role['version']!r}; only the eval has one, a text.")
-        if metric_role in taken:
-            raise ConfigurationError(
-                f"metrics: {taken[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
-            )
-        taken[metric_role] = name
-    return {name: dict(role) for name, role in metrics.items()}
 
 
 def _checked_total_steps(total_steps: int) -> int:

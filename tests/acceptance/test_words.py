@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     ROOT / "detectors" / "evalstop_detectors",
     ROOT / "service" / "evalstop_service",
+    ROOT / "clients" / "evalstop",
     ROOT / "clients" / "evalstop_client",
     ROOT / "lab" / "evalstop_lab",
 )

@@ -154,7 +154,7 @@ class FakeService:
         raise Problem(404, f"no such place: {path}")
 
     def _open(self, body: Json) -> Answer:
-        known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume"}
+        known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume", "params"}
         if not isinstance(body.get("name"), str) or not set(body) <= known:
             raise Problem(422, f"unknown or missing fields: {body}", ("/name",))
         newest = list(reversed(self.runs.values()))
@@ -277,6 +277,7 @@ class FakeService:
             "length_known": "total_steps" in run.opening,
             "mode": run.opening.get("mode", "shadow"),
             "policy": {"name": "default", "version": 1},
+            "metrics": {} if run.opening.get("metrics") == "auto" else run.opening.get("metrics", {}),
             "limits": self.limits,
             "raw_maximum": None if self.missing else {"step": 1, "score": 1.0},
             **self._verdict(run),

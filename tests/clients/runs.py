@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from evalstop_client import Limits, Run
+from evalstop_client import Limits, MetricRole, Run
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 
-METRICS = {"gold": {"role": "eval", "direction": "maximize"}, "kl": {"role": "kl"}}
+METRICS: dict[str, MetricRole] = {"gold": {"role": "eval", "direction": "maximize"}, "kl": {"role": "kl"}}
 
 
 BRISK = Limits(flush_seconds=60, poll_seconds=0.05, unauthorized_seconds=0.05)

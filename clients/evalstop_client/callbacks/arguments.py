@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from evalstop_client.config import LabelValue
+from evalstop_client.latest_answer import Decision
+from evalstop_client.metric_roles import Metrics
 from evalstop_client.observations import parse_number
 from evalstop_client.settings import Limits
 
 
-class RunArguments(TypedDict, total=False):
-    """The arguments of `Run`; `metrics` is "auto" where it is left out, and `name` what the framework calls the run."""
+class NamedRunArguments(TypedDict, total=False):
+    """The arguments of `Run` but for its name."""
 
     url: str | None
     key: str | None
-    name: str | None
-    metrics: Mapping[str, Mapping[str, str]] | Literal["auto"] | None
-    labels: Mapping[str, str] | None
+    metrics: Metrics | None
+    labels: Mapping[str, LabelValue] | None
+    config: object
     policy: str | None
     mode: Literal["shadow", "enforce"] | None
     total_steps: int | None
     evaluates: bool | float
     resume: Literal["must", "allow"] | None
+    on_stop: Callable[[Decision], object] | None
     spool_folder: str | Path | None
     limits: Limits | None
+
+
+class RunArguments(NamedRunArguments, total=False):
+    """The arguments of `Run`; `metrics` is "auto" where it is left out, and `name` what the framework calls the run."""
+
+    name: str | None
 
 
 def filled(

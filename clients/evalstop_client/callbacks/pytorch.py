@@ -79,6 +79,11 @@ class DistributedRun:
         if self.run is not None:
             yield from self.run.eval_requests()
 
+    @property
+    def best_checkpoint(self) -> Mapping[str, Any] | None:
+        """The checkpoint to ship, as of the service's latest answer; None on ranks other than 0."""
+        return self.run.best_checkpoint if self.run is not None else None
+
     def should_stop_at(self, step: int) -> bool:
         """Whether to stop after `step`: the same answer on every rank, each of which has to ask at the same steps."""
         if not self._stops and step % self._agree_every_steps == 0:

@@ -42,6 +42,7 @@ class EvalStopCallback(TrainerCallback):
         self._evaluate = evaluate
         self._agree_every_steps = agree_every_steps
         self._run: DistributedRun | None = None
+        self._pins = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -51,9 +52,11 @@ class EvalStopCallback(TrainerCallback):
         resumes = state.global_step > 0
         arguments = filled(self._arguments, name=name, total_steps=state.max_steps or None, resumes=resumes)
         self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
-        if args.save_total_limit:
+        self._pins = bool(args.save_total_limit) and args.metric_for_best_model is None
+        if args.save_total_limit and not self._pins:
             logger.warning(
-                "evalstop: save_total_limit=%d deletes checkpoints that EvalStop may come to call the best",
+                "evalstop: save_total_limit=%d with metric_for_best_model keeps the Trainer's own best checkpoint, and "
+                "may delete the one that EvalStop calls the best",
                 args.save_total_limit,
             )
         if resumes:
@@ -80,9 +83,20 @@ class EvalStopCallback(TrainerCallback):
                 answer_requests(self._run.eval_requests(), self._evaluate, to_uri(folder), state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """End the training when the service asks for it."""
+        """End the training when the service asks for it, and pin the best checkpoint before others are deleted."""
+        if self._pins:
+            self._pin_best(args, state)
         if self._run is not None and self._run.should_stop_at(state.global_step):
             control.should_training_stop = True
+
+    def _pin_best(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Have `save_total_limit` spare the best checkpoint: it spares the one that the state names, which is free
+        for us where the Trainer looks for no best model itself."""
+        best = self._run.best_checkpoint if self._run is not None else None
+        if best is not None:
+            folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{best['step']}"
+            if best["uri"] == to_uri(folder) and folder.is_dir():
+                state.best_model_checkpoint = str(folder)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -18,9 +18,7 @@ DEFAULT_ROLES = {"eval", "proxy", "kl", "loss"}
 
 def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: WarningLog) -> None:
     """Say once how a run that was opened is watched, and what it was not given of what it asked for."""
-    policy = body.get("policy")
-    judged = f"policy {policy.get('name')}@{policy.get('version')}" if isinstance(policy, Mapping) else "its policy"
-    logger.info("evalstop: %s: %s, %s, %s", latest.name, body.get("mode"), judged, latest.url)
+    logger.info("evalstop: %s: %s, policy %s, %s", latest.name, latest.mode, latest.policy, latest.url)
     limits = body.get("limits")
     for limit in limits if isinstance(limits, list) else []:
         if isinstance(limit, Mapping):

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from evalstop_client import Run
+from evalstop_client import MetricRole, Run
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, whole_number
@@ -55,7 +55,7 @@ class Interruption:
         self.signal = self.signal or signal.Signals(number)
 
 
-METRICS = {
+METRICS: dict[str, MetricRole] = {
     "gold": {"role": "eval", "direction": "maximize"},
     "proxy": {"role": "proxy", "direction": "maximize"},
     "kl": {"role": "kl"},

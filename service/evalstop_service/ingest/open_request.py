@@ -31,9 +31,10 @@ class OpenRequest:
 
     `recognise`: assign roles to metrics by their names while the run goes on. `job`: where the trainer runs, the same
     for all processes of one job. `opening`: an id of this request, by which it is known when it is sent again.
-    `total_steps`: the planned length, else a label says it. `actor`: who sends it, for the audit log.
+    `total_steps`: the planned length, else a label or a param says it. `actor`: who sends it, for the audit log.
     `key`: that of who sends it; None for the service itself. `eval_version`: what the eval's measurement is called.
-    `eval_share`: somebody evaluates checkpoints on request, see `store.runs.Run`.
+    `eval_share`: somebody evaluates checkpoints on request, see `store.runs.Run`. `params`: what a new run is trained
+    with, as text.
     """
 
     name: str
@@ -49,12 +50,13 @@ class OpenRequest:
     resume: Resume | None = None
     actor: str = SERVICE
     eval_version: str | None = None
+    params: dict[str, str] | None = None
     key: Key | None = None
 
     @property
     def planned_steps(self) -> int | None:
         """The planned length that it tells, in one way or the other."""
-        return self.total_steps or find_total_steps(self.labels or {})
+        return self.total_steps or find_total_steps(self.labels or {}) or find_total_steps(self.params or {})
 
 
 class LimitedField(StrEnum):

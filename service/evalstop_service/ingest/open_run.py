@@ -31,10 +31,11 @@ from evalstop_service.runs import metric_roles
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
-from evalstop_service.store import audit, keys, projects, run_health, runs
+from evalstop_service.store import audit, keys, mlflow_runs, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
+from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import FOUND_AGAIN, Run
 
@@ -81,6 +82,8 @@ def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: dat
         name = _find_free_name(tx, project_id, request.name)
         run = replace(run, name=name, opened_as=request.name if name != request.name else None)
         if runs.add_run(tx, run):
+            if request.params:
+                mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params=request.params))
             _start_checks(tx, project, run, now)
             return run
     raise Conflict(f"a run called {run.name!r} was just opened by another; send the same again")

@@ -15,7 +15,7 @@ from evalstop_service.store.tables import logged_models, mlflow_runs, runs
 
 
 class MlflowRun(msgspec.Struct, frozen=True):
-    """A row of mlflow_runs, or what stands for it in a run that no client of MLflow created.
+    """A row of mlflow_runs, or what stands for it in a run that has none.
 
     `experiment_id`: None is the default experiment. `start_time`, `end_time`: milliseconds since 1970, as the client
     sent them. `inputs`, `outputs`: JSON objects as clients send them.

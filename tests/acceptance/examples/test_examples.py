@@ -105,6 +105,28 @@ callback.on_log(arguments, state, control, {"loss": 2.0, "note": "no number"})
 callback.on_train_end(arguments, state, control)
 """
 
+PINNED = """
+from pathlib import Path
+from evalstop_client.callbacks.transformers import EvalStopCallback
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import rotate_checkpoints
+
+arguments = TrainingArguments(output_dir="checkpoints", save_total_limit=2, use_cpu=True, report_to="none")
+callback = EvalStopCallback(name="pinned", metrics={"score": {"role": "eval"}})
+state, control = TrainerState(max_steps=100), TrainerControl()
+callback.on_train_begin(arguments, state, control)
+for step, score in ((10, 1.0), (20, 9.0), (30, 3.0), (40, 2.0), (50, 1.0)):
+    state.global_step = step
+    callback.on_log(arguments, state, control, {"score": score})
+    callback.on_step_end(arguments, state, control)
+    Path(f"checkpoints/checkpoint-{step}").mkdir(parents=True)
+    rotate_checkpoints("checkpoints", arguments.save_total_limit, state.best_model_checkpoint)  # as the Trainer does
+    callback.on_save(arguments, state, control)
+    callback._run.run.flush(60)
+callback.on_train_end(arguments, state, control)
+print(sorted(path.name for path in Path("checkpoints").iterdir()))
+"""
+
 
 @pytest.fixture(scope="module")
 def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -112,11 +134,14 @@ def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("callbacks")
     resumed = folder / "resumed.py"
     resumed.write_text(RESUMING)
+    pinned = folder / "pinned.py"
+    pinned.write_text(PINNED)
     examples = [EXAMPLES / f"{name}.py" for name in (*CALLBACKS, "trl_grpo", "mlflow_client")]
     beside = Path(__file__).parent
     files = [
         *examples,
         resumed,
+        pinned,
         beside / "several_eval_sets.py",
         beside / "kubeflow_reporter.py",
         beside / "trained_twice.py",
@@ -139,6 +164,11 @@ def test_a_training_that_goes_on_says_so(service: Service, printed: dict[str, st
     assert "resumed" in printed
     run = run_of(service, "resumed")
     assert (run["attempt"], run["last_step"], run["status"], run["total_steps"]) == (2, 60, "completed", 100)
+
+
+def test_the_best_checkpoint_outlives_save_total_limit(printed: dict[str, str]) -> None:
+    """transformers deletes all but two, and leaves the one that EvalStop calls the best beside the newest."""
+    assert printed["pinned"].strip() == "['checkpoint-20', 'checkpoint-50']"
 
 
 @pytest.mark.parametrize("framework", ["transformers", "keras"])

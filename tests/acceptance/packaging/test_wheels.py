@@ -80,16 +80,17 @@ def test_the_client_brings_httpx_and_nothing_of_the_server(client_only: tuple[Pa
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_every_wheel_ships_its_types_license_and_all_of_its_files(distribution: str, built: Path) -> None:
     """A wheel holds py.typed, the license, every tracked file of its package, and no file of another."""
-    package = {"clients": "evalstop_client"}.get(distribution, f"evalstop_{distribution}")
-    wheel = next(built.glob(f"{package}-*.whl"))
+    packages = {"clients": ("evalstop_client", "evalstop")}.get(distribution, (f"evalstop_{distribution}",))
+    wheel = next(built.glob(f"{packages[0]}-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         license_text = next(archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE"))
     assert license_text == (ROOT / "LICENSE").read_bytes()
-    assert f"{package}/py.typed" in names
+    assert {f"{package}/py.typed" for package in packages} <= names
     here = ROOT / distribution
     expected = {
         path.relative_to(here).as_posix()
+        for package in packages
         for path in (here / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -126,7 +127,7 @@ def test_the_public_api_of_each_package_is_named_and_there(bare: Path, tmp_path:
     script = """
 import importlib, json
 names = {}
-for package in ("evalstop_client", "evalstop_detectors", "evalstop_lab", "evalstop_service"):
+for package in ("evalstop", "evalstop_client", "evalstop_detectors", "evalstop_lab", "evalstop_service"):
     module = importlib.import_module(package)
     names[package] = {"all": list(module.__all__), "missing": [n for n in module.__all__ if not hasattr(module, n)],
                       "file": module.__file__}

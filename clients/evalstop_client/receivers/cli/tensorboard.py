@@ -12,10 +12,11 @@ from pathlib import Path
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError
+from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
 from evalstop_client.receivers.stop.options import choose_state_folder, pairs, parse_service, seconds
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
-from evalstop_client.settings import AUTO, DIRECTIONS, METRIC_ROLES, MODES
+from evalstop_client.settings import MODES
 from evalstop_client.tensorboard.report import ServiceUnavailable, Watch
 
 logger = logging.getLogger("evalstop_client.tensorboard")

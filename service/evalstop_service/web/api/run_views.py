@@ -205,7 +205,7 @@ class RunOut(Answer):
     metrics: dict[str, dict[str, str]]
     recognition: RecognitionOut
     labels: dict[str, str]
-    params: dict[str, str] = Field({}, description="what an MLflow client logged as params; empty in lists")
+    params: dict[str, str] = Field({}, description="what it is trained with, as the trainer says; empty in lists")
     policy: PolicyName
     mode: Mode
     total_steps: int | None

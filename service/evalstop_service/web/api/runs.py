@@ -64,6 +64,8 @@ def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
     return metrics
 
 
+MOST_PARAMS = 1000
+
 EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
 
 Roles = Annotated[dict[Name, Role], Field(max_length=100), AfterValidator(_check_unique_roles)]
@@ -132,7 +134,13 @@ class RunIn(Body):
     )
     mode: Mode | None = None
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = Field(
-        None, description="the planned length: decisions come sooner with it. By default a label total_steps says it"
+        None,
+        description="the planned length: decisions come sooner with it. By default a label or param says it",
+    )
+    params: Annotated[dict[Name, Line], Field(max_length=MOST_PARAMS)] | None = Field(
+        None,
+        description="what the run is trained with, such as its learning rate; those of a run on record stay",
+        examples=[{"optimizer.lr": "1e-6"}],
     )
     eval_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
@@ -218,6 +226,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
         policy=body.policy,
         mode=body.mode,
         total_steps=body.total_steps,
+        params=body.params,
         eval_share=body.eval_share,
         job=body.job,
         opening=body.opening,

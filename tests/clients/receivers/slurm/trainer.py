@@ -75,8 +75,7 @@ def main() -> None:
     parser.add_argument("--slow-save-seconds", type=float, default=0.0)
     parser.add_argument("--deaf", action="store_true")
     options = parser.parse_args()
-    metrics = {"gold": {"role": "eval", "direction": "maximize"}}
-    with Run(name=options.run, metrics=metrics, policy="paper", mode="enforce") as run:
+    with Run(options.run, metrics={"gold": {"role": "eval"}}, policy="paper", mode="enforce") as run:
         trainer = Trainer(run, options.folder, options.slow_save_seconds)
         signal.signal(signal.SIGUSR1, trainer.want_checkpoint)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if options.deaf else trainer.end)

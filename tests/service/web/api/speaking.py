@@ -80,6 +80,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "policy": "paper",
         "mode": "enforce",
         "total_steps": 100,
+        "params": {"optimizer.lr": "1e-6"},
         "eval_share": 0.0,
     },
     ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"role": "eval", "direction": "maximize"}}},

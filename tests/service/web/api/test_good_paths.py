@@ -51,6 +51,14 @@ def test_runs(admin: httpx.Client) -> None:
     assert said(admin.get("/runs", params={"status": "running"}), 200)["items"] == []
 
 
+def test_params_are_those_of_the_first_opening(admin: httpx.Client) -> None:
+    """What a run is trained with is kept when it is opened; one that names the planned length sets that."""
+    run = opened(admin, params={"lr": "1e-6", "max_steps": "500"})
+    assert (run["params"], run["total_steps"]) == ({"lr": "1e-6", "max_steps": "500"}, 500)
+    again = said(admin.post("/runs", json={"name": run["name"], "params": {"lr": "1"}}), 200)
+    assert again["params"] == said(admin.get(f"/runs/{run['id']}"), 200)["params"] == run["params"]
+
+
 def test_directions_are_written_out(admin: httpx.Client) -> None:
     """A metric whose direction is not given gets the one that its role has by default."""
     run = opened(admin, metrics={"a/gold": {"role": "eval"}, "b": {"role": "kl"}, "c": {"role": "loss"}})

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from evalstop_client import Run
+from evalstop_client import MetricRole, Run
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests
@@ -14,7 +14,7 @@ from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import METRICS, Eval, Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded import Eval, Tenant, add_tenant, open_run, recorded, report
 
 pytestmark = pytest.mark.real
 
@@ -80,9 +80,12 @@ def past_run(database: Database, tenant: Tenant, now: datetime, name: str) -> No
 
 
 def live_run(window: Window, tenant: Tenant, folder: Path) -> Run:
-    return Run(
-        url=window.address, key=tenant.secret, name="ppo-live", metrics=METRICS, mode="enforce", spool_folder=folder
-    )
+    metrics: dict[str, MetricRole] = {
+        "reward/gold": {"role": "eval"},
+        "reward/proxy": {"role": "proxy"},
+        "policy/kl": {"role": "kl"},
+    }
+    return Run("ppo-live", url=window.address, key=tenant.secret, metrics=metrics, mode="enforce", spool_folder=folder)
 
 
 def tell(run: Run, evals: tuple[Eval, ...]) -> None:

@@ -1,0 +1,62 @@
+"""A trainer's configuration as the params of its run: flat, and text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evalstop_client.errors import ConfigurationError
+
+MOST_PARAMS = 1000
+LONGEST_NAME, LONGEST_VALUE = 256, 2000
+
+LabelValue = str | int | float | bool
+"""What a label may be given as; it is stored as text."""
+
+
+def format_value(value: object) -> str:
+    """The text of a label or a param.
+
+    >>> format_value(True), format_value(1e-6)
+    ('true', '1e-06')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def flatten_config(config: object) -> dict[str, str]:
+    """The params of a mapping, or of an object with attributes such as argparse's, by dotted names; none of None.
+
+    What is too long is cut, and past `MOST_PARAMS` params the rest is left out: a run is watched whatever its
+    configuration holds. Raises ConfigurationError for what is neither.
+
+    >>> flatten_config({"lr": 1e-6, "ppo": {"clip": 0.2, "epochs": [1, 2]}})
+    {'lr': '1e-06', 'ppo.clip': '0.2', 'ppo.epochs': '[1, 2]'}
+    """
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping) and not hasattr(config, "__dict__"):
+        raise ConfigurationError(f"config {config!r:.80}: give a mapping, or an object with attributes.")
+    params: dict[str, str] = {}
+    for name, value in _leaves("", _items(config), ()):
+        if len(params) == MOST_PARAMS:
+            break
+        if name:
+            params[_printable(name)[:LONGEST_NAME]] = _printable(format_value(value))[:LONGEST_VALUE]
+    return params
+
+
+def _items(config: Any) -> Mapping[Any, Any]:
+    return config if isinstance(config, Mapping) else vars(config)
+
+
+def _leaves(prefix: str, items: Mapping[Any, Any], above: tuple[int, ...]) -> Iterator[tuple[str, object]]:
+    for name, value in items.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and id(value) not in above:
+            yield from _leaves(f"{path}.", value, (*above, id(value)))
+        else:
+            yield path, value
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,51 @@
+"""`evalstop.init`: a run in one line."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from evalstop_client.callbacks.arguments import NamedRunArguments
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.metric_roles import AUTO, MetricRole, Metrics, Role
+from evalstop_client.run import Run
+
+ANSWER_SECONDS = 3.0
+"""How long the line about a run that is opened waits for the service."""
+
+
+def init(
+    name: str | None = None,
+    *,
+    eval: str | None = None,  # noqa: A002  the word of those who call it
+    proxy: str | None = None,
+    kl: str | None = None,
+    loss: str | None = None,
+    **arguments: Unpack[NamedRunArguments],
+) -> Run:
+    """Open a run and print a line with its mode, its policy and its page.
+
+        run = evalstop.init("ppo-7b", eval="eval/gsm8k", proxy="reward", kl="kl", total_steps=10_000, config=cfg)
+
+    `eval`, `proxy`, `kl` and `loss` are names of metrics. The eval and the proxy are better the higher, KL and loss
+    the lower; `metrics=`, instead of the four, says it otherwise. Without either the service tells the roles from the
+    metrics' names. All else is as in `Run`; raises ConfigurationError.
+    """
+    if arguments.get("metrics") is None:
+        arguments["metrics"] = _declare_roles({"eval": eval, "proxy": proxy, "kl": kl, "loss": loss})
+    elif any((eval, proxy, kl, loss)):
+        raise ConfigurationError("metrics: give eval, proxy, kl and loss, or metrics, and not both.")
+    run = Run(name, **arguments)
+    if run.is_reported:
+        run.flush(ANSWER_SECONDS)
+        print(f"evalstop: {run.description}", flush=True)
+    return run
+
+
+def _declare_roles(names: dict[Role, str | None]) -> Metrics:
+    given = [(role, name) for role, name in names.items() if name is not None]
+    metrics: dict[str, MetricRole] = {}
+    for role, name in given:
+        if name in metrics:
+            raise ConfigurationError(f"{role} {name!r}: a metric has one role.")
+        metrics[name] = {"role": role}
+    return metrics or AUTO
