@@ -92,16 +92,14 @@ class Detector(Protocol[S]):
 
 
 class EvalRequests(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a detector asks for a paired evaluation: of the best checkpoint and the current one, on the same prompts.
+    """When a detector asks for a paired evaluation: of the best checkpoint and the current one, on the same prompts."""
 
-    `at`: the probability of a turn from which it asks. `most`: how often at the most. `multiplier`: prompts, in those
-    of a usual eval. `eval_share`: the share of the run's time that one eval takes, 0 if nobody knows.
-    """
-
-    at: Annotated[float, Meta(gt=0, lt=1)] = 0.3
-    most: Annotated[int, Meta(ge=1, le=16)] = 3
-    multiplier: Annotated[int, Meta(ge=1, le=64)] = 4
-    eval_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    at: Annotated[float, Meta(gt=0, lt=1, description="the probability of a turn from which it asks")] = 0.3
+    most: Annotated[int, Meta(ge=1, le=16, description="how often it asks in a run")] = 3
+    multiplier: Annotated[int, Meta(ge=1, le=64, description="so many times the prompts of a usual eval")] = 4
+    eval_share: Annotated[
+        float, Meta(ge=0, le=1, description="of the run's time, what one eval takes; 0 if nobody knows")
+    ] = 0.0
 
     def are_affordable(self, progress: float | None) -> bool:
         """Whether one more costs at most a tenth of what is left of the run."""

@@ -21,7 +21,7 @@ def allowed_at(struct: type[Any], path: Sequence[str | int]) -> str:
             field = next((field for field in kind.fields if field.encode_name == step), None)
             if field is None:
                 break
-            kind = field.type
+            kind = _without_description(field.type)
     return _keys(kind) if isinstance(kind, inspect.StructType) else _words(kind)
 
 
@@ -30,7 +30,7 @@ def _keys(kind: inspect.StructType) -> str:
 
 
 def _words(kind: inspect.Type) -> str:
-    match kind:
+    match _without_description(kind):
         case inspect.IntType(ge=ge, le=le):
             return f"whole number from {ge} to {le}"
         case inspect.FloatType(gt=gt, ge=ge, lt=lt, le=le):
@@ -47,8 +47,8 @@ def _words(kind: inspect.Type) -> str:
             return f"list of objects of {_keys(item)}"
         case inspect.ListType(item_type=item):
             return f"list of {_words(item)}"
-        case inspect.StructType():
-            return f"object of {_keys(kind)}"
+        case inspect.StructType() as struct:
+            return f"object of {_keys(struct)}"
         case inspect.StrType(pattern=str(pattern)):
             return f"text that matches {pattern}"
         case inspect.BoolType():
@@ -59,3 +59,7 @@ def _words(kind: inspect.Type) -> str:
             return "object"
         case _:
             return "text"
+
+
+def _without_description(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind

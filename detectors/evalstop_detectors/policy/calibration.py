@@ -29,22 +29,22 @@ Share = Annotated[float, Meta(gt=0, lt=1)]
 class Risk(Struct, frozen=True, forbid_unknown_fields=True):
     """A threshold by what it costs: the share of healthy runs that this detector alone would stop."""
 
-    risk: Share
+    risk: Annotated[Share, Meta(description="from 0 to 1")]
 
 
 class Level(Struct, frozen=True):
     """The threshold at which that share of healthy runs is stopped; None when none is strict enough."""
 
-    rate: Share
-    threshold: float | None
+    rate: Annotated[Share, Meta(description="of healthy runs that are stopped, from 0 to 1")]
+    threshold: Annotated[float | None, Meta(description="in the number of the detector")]
 
 
 class CalibrationDocument(Struct, frozen=True):
     """What is read of one calibration."""
 
-    detector: str
-    params: dict[str, Any]
-    thresholds: list[Level]
+    detector: Annotated[str, Meta(description="the detector that was calibrated")]
+    params: Annotated[dict[str, Any], Meta(description="its parameters at that time")]
+    thresholds: Annotated[list[Level], Meta(description="one for each risk that was looked at")]
 
 
 class Calibration(Struct, frozen=True):

@@ -54,31 +54,60 @@ Path = tuple[str | int, ...]
 class MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A detector of a policy. Which `params` there are, the detector says."""
 
-    detector: str
-    params: dict[str, Any] = {}
-    suspect_at: _Threshold | Risk | UnsetType | None = UNSET
-    stop_at: _Threshold | Risk | UnsetType | None = UNSET
-    weight: _Weight | UnsetType = UNSET
-    id: _Name | None = None
+    detector: Annotated[str, Meta(description="as the reference of detectors calls it")]
+    params: Annotated[dict[str, Any], Meta(description="those that are left out have the detector's defaults")] = {}
+    suspect_at: Annotated[
+        _Threshold | Risk | UnsetType | None,
+        Meta(description="where it calls for suspicion, as a number or a risk; null: never; by default the detector's"),
+    ] = UNSET
+    stop_at: Annotated[
+        _Threshold | Risk | UnsetType | None,
+        Meta(description="where it calls for a stop, as a number or a risk; null: never; by default the detector's"),
+    ] = UNSET
+    weight: Annotated[
+        _Weight | UnsetType, Meta(description="what its call counts; by default 1, and 0 for a member of `gate`")
+    ] = UNSET
+    id: Annotated[
+        _Name | None, Meta(description="what `gate` calls it by; needed where a detector stands twice; null: its name")
+    ] = None
 
 
 class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """A policy as one writes it."""
 
-    name: _Name
-    members: Annotated[list[MemberDocument], Meta(min_length=1, max_length=32)]
-    at_least: _AtLeast = 1.0
-    suspect_at_least: _AtLeast = "any"
-    gate: Annotated[list[str], Meta(max_length=32)] = []
-    eval_required: bool = True
-    min_evals: CountOrZero = 0
-    warmup_steps: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    description: _Text = ""
-    stops_despite: Annotated[list[GuardKind], Meta(max_length=len(GuardKind))] = []
-    stop_on: Annotated[tuple[Ground, ...], Meta(min_length=1, max_length=len(Ground))] = (Ground.TURNED,)
-    levelled_off_at: Annotated[float, Meta(gt=0, lt=1)] = LEVELLED_OFF_AT
-    evaluate_now: EvalRequests | None = None
-    calibration: Annotated[list[CalibrationDocument], Meta(max_length=256)] = []
+    name: Annotated[_Name, Meta(description="shared by all its versions")]
+    members: Annotated[list[MemberDocument], Meta(min_length=1, max_length=32, description="the detectors that vote")]
+    at_least: Annotated[
+        _AtLeast, Meta(description="it stops when the weights of members that call for a stop reach this")
+    ] = 1.0
+    suspect_at_least: Annotated[
+        _AtLeast, Meta(description="it suspects when the weights of members that call for either reach this")
+    ] = "any"
+    gate: Annotated[
+        list[str], Meta(max_length=32, description="ids of members without whose call it does not stop")
+    ] = []
+    eval_required: Annotated[
+        bool, Meta(description="true: members that do not look at the eval can suspect, and not stop by themselves")
+    ] = True
+    min_evals: Annotated[CountOrZero, Meta(description="no stop before so many finite evals")] = 0
+    warmup_steps: Annotated[int, Meta(ge=0, le=2**53, description="no stop before this step")] = 0
+    description: Annotated[_Text, Meta(description="for people")] = ""
+    stops_despite: Annotated[
+        list[GuardKind], Meta(max_length=len(GuardKind), description="guards that do not put its stops on hold")
+    ] = []
+    stop_on: Annotated[
+        tuple[Ground, ...], Meta(min_length=1, max_length=len(Ground), description="the grounds on which it stops")
+    ] = (Ground.TURNED,)
+    levelled_off_at: Annotated[
+        float, Meta(gt=0, lt=1, description="the share of its range from which on a run has levelled off")
+    ] = LEVELLED_OFF_AT
+    evaluate_now: Annotated[
+        EvalRequests | None, Meta(description="when to ask for paired evaluations; null: never")
+    ] = None
+    calibration: Annotated[
+        list[CalibrationDocument],
+        Meta(max_length=256, description="thresholds by risk that come before those shipped with EvalStop"),
+    ] = []
 
 
 class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):

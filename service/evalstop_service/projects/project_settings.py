@@ -43,9 +43,11 @@ _COUNTS = "an attempt must have, to count towards a rollout stage"
 class NewProject(Body):
     """A new project. Its stops are only recorded unless `max_mode` is `enforce`."""
 
-    name: Name = Field(examples=["alignment"])
-    default_policy: Line = policies.DEFAULT_POLICY
-    default_mode: Mode = decision_lifecycle.Mode.SHADOW
+    name: Name = Field(description="unique in the installation", examples=["alignment"])
+    default_policy: Line = Field(
+        policies.DEFAULT_POLICY, description="of runs whose trainers name none: NAME or NAME@VERSION"
+    )
+    default_mode: Mode = Field(decision_lifecycle.Mode.SHADOW, description="of runs whose trainers name none")
     max_mode: Mode | None = Field(
         None, description="what its runs may ask for: enforce, or shadow alone; null: default_mode"
     )
@@ -72,29 +74,35 @@ class NewProject(Body):
         20, description="the most cases of one key and day (UTC) that count towards a rollout stage"
     )
     price_per_gpu_hour: Price | None = Field(None, description="null: not set")
-    currency: Currency = "USD"
+    currency: Currency = Field("USD", description="of the price, by ISO 4217")
 
 
 class ProjectChange(Body):
     """New settings. A field that is left out keeps its value, and so does null in fields that cannot be null."""
 
-    default_policy: Line | None = None
-    default_mode: Mode | None = None
-    max_mode: Mode | None = None
+    default_policy: Line | None = Field(None, description="of new runs whose trainers name none: NAME or NAME@VERSION")
+    default_mode: Mode | None = Field(None, description="of new runs whose trainers name none")
+    max_mode: Mode | None = Field(None, description="what runs may ask for: enforce, or shadow alone")
     allowed_policies: AllowedPolicies | None = Field(None, description="null: any")
-    veto_window_seconds: Seconds | None = None
+    veto_window_seconds: Seconds | None = Field(None, description="how long a stop can be vetoed before it is sent")
     retention_days: Retention | None = Field(None, description="null: its runs are kept forever")
     stops_per_hour: PerHour | None = Field(None, description="null: no limit")
     stops_share: Share | None = Field(None, description="null: no limit")
-    confirm_seconds: Wait | None = None
-    stale_seconds: Wait | None = None
-    held_out_share: ShareOrNone | None = None
-    case_seconds: Seconds | None = None
-    case_evals: Evals | None = None
-    case_gpu_hours: GpuHours | None = None
-    cases_per_key_and_day: PerDay | None = None
+    confirm_seconds: Wait | None = Field(
+        None, description="how long a stop may wait for its confirmation before it is escalated"
+    )
+    stale_seconds: Wait | None = Field(None, description="a run is not stale before it has been silent for this long")
+    held_out_share: ShareOrNone | None = Field(None, description="the share of its stops that is held out, from 0 to 1")
+    case_seconds: Seconds | None = Field(
+        None, description="how long an attempt must last to count towards a rollout stage"
+    )
+    case_evals: Evals | None = Field(None, description=f"how many finite evals {_COUNTS}")
+    case_gpu_hours: GpuHours | None = Field(None, description=f"how many GPU-hours, if they are known, {_COUNTS}")
+    cases_per_key_and_day: PerDay | None = Field(
+        None, description="the most cases of one key and day (UTC) that count towards a rollout stage"
+    )
     price_per_gpu_hour: Price | None = Field(None, description="null: not set")
-    currency: Currency | None = None
+    currency: Currency | None = Field(None, description="of the price, by ISO 4217")
 
 
 NULLABLE = ("allowed_policies", "retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
@@ -120,7 +128,9 @@ class RolePatterns(Body):
     """The patterns of a project: the first that matches a name counts, and for each role the metric that matches
     first."""
 
-    role_patterns: Annotated[list[RolePattern], Field(max_length=100)]
+    role_patterns: Annotated[list[RolePattern], Field(max_length=100)] = Field(
+        description="in the order in which they are tried"
+    )
 
 
 _Body = TypeVar("_Body", bound=Body)

@@ -81,7 +81,10 @@ class Body(BaseModel):
 class Role(Body):
     """The role a metric plays for a run."""
 
-    role: Literal["eval", "proxy", "kl", "loss"]
+    role: Literal["eval", "proxy", "kl", "loss"] = Field(
+        description="eval: what people care about, and what decides; proxy: what training maximizes in its place; kl: "
+        "the distance to the initial policy; loss: what training minimizes"
+    )
     direction: Literal["maximize", "minimize"] | None = Field(
         None, description="what is better; by default eval and proxy are maximized, kl and loss minimized"
     )

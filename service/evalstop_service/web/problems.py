@@ -58,7 +58,7 @@ class FieldError(BaseModel):
     """One thing that was wrong with the request."""
 
     pointer: str = Field(description="JSON pointer into the body, or the name of the parameter")
-    detail: str
+    detail: str = Field(description="what is wrong, and what would be right")
 
 
 class ProblemDetails(BaseModel):
@@ -66,10 +66,10 @@ class ProblemDetails(BaseModel):
 
     type: str = Field(description="where its code is explained")
     code: str = Field(description="of this kind of problem, for programs: it never changes")
-    title: str
-    status: int
-    detail: str
-    instance: str
+    title: str = Field(description="the kind of problem in words")
+    status: int = Field(description="of the HTTP answer")
+    detail: str = Field(description="what was wrong this time, and what to do about it")
+    instance: str = Field(description="the path of the request")
     request_id: str | None = Field(None, description="as in the header X-Request-Id; the service's log has it, too")
     errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
@@ -19,7 +19,7 @@ from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.policies import PolicyDocument
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Body, Integral, Page, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Body, Cursor, Integral, Page, Plain, Time
 from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=JsonRoute)
@@ -32,25 +32,27 @@ class BacktestIn(Body):
         description="NAME, NAME@VERSION, or a document that need not be stored",
         examples=["cautious", POLICY_DOCUMENT],
     )
-    runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS), Integral] = backtests.MOST_RUNS
+    runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS), Integral] = Field(
+        backtests.MOST_RUNS, description="how many of the newest ended runs to replay"
+    )
 
 
 class BacktestRunOut(Answer):
     """The verdict of the policy on one run, beside the recorded decision and outcome."""
 
-    run_id: UUID
-    run_name: str
-    status: str
-    last_step: int | None
+    run_id: UUID = Field(description="the replayed run")
+    run_name: str = Field(description="as people know it")
+    status: str = Field(description="how the run ended")
+    last_step: int | None = Field(description="the highest step with an observation; null: there is none")
     policy: str = Field(description="the policy of the run, as NAME@VERSION")
-    decision_id: UUID | None
-    decided_step: int | None
+    decision_id: UUID | None = Field(description="the decision on record; null: there was none")
+    decided_step: int | None = Field(description="the step of the decision on record")
     state: str | None = Field(description="of the decision on record")
-    run_outcome: RunOutcome | None
-    turn_step: int | None
-    verdict: Call
+    run_outcome: RunOutcome | None = Field(description="whether its eval had turned by its end; null: not assessed")
+    turn_step: int | None = Field(description="where its eval turned; null: it did not, or nobody knows")
+    verdict: Call = Field(description="the last verdict of the replayed policy")
     step: int | None = Field(description="where the policy would have stopped the run; null: never")
-    reason: str
+    reason: str = Field(description="the reason of that verdict")
     outcome: DecisionOutcome = Field(description="of what the policy would have done")
     hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: not known")
     error: str | None = Field(description="why the run could not be replayed")
@@ -59,11 +61,11 @@ class BacktestRunOut(Answer):
 class BacktestSummaryOut(Answer):
     """The findings counted; see `evaluation.backtests.Summary`."""
 
-    runs: int
-    stops: int
-    right: int
-    wrong: int
-    unknown: int
+    runs: int = Field(description="replayed so far")
+    stops: int = Field(description="runs that the policy would have stopped")
+    right: int = Field(description="of these stops, those of runs that had turned")
+    wrong: int = Field(description="of these stops, those of healthy runs")
+    unknown: int = Field(description="of these stops, those of runs whose outcome is not known")
     missed: int = Field(description="runs that turned and that it would have let go on")
     decided: int = Field(description="stops that are on record")
     only_policy: int = Field(description="runs that it would have stopped and that were not to be stopped")
@@ -77,31 +79,33 @@ class BacktestSummaryOut(Answer):
 class BacktestOut(Answer):
     """A backtest and its progress; `summary` and `findings` are left out of lists."""
 
-    id: UUID
-    state: BacktestState
-    document: dict[str, Any] = Field(examples=[POLICY_DOCUMENT])
-    most_runs: int
+    id: UUID = Field(description="to read it again by")
+    state: BacktestState = Field(description="waiting, running, done or failed")
+    document: dict[str, Any] = Field(
+        description="the policy that is replayed, with every number written out", examples=[POLICY_DOCUMENT]
+    )
+    most_runs: int = Field(description="how many runs were asked for")
     total: int = Field(description="runs to replay; 0 until it has started")
-    done: int
-    actor: str
-    created_at: Time
-    ended_at: Time | None
-    summary: BacktestSummaryOut | None = None
+    done: int = Field(description="runs replayed so far")
+    actor: str = Field(description="who asked for it")
+    created_at: Time = Field(description="when it was asked for")
+    ended_at: Time | None = Field(description="when its last run was replayed; null: not yet")
+    summary: BacktestSummaryOut | None = Field(None, description="counts over all findings")
     findings: list[BacktestRunOut] | None = Field(None, description="those that differ from decisions first")
 
 
 class BacktestPage(Page):
     """Backtests, newest first."""
 
-    items: list[BacktestOut]
+    items: list[BacktestOut] = Field(description="newest first")
 
 
 @router.get("")
 def list_backtests(
     caller: Read,
     database: Db,
-    cursor: UUID | None = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=100, description="the most items of a page")] = 20,
 ) -> BacktestPage:
     """The project's backtests, newest first."""
     with database.reading() as tx:
@@ -122,7 +126,11 @@ def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -
 
 
 @router.get("/{backtest_id}")
-def get_backtest(backtest_id: UUID, caller: Read, database: Db) -> BacktestOut:
+def get_backtest(
+    backtest_id: Annotated[UUID, Path(description="`id` of the backtest, as it was created or listed")],
+    caller: Read,
+    database: Db,
+) -> BacktestOut:
     """The progress and the findings so far."""
     with database.reading() as tx:
         found = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -12,7 +11,7 @@ from evalstop_service.ingest import CheckpointSaved, Message
 from evalstop_service.store import checkpoints
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.runs import load_run
-from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Plain, Step, Time
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Plain, RunId, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
@@ -21,37 +20,39 @@ router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], ro
 class CheckpointIn(Body):
     """The URI of a saved checkpoint."""
 
-    step: Step = Field(examples=[120])
-    uri: Annotated[str, Field(min_length=1, max_length=4096), Plain] = Field(examples=["s3://runs/ppo/step-120"])
+    step: Step = Field(description="the training step that it holds", examples=[120])
+    uri: Annotated[str, Field(min_length=1, max_length=4096), Plain] = Field(
+        description="where it is, as people and receivers will find it", examples=["s3://runs/ppo/step-120"]
+    )
 
 
 class RegisteredOut(Answer):
     """The checkpoint, and the current best checkpoint."""
 
-    step: int
-    uri: str
-    created: bool
-    best_checkpoint: BestCheckpointOut | None
+    step: int = Field(description="the training step that it holds")
+    uri: str = Field(description="as it was sent")
+    created: bool = Field(description="false: it was on record")
+    best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
 
 
 class CheckpointOut(Answer):
     """A checkpoint that is not superseded."""
 
-    step: int
-    uri: str
-    attempt: int
-    created_at: Time
+    step: int = Field(description="the training step that it holds")
+    uri: str = Field(description="where the trainer said it is")
+    attempt: int = Field(description="the attempt that saved it")
+    created_at: Time = Field(description="when it was registered")
 
 
 class CheckpointList(Answer):
     """A run's checkpoints by ascending step."""
 
-    items: list[CheckpointOut]
+    items: list[CheckpointOut] = Field(description="by ascending step")
 
 
 @router.post("", status_code=201, responses={200: {"model": RegisteredOut, "description": "It exists."}})
 def register_checkpoint(
-    run_id: UUID, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response
+    run_id: RunId, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response
 ) -> RegisteredOut:
     """Register a checkpoint. It can become the best checkpoint when its step has an eval."""
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, CheckpointSaved(body.step, body.uri)))
@@ -67,7 +68,7 @@ def register_checkpoint(
 
 
 @router.get("")
-def list_checkpoints(run_id: UUID, caller: ReadOrReport, database: Db) -> CheckpointList:
+def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> CheckpointList:
     """The run's checkpoints, without superseded ones."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)

@@ -27,7 +27,7 @@ from evalstop_service.web.api.run_views import (
     view_decision,
     view_outcomes,
 )
-from evalstop_service.web.api.schemas import ActionIn, Body, Line, Name, OutcomeIn, Plain
+from evalstop_service.web.api.schemas import ActionIn, Body, Cursor, DecisionId, Limit, Line, Name, OutcomeIn, Plain
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
 from evalstop_service.web.problems import Problem
 
@@ -46,11 +46,16 @@ _WITH_ACKNOWLEDGED: JsonDict = {
 class ReportIn(Body):
     """The state of the job at its receiver: the stop is under way, the job is gone, or the stop failed."""
 
-    state: Literal["acknowledged", "confirmed", "failed"]
+    state: Literal["acknowledged", "confirmed", "failed"] = Field(
+        description="acknowledged: the stop is under way; confirmed: the job is gone; failed: it cannot be ended"
+    )
     actor: Name | None = Field(None, description="by default the name of the key")
-    reason: Line = ""
+    reason: Line = Field("", description="for people")
     details: dict[Annotated[str, Plain], Any] = Field(
-        default_factory=dict, max_length=100, examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}]
+        default_factory=dict,
+        max_length=100,
+        description="what the scheduler says of the job, such as its exit status",
+        examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}],
     )
 
     expected_seconds: float | None = Field(
@@ -80,10 +85,10 @@ class ReportIn(Body):
 def list_decisions(
     caller: Read,
     database: Db,
-    state: DecisionState | None = None,
-    run_id: UUID | None = None,
-    cursor: UUID | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    state: Annotated[DecisionState | None, Query(description="in this state")] = None,
+    run_id: Annotated[UUID | None, Query(description="on this run")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
 ) -> DecisionPage:
     """The project's decisions, newest first."""
     with database.reading() as tx:
@@ -93,31 +98,31 @@ def list_decisions(
 
 
 @router.get("/{decision_id}")
-def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
+def get_decision(decision_id: DecisionId, caller: Read, database: Db) -> DecisionOut:
     """A decision with its history and outcome."""
     return _load_view(database, caller.project_id, decision_id)
 
 
 @router.post("/{decision_id}/veto")
-def veto_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+def veto_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Cancel a stop that is on hold or pending."""
     return _apply_command(database, caller, decision_id, Vetoed, body, now)
 
 
 @router.post("/{decision_id}/release")
-def release_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+def release_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
     return _apply_command(database, caller, decision_id, Released, body, now)
 
 
 @router.post("/{decision_id}/undo")
-def undo_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+def undo_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
     return _apply_command(database, caller, decision_id, Undone, body, now)
 
 
 @router.post("/{decision_id}/report")
-def report_decision(decision_id: UUID, body: ReportIn, caller: Report, database: Db, now: Now) -> DecisionOut:
+def report_decision(decision_id: DecisionId, body: ReportIn, caller: Report, database: Db, now: Now) -> DecisionOut:
     """Report the state of the job; receivers call this."""
     _require_addressed(database, caller, decision_id)
     actor, expected_seconds = body.actor or caller.actor, body.expected_seconds or 0.0
@@ -126,7 +131,7 @@ def report_decision(decision_id: UUID, body: ReportIn, caller: Report, database:
 
 
 @router.get("/{decision_id}/outcomes")
-def list_decision_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
+def list_decision_outcomes(decision_id: DecisionId, caller: Read, database: Db) -> OutcomesOut:
     """All outcomes of the attempt that the decision is about, by people and from later evals."""
     with database.reading() as tx:
         decision = _load_decision(tx, caller.project_id, decision_id)
@@ -134,7 +139,7 @@ def list_decision_outcomes(decision_id: UUID, caller: Read, database: Db) -> Out
 
 
 @router.post("/{decision_id}/outcome")
-def label_decision(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+def label_decision(decision_id: DecisionId, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Label whether the decision was right; a new label replaces the earlier one."""
     label = read_label(body, caller, now)
     return _read_view(database, commands.label_decision(database, caller.project_id, decision_id, label, caller.actor))

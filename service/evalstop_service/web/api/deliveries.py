@@ -15,7 +15,7 @@ from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Page, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, DeliveryId, Limit, Page, Time
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
@@ -27,11 +27,11 @@ router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRout
 class AttemptOut(Answer):
     """One attempt. A missing number belongs to a worker that died."""
 
-    number: int
-    at: Time
-    duration_ms: float
-    status_code: int | None
-    error: str | None
+    number: int = Field(description="counted from 1")
+    at: Time = Field(description="when it ended")
+    duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
+    status_code: int | None = Field(description="of the answer; null: there was none")
+    error: str | None = Field(description="why it did not succeed; null: it did")
     url: str | None = Field(description="where it was sent")
     answer: str | None = Field(description="the start of the response")
 
@@ -39,52 +39,52 @@ class AttemptOut(Answer):
 class DeliveryOut(Answer):
     """One event on its way to one endpoint."""
 
-    id: UUID
-    run_id: UUID
-    event_id: UUID
-    event_type: str
-    decision_id: UUID | None
-    endpoint_id: UUID
-    url: str
-    state: DeliveryState
-    attempts: int
-    due_at: Time
-    last_error: str | None
-    created_at: Time
-    settled_at: Time | None
-    log: list[AttemptOut]
+    id: UUID = Field(description="to retry or read it by")
+    run_id: UUID = Field(description="the run that the event is about")
+    event_id: UUID = Field(description="the `webhook-id`, by which receivers drop repeats")
+    event_type: str = Field(description="what happened")
+    decision_id: UUID | None = Field(description="the decision that the event is about; null: none")
+    endpoint_id: UUID = Field(description="the endpoint that it goes to")
+    url: str = Field(description="of the endpoint, as it is now")
+    state: DeliveryState = Field(description="waiting, delivered, dead or cancelled")
+    attempts: int = Field(description="how often it was sent")
+    due_at: Time = Field(description="not sent before")
+    last_error: str | None = Field(description="why the last attempt failed, or why it was cancelled; null: neither")
+    created_at: Time = Field(description="when the event was made")
+    settled_at: Time | None = Field(description="when it was delivered, given up or cancelled; null: not yet")
+    log: list[AttemptOut] = Field(description="every attempt, oldest first")
 
 
 class RequestOut(Answer):
     """The request. Each attempt adds `webhook-timestamp` and `webhook-signature`, which are not stored."""
 
-    method: Literal["POST"] = "POST"
-    url: str
-    headers: dict[str, str]
-    body: str
+    method: Literal["POST"] = Field("POST", description="of the HTTP request")
+    url: str = Field(description="where it goes")
+    headers: dict[str, str] = Field(description="those that are the same in each attempt")
+    body: str = Field(description="JSON in the format of the endpoint")
 
 
 class DeliveryDetail(DeliveryOut):
     """A delivery with its request."""
 
-    request: RequestOut
+    request: RequestOut = Field(description="what an attempt sends")
 
 
 class DeliveryPage(Page):
     """Deliveries, newest first."""
 
-    items: list[DeliveryOut]
+    items: list[DeliveryOut] = Field(description="newest first")
 
 
 @router.get("")
 def list_deliveries(
     caller: Read,
     database: Db,
-    state: DeliveryState | None = None,
-    endpoint_id: UUID | None = None,
-    run_id: UUID | None = None,
-    cursor: UUID | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    state: Annotated[DeliveryState | None, Query(description="in this state")] = None,
+    endpoint_id: Annotated[UUID | None, Query(description="to this endpoint")] = None,
+    run_id: Annotated[UUID | None, Query(description="about this run")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
 ) -> DeliveryPage:
     """The project's deliveries, newest first."""
     with database.reading() as tx:
@@ -102,7 +102,7 @@ def list_deliveries(
 
 
 @router.get("/{delivery_id}")
-def get_delivery(delivery_id: UUID, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
+def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
     """A delivery with its request and every attempt at it."""
     with database.reading() as tx:
         delivery = deliveries.find_delivery(tx, caller.project_id, delivery_id)
@@ -119,7 +119,7 @@ def get_delivery(delivery_id: UUID, caller: Read, context: Ctx, database: Db) ->
 
 
 @router.post("/{delivery_id}/retry")
-def retry_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+def retry_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Retry a dead delivery now."""
     delivery = resend.retry_delivery(database, caller.author(now), delivery_id)
     with database.reading() as tx:

@@ -14,7 +14,7 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Plain, Time
 from evalstop_service.web.context import Admin, Allowed, Db, Now, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks.channels import Format
@@ -38,8 +38,12 @@ FormatIn = Annotated[Format, Field(strict=False)]
 class EndpointIn(Body):
     """A new endpoint."""
 
-    url: Address = Field(examples=["https://receiver.example:8788/"])
-    event_types: EventTypes = Field(["run.stop_requested"], examples=[["run.stop_requested"], ["*"]])
+    url: Address = Field(description="where events are posted to", examples=["https://receiver.example:8788/"])
+    event_types: EventTypes = Field(
+        ["run.stop_requested"],
+        description="the types of events that it gets; `*`: all that ask nobody to act",
+        examples=[["run.stop_requested"], ["*"]],
+    )
     format: FormatIn = Field(
         Format.STANDARD, description="slack: a short text with blocks, as Slack's incoming webhooks take"
     )
@@ -48,21 +52,21 @@ class EndpointIn(Body):
 class EndpointChange(Body):
     """Changes of an endpoint; fields that are left out keep their value."""
 
-    url: Address | None = None
-    event_types: EventTypes | None = None
-    format: FormatIn | None = None
-    enabled: bool | None = None
+    url: Address | None = Field(None, description="waiting deliveries go there, too")
+    event_types: EventTypes | None = Field(None, description="the types of events that it gets from now on")
+    format: FormatIn | None = Field(None, description="standard for receivers, slack for a channel of Slack")
+    enabled: bool | None = Field(None, description="false: nothing is sent there")
 
 
 class EndpointOut(Answer):
     """An endpoint without its secret."""
 
-    id: UUID
-    url: str
-    event_types: list[str]
-    format: Format
-    enabled: bool
-    created_at: Time
+    id: UUID = Field(description="to change or test it by")
+    url: str = Field(description="where events are posted to; `pull:NAME`: they are fetched")
+    event_types: list[str] = Field(description="the types of events that it gets; `*`: all that ask nobody to act")
+    format: Format = Field(description="how events are written for it")
+    enabled: bool = Field(description="false: nothing is sent there")
+    created_at: Time = Field(description="when it was added")
     failures: int = Field(description="consecutive failures")
     open_until: Time | None = Field(description="paused after repeated failures until this time")
     previous_secret_until: Time | None = Field(description="until then the previous secret signs too")
@@ -71,13 +75,13 @@ class EndpointOut(Answer):
 class EndpointWithSecret(EndpointOut):
     """An endpoint with its signing secret, which is shown once."""
 
-    secret: str = Field(examples=["whsec_..."])
+    secret: str = Field(description="verifies the signature of what arrives; shown once", examples=["whsec_..."])
 
 
 class EndpointList(Answer):
     """The project's endpoints, oldest first."""
 
-    items: list[EndpointOut]
+    items: list[EndpointOut] = Field(description="oldest first")
 
 
 @router.get("")
@@ -100,7 +104,7 @@ def create_endpoint(
 
 @router.patch("/{endpoint_id}")
 def change_endpoint(
-    endpoint_id: UUID, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
+    endpoint_id: EndpointId, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
 ) -> EndpointOut:
     """Change an endpoint; waiting deliveries go to the new URL."""
     changes = EndpointChanges(**body.model_dump())
@@ -109,14 +113,16 @@ def change_endpoint(
 
 
 @router.post("/{endpoint_id}/rotate-secret")
-def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, encryption: Secrets) -> EndpointWithSecret:
+def rotate_endpoint_secret(
+    endpoint_id: EndpointId, caller: Admin, database: Db, now: Now, encryption: Secrets
+) -> EndpointWithSecret:
     """Rotate the signing secret; the previous one stays valid for a day."""
     endpoint = webhooks.rotate_endpoint_secret(database, caller.author(now), endpoint_id, encryption)
     return view_with_secret(endpoint, encryption)
 
 
 @router.delete("/{endpoint_id}", status_code=204)
-def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) -> None:
+def delete_endpoint(endpoint_id: EndpointId, caller: Admin, database: Db, now: Now) -> None:
     """Delete the endpoint and cancel its waiting deliveries."""
     webhooks.delete_endpoint(database, caller.author(now), endpoint_id)
 

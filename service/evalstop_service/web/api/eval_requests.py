@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from evalstop_service.errors import Conflict, NotFound
@@ -20,7 +20,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.observations import CheckpointPlaceOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.runs import load_run
-from evalstop_service.web.api.schemas import Answer, Body, Time, VerdictOut
+from evalstop_service.web.api.schemas import Answer, Body, Integral, Limit, RunId, Time, VerdictOut
 from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
 
 router = APIRouter(tags=["eval requests"], route_class=JsonRoute)
@@ -35,17 +35,19 @@ class EvalAnswerIn(Body):
     stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         description="the standard error of the difference, of the same prompts", examples=[0.008]
     )
-    prompts: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    prompts: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None = Field(
+        None, description="how many both checkpoints were scored on"
+    )
 
 
 class EvalRequestOut(Answer):
     """A paired evaluation that was asked for, and its answer."""
 
-    id: UUID
-    run_id: UUID
-    attempt: int
-    step: int
-    best_checkpoint: CheckpointPlaceOut
+    id: UUID = Field(description="to answer it by")
+    run_id: UUID = Field(description="the run that is suspected to have turned")
+    attempt: int = Field(description="the attempt of the run")
+    step: int = Field(description="the evaluation is of the first checkpoint registered from this step on")
+    best_checkpoint: CheckpointPlaceOut = Field(description="what the current checkpoint is compared with")
     current_checkpoint: CheckpointPlaceOut | None = Field(
         description="the first that is registered from the request's step on; null: there is none yet"
     )
@@ -53,28 +55,28 @@ class EvalRequestOut(Answer):
     multiplier: int = Field(description="so many times the prompts of a usual eval")
     seed: int = Field(description="from which both draw their prompts")
     probability: float | None = Field(description="that the run had turned, when it was asked for")
-    created_at: Time
-    deadline_at: Time
-    answered_at: Time | None
-    actor: str | None
-    difference: float | None
-    stderr: float | None
-    prompts: int | None
-    probability_after: float | None
+    created_at: Time = Field(description="when it was asked for")
+    deadline_at: Time = Field(description="until then it can be answered")
+    answered_at: Time | None = Field(description="null: it has no answer")
+    actor: str | None = Field(description="who answered")
+    difference: float | None = Field(description="the current score less the best one, in the unit of the eval metric")
+    stderr: float | None = Field(description="the standard error of the difference")
+    prompts: int | None = Field(description="how many both checkpoints were scored on")
+    probability_after: float | None = Field(description="that the run had turned, once the answer was weighed")
 
 
 class EvalRequestList(Answer):
     """Requests to evaluate now."""
 
-    items: list[EvalRequestOut]
+    items: list[EvalRequestOut] = Field(description="all that match")
 
 
 class EvalAnsweredOut(Answer):
     """The answer as it stands, and the verdict that it led to."""
 
-    request: EvalRequestOut
-    verdict: VerdictOut
-    should_stop: bool
+    request: EvalRequestOut = Field(description="with its answer")
+    verdict: VerdictOut = Field(description="of the run, with the answer weighed")
+    should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
 
 
 @router.get("/eval-requests")
@@ -83,7 +85,7 @@ def list_open_eval_requests(
     database: Db,
     now: Now,
     run_id: Annotated[list[UUID], Query(max_length=100, description="of these runs; all by default")] = [],  # noqa: B006 - FastAPI copies it
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Limit = 50,
 ) -> EvalRequestList:
     """The requests that wait for an answer, those first that close first."""
     with database.reading() as tx:
@@ -91,7 +93,7 @@ def list_open_eval_requests(
 
 
 @router.get("/runs/{run_id}/eval-requests")
-def list_eval_requests(run_id: UUID, caller: AnyScope, database: Db) -> EvalRequestList:
+def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> EvalRequestList:
     """All requests of a run, by ascending step."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
@@ -100,8 +102,8 @@ def list_eval_requests(run_id: UUID, caller: AnyScope, database: Db) -> EvalRequ
 
 @router.post("/runs/{run_id}/eval-requests/{request_id}/answer")
 def answer_eval_request(
-    run_id: UUID,
-    request_id: UUID,
+    run_id: RunId,
+    request_id: Annotated[UUID, Path(description="`id` of the request, as listed or sent in an event")],
     body: EvalAnswerIn,
     caller: IngestOrReport,
     committer: Commit,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import RootModel
 
 from evalstop_service.errors import NotFound
@@ -31,7 +31,7 @@ def list_event_schemas(caller: Read) -> EventSchemas:
 
 
 @router.get("/schemas/{event_type}")
-def get_event_schema(event_type: str, caller: Read) -> EventSchema:
+def get_event_schema(event_type: Annotated[str, Path(description="such as run.stopped")], caller: Read) -> EventSchema:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     if event_type not in list(EventType):
         raise NotFound(f"there is no event {event_type!r}; there are {', '.join(EventType)}")

@@ -6,6 +6,7 @@ import logging
 
 import sqlalchemy as sa
 from fastapi import APIRouter
+from pydantic import Field
 
 from evalstop_service.store import schema
 from evalstop_service.web.api.schemas import Answer
@@ -20,7 +21,7 @@ router = APIRouter(tags=["health"])
 class Health(Answer):
     """The probe succeeded."""
 
-    status: str = "ok"
+    status: str = Field("ok", description="always ok; a probe that fails answers a problem")
 
 
 @router.get("/livez")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import Field
 
 from evalstop_service.projects import api_keys
@@ -21,6 +21,7 @@ NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
 
 NetworkIn = Annotated[str, Field(min_length=1, max_length=50), Rule(check_network, {"pattern": NETWORK})]
 IdIn = Annotated[UUID, Field(strict=False)]
+KeyId = Annotated[UUID, Path(description="`id` of the key, as it was created or listed")]
 
 router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
 
@@ -28,8 +29,10 @@ router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
 class KeyIn(Body):
     """A new key of this project."""
 
-    name: Name = Field(examples=["trainers"])
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=5, fail_fast=True)] = Field(examples=[["ingest"]])
+    name: Name = Field(description="for people; stands in the audit log", examples=["trainers"])
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=5, fail_fast=True)] = Field(
+        description="what it may do", examples=[["ingest"]]
+    )
     expires_at: Time | None = Field(None, description="when it stops working; null: never")
     networks: Annotated[list[NetworkIn], Field(max_length=50, fail_fast=True)] = Field(
         [], description="CIDRs of the addresses from which it is taken; none: from anywhere"
@@ -55,28 +58,28 @@ class RotationIn(Body):
 class KeyOut(Answer):
     """A key without its secret."""
 
-    id: UUID
-    name: str
-    scopes: list[Scope]
-    created_at: Time
-    revoked_at: Time | None
-    expires_at: Time | None
+    id: UUID = Field(description="to rotate or revoke it by")
+    name: str = Field(description="for people; stands in the audit log")
+    scopes: list[Scope] = Field(description="what it may do")
+    created_at: Time = Field(description="when it was made")
+    revoked_at: Time | None = Field(description="since then it is refused; null: it is in use")
+    expires_at: Time | None = Field(description="from then on it is refused; null: never")
     last_used_at: Time | None = Field(description="to the hour")
-    networks: list[str]
-    endpoint_ids: list[UUID]
+    networks: list[str] = Field(description="CIDRs of the addresses from which it is taken; empty: from anywhere")
+    endpoint_ids: list[UUID] = Field(description="the endpoints whose stops it may fetch and report on; empty: all")
     previous_until: Time | None = Field(description="until then the secret before the rotation is taken too")
 
 
 class NewKeyOut(KeyOut):
     """A key with its secret, which is shown once."""
 
-    key: str
+    key: str = Field(description="the secret to send as a bearer token; shown once")
 
 
 class KeyList(Answer):
     """The project's keys, oldest first."""
 
-    items: list[KeyOut]
+    items: list[KeyOut] = Field(description="oldest first")
 
 
 @router.get("")
@@ -95,13 +98,13 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
 
 
 @router.post("/{key_id}/rotate")
-def rotate_key(key_id: UUID, body: RotationIn, caller: Admin, database: Db, key_cache: Keys, now: Now) -> NewKeyOut:
+def rotate_key(key_id: KeyId, body: RotationIn, caller: Admin, database: Db, key_cache: Keys, now: Now) -> NewKeyOut:
     """Give a key a new secret. Its id and all that is on record of it stay."""
     key, secret = api_keys.rotate_key(database, key_cache, caller.author(now), key_id, body.overlap_seconds)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 
 @router.delete("/{key_id}", status_code=204)
-def revoke_key(key_id: UUID, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
+def revoke_key(key_id: KeyId, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
     """Revoke a key."""
     api_keys.revoke_key(database, key_cache, caller.author(now), key_id)

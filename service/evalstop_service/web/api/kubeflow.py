@@ -31,8 +31,8 @@ class ReportedMetric(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Name = Field(examples=["eval_loss"])
-    value: Annotated[str, Field(max_length=100)] = Field(examples=["0.61"])
+    name: Name = Field(description="the name of the series", examples=["eval_loss"])
+    value: Annotated[str, Field(max_length=100)] = Field(description="a number, as a text", examples=["0.61"])
 
 
 class TrainerStatus(BaseModel):
@@ -40,7 +40,7 @@ class TrainerStatus(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    metrics: Annotated[list[ReportedMetric], Field(max_length=1000)] = []
+    metrics: Annotated[list[ReportedMetric], Field(max_length=1000)] = Field([], description="the latest value of each")
 
 
 class ProgressIn(BaseModel):
@@ -48,20 +48,20 @@ class ProgressIn(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    trainerStatus: TrainerStatus  # noqa: N815 - Kubeflow's word
+    trainerStatus: TrainerStatus = Field(description="what the trainer tells of itself")  # noqa: N815 - Kubeflow's word
 
 
 class ProgressOut(Answer):
     """What became of a report."""
 
-    run_id: str
-    accepted: int
+    run_id: str = Field(description="the run of this name")
+    accepted: int = Field(description="values that were new")
     should_stop: bool = Field(description="nobody at the other end reads it: the job has to be ended by a receiver")
 
 
 @router.post("/{name}")
-def post_report(
-    name: Annotated[Name, Path(examples=["ppo-7b-seed3"])],
+def post_kubeflow_report(
+    name: Annotated[Name, Path(description="of the run", examples=["ppo-7b-seed3"])],
     body: ProgressIn,
     caller: Ingest,
     committer: Commit,

@@ -21,6 +21,7 @@ from evalstop_service.web.api.schemas import (
     DecisionStateOut,
     Name,
     Page,
+    RunId,
     Stored,
     Time,
     VerdictOut,
@@ -34,41 +35,41 @@ router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], 
 class ConflictOut(Answer):
     """A point that is on record with another value, which stands."""
 
-    metric: str
-    step: int
-    stored_value: Stored
-    sent_value: Stored
+    metric: str = Field(description="the name of the series")
+    step: int = Field(description="the training step")
+    stored_value: Stored = Field(description="what is on record, and stands")
+    sent_value: Stored = Field(description="what was sent, and is not stored")
 
 
 class CheckpointPlaceOut(Answer):
     """Where the model of a step was saved."""
 
-    step: int
-    uri: str
+    step: int = Field(description="the training step that it holds")
+    uri: str = Field(description="where the trainer said it is")
 
 
 class AskedOut(Answer):
     """A paired evaluation that is asked for: of the best checkpoint and of the model of now."""
 
-    id: UUID
-    step: int
-    best_checkpoint: CheckpointPlaceOut
+    id: UUID = Field(description="to answer it by")
+    step: int = Field(description="the evaluation is of the first checkpoint registered from this step on")
+    best_checkpoint: CheckpointPlaceOut = Field(description="what the current checkpoint is compared with")
     multiplier: int = Field(description="so many times the prompts of a usual eval")
     seed: int = Field(description="from which both draw their prompts")
-    deadline_at: Time
+    deadline_at: Time = Field(description="until then it can be answered")
 
 
 class ReceiptOut(Answer):
     """What became of the batch, and where the run stands after it. All of it is durable."""
 
-    accepted: int
+    accepted: int = Field(description="points that were new")
     duplicates: int = Field(description="points that were on record with the same value")
-    conflict_count: int
+    conflict_count: int = Field(description="points that are on record with another value, which stands")
     conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} of them")
-    verdict: VerdictOut
+    verdict: VerdictOut = Field(description="of the run, with these points weighed")
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
     decision: DecisionStateOut | None = Field(description="on the present attempt: why it is stopped, or not yet")
-    best_checkpoint: BestCheckpointOut | None
+    best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
     guessed: list[str] = Field(
         description="metrics whose role or direction was guessed from their names: they never stop the run until"
         " somebody confirms them"
@@ -86,25 +87,25 @@ class ReceiptOut(Answer):
 class ObservationOut(Answer):
     """An observation as it is on record."""
 
-    metric: str
-    step: int
-    value: Stored
-    stderr: float | None
-    time: Time | None
-    attempt: int
+    metric: str = Field(description="the name of the series")
+    step: int = Field(description="the training step at which it was measured")
+    value: Stored = Field(description="in the unit of the metric")
+    stderr: float | None = Field(description="the standard error of the value; null: not said")
+    time: Time | None = Field(description="when it was measured; null: not said")
+    attempt: int = Field(description="the attempt that reported it")
     superseded_by: int | None = Field(description="the attempt that took its place; null while it counts")
-    received_at: Time
+    received_at: Time = Field(description="when it was stored")
 
 
 class ObservationPage(Page):
     """Observations of one metric by ascending step."""
 
-    items: list[ObservationOut]
+    items: list[ObservationOut] = Field(description="by ascending step, superseded ones included")
 
 
 @router.post("", response_model=ReceiptOut)
 def post_observations(
-    run_id: UUID, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
+    run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
 ) -> Response:
     """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
     # `body` has said what is wrong with a batch, if anything. What is stored is read by msgspec, as the endpoint in
@@ -119,12 +120,18 @@ def post_observations(
 
 @router.get("")
 def list_observations(
-    run_id: UUID,
-    metric: Annotated[Name, Query()],
+    run_id: RunId,
+    metric: Annotated[Name, Query(description="the name of the series")],
     caller: Read,
     database: Db,
-    cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    cursor: Annotated[
+        str | None,
+        Query(
+            pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$",
+            description="`next_cursor` of the page before; by default the first page",
+        ),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="the most items of a page")] = 1000,
 ) -> ObservationPage:
     """One metric's observations by ascending step, superseded ones too."""
     after = _parse_cursor(cursor)

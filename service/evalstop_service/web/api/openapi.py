@@ -31,9 +31,8 @@ TAGS = {
 
 
 def name_operation(route: APIRoute) -> str:
-    """The id of an operation: the verb and the object of its function, as in `openRun`."""
-    first, *rest = route.name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+    """The id of an operation: the name of its function, a verb and its object, as in `open_run`."""
+    return route.name
 
 
 def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import Field, RootModel
 
 from evalstop_service.errors import NotFound
@@ -26,17 +26,17 @@ class PolicyDocument(RootModel[dict[str, Any]]):
 class PolicyOut(Answer):
     """One version of a policy. A shipped policy has no id until a run uses it."""
 
-    id: UUID | None
-    name: str
-    version: int
-    document: dict[str, Any] = Field(examples=[POLICY_DOCUMENT])
-    created_at: Time | None
+    id: UUID | None = Field(description="null: shipped with EvalStop, and no run uses it yet")
+    name: str = Field(description="shared by all its versions")
+    version: int = Field(description="counted from 1")
+    document: dict[str, Any] = Field(description="with every number written out", examples=[POLICY_DOCUMENT])
+    created_at: Time | None = Field(description="when it was stored; null: shipped with EvalStop")
 
 
 class PolicyList(Answer):
     """Policies by name, the newest version first."""
 
-    items: list[PolicyOut]
+    items: list[PolicyOut] = Field(description="by name, the newest version first")
 
 
 @router.get("")
@@ -48,7 +48,7 @@ def list_policies(caller: Read, database: Db) -> PolicyList:
 
 
 @router.get("/{name}")
-def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
+def get_policy(name: Annotated[str, Path(description="of the policy")], caller: Read, database: Db) -> PolicyList:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
         listed = policies.list_versions(tx, caller.project_id)

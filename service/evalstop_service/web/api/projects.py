@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import Field
 
 from evalstop_service.decisions import pause
@@ -23,7 +24,11 @@ class ProjectPauseIn(Body):
     """Who pauses stopping, and why."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
-    reason: Line = Field("", examples=["the eval set was replaced; its scores are not comparable"])
+    reason: Line = Field(
+        "",
+        description="why; shown on every page",
+        examples=["the eval set was replaced; its scores are not comparable"],
+    )
 
 
 class ProjectResumeIn(Body):
@@ -35,7 +40,7 @@ class ProjectResumeIn(Body):
 class ProjectList(Answer):
     """All projects by name."""
 
-    items: list[ProjectOut]
+    items: list[ProjectOut] = Field(description="by name")
 
 
 @router.post("/projects", status_code=201)
@@ -52,7 +57,13 @@ def list_projects(_key: Installation, database: Db) -> ProjectList:
 
 
 @router.post("/projects/{project_id}/keys", status_code=201)
-def create_project_key(project_id: UUID, body: KeyIn, key: Installation, database: Db, now: Now) -> NewKeyOut:
+def create_project_key(
+    project_id: Annotated[UUID, Path(description="`id` of the project, as listed")],
+    body: KeyIn,
+    key: Installation,
+    database: Db,
+    now: Now,
+) -> NewKeyOut:
     """Create a key of a project, such as the first one of a new project."""
     actor = f"key {key.name}"
     made, secret = api_keys.create_key(database, project_id, actor, body.name, body.scopes, now, body.limits)

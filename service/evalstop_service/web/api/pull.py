@@ -19,7 +19,7 @@ from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Integral, Line, Time
+from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Integral, Line, Time
 from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Receiver, Report, Secrets
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
@@ -39,54 +39,60 @@ class PullEndpointIn(Body):
     """A new endpoint whose events are fetched."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
-        examples=["login-node"]
+        description="of the receiver, unique in the project", examples=["login-node"]
     )
-    event_types: EventTypes = Field([*STOP_EVENTS], examples=[sorted(URGENT_EVENTS)])
+    event_types: EventTypes = Field(
+        [*STOP_EVENTS],
+        description="the types of events that it gets; `*`: all that ask nobody to act",
+        examples=[sorted(URGENT_EVENTS)],
+    )
 
 
 class ClaimIn(Body):
     """How long to wait for an event, and how many to take for how long."""
 
     wait_seconds: float = Field(25.0, ge=0, le=60, description="answered earlier when something is due")
-    limit: Annotated[int, Field(ge=1, le=100), Integral] = 10
+    limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="at most so many events are given out")
     lease_seconds: float = Field(30.0, ge=5, le=600, description="not settled by then, an event is given out again")
 
 
 class PulledEvent(Answer):
     """An event, signed as a webhook is: verify `body` with `headers` before believing it."""
 
-    delivery_id: UUID
-    attempt: int
-    lease_until: Time
-    headers: dict[str, str]
+    delivery_id: UUID = Field(description="to settle it by")
+    attempt: int = Field(description="how often it was given out; settles this time alone")
+    lease_until: Time = Field(description="not settled by then, it is given out again")
+    headers: dict[str, str] = Field(description="id, time and signature, as of a webhook")
     body: str = Field(description="the very characters that are signed")
 
 
 class PulledEvents(Answer):
     """What was due, longest due first; nothing when nothing came in time."""
 
-    events: list[PulledEvent]
+    events: list[PulledEvent] = Field(description="those that have been due longest first")
 
 
 class SettleIn(Body):
     """What became of an event that was claimed."""
 
-    delivery_id: UUID = Field(strict=False)
-    attempt: Annotated[int, Field(ge=1, le=2**31 - 1), Integral]
+    delivery_id: UUID = Field(strict=False, description="of the event that was claimed")
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] = Field(
+        description="as it was given out with the event"
+    )
     status: Annotated[int, Field(ge=200, le=599), Integral] = Field(
         description="as an HTTP status: 2xx taken; 400, 410, 413, 415, 422 never; else later"
     )
-    error: Line = ""
+    error: Line = Field("", description="what went wrong, for people")
 
 
 class Settlement(Answer):
     """`settled` is false when the lease had run out, or the delivery was cancelled meanwhile: nothing was changed."""
 
-    settled: bool
+    settled: bool = Field(description="false: the lease had run out, or the delivery was cancelled")
 
 
 @router.post("", status_code=201)
-def add_pull_endpoint(
+def create_pull_endpoint(
     body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
 ) -> EndpointWithSecret:
     """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
@@ -96,7 +102,7 @@ def add_pull_endpoint(
 
 @router.post("/{endpoint_id}/claim")
 async def claim_events(
-    endpoint_id: UUID, body: ClaimIn, caller: Receiver, context: Ctx, request: Request
+    endpoint_id: EndpointId, body: ClaimIn, caller: Receiver, context: Ctx, request: Request
 ) -> PulledEvents:
     """Take what is due, or wait for it."""
     caller.require_endpoint(endpoint_id)
@@ -123,7 +129,7 @@ async def claim_events(
 
 
 @router.post("/{endpoint_id}/settle")
-def settle_event(endpoint_id: UUID, body: SettleIn, caller: Report, database: Db, now: Now) -> Settlement:
+def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, database: Db, now: Now) -> Settlement:
     """Say what became of an event."""
     caller.require_endpoint(endpoint_id)
     with database.transaction() as tx:

@@ -11,7 +11,7 @@ from pydantic import Field
 from evalstop_service.web.api.deliveries import DeliveryOut, view_delivery
 from evalstop_service.web.api.endpoints import EventTypes
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Time
+from evalstop_service.web.api.schemas import Answer, Body, DeliveryId, EndpointId, Time
 from evalstop_service.web.context import Ctx, Db, Now, Operate
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.endpoint_test import send_test_event
@@ -22,7 +22,7 @@ router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 class ReplayIn(Body):
     """Which events to send once more: those made from `since` to before `until`."""
 
-    since: Time
+    since: Time = Field(description="the time of the first event")
     until: Time | None = Field(None, description="null: up to now")
     types: EventTypes | None = Field(
         None, description="null: all that the endpoint subscribes to; it is sent no others"
@@ -35,25 +35,25 @@ class ReplayIn(Body):
 class ReplayOut(Answer):
     """How many deliveries were made; with `next_after` there may be more events, to be asked for with it."""
 
-    replayed: int
+    replayed: int = Field(description="deliveries that were made")
     passed_over: int = Field(description="stops that no longer hold, and stops taken back that are wanted again")
-    next_after: UUID | None
+    next_after: UUID | None = Field(description="pass it as `after`, as there may be more; null: there are none")
 
 
 class TestOut(Answer):
     """What an endpoint answered to a test; `delivered`: with 2xx."""
 
-    event_id: UUID
-    url: str
-    delivered: bool
-    status_code: int | None
-    error: str | None
+    event_id: UUID = Field(description="the `webhook-id` of the test")
+    url: str = Field(description="where it was sent")
+    delivered: bool = Field(description="whether it was answered with 2xx")
+    status_code: int | None = Field(description="of the answer; null: there was none")
+    error: str | None = Field(description="why it did not arrive; null: it did")
     answer: str | None = Field(description="the start of what came back")
-    duration_ms: float
+    duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
 
 
 @router.post("/endpoints/{endpoint_id}/replay")
-def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
+def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
     """Send events again, under their ids, whatever became of them; at most 1,000, oldest first."""
     context.shares.spend_costly(caller.sender)
     replayed = resend.replay_events(
@@ -69,7 +69,7 @@ def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, context: C
 
 
 @router.post("/deliveries/{delivery_id}/replay", status_code=201)
-def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+def replay_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Send the event of a delivery to its endpoint again, as a new delivery."""
     delivery = resend.replay_delivery(database, caller.author(now), delivery_id)
     with database.reading() as tx:
@@ -77,7 +77,7 @@ def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) 
 
 
 @router.post("/endpoints/{endpoint_id}/test")
-def test_endpoint(endpoint_id: UUID, caller: Operate, context: Ctx, now: Now) -> TestOut:
+def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: Now) -> TestOut:
     """Send a signed `endpoint.test` now and return the endpoint's answer; it is not a delivery and is not retried."""
     context.shares.spend_costly(caller.sender)
     tested = send_test_event(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -13,7 +11,7 @@ from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.runs import Roles, complete_directions
-from evalstop_service.web.api.schemas import Body, ProjectOut
+from evalstop_service.web.api.schemas import Body, ProjectOut, RunId
 from evalstop_service.web.context import Admin, Commit, Db, Now, Operate
 
 router = APIRouter(route_class=JsonRoute)
@@ -23,13 +21,14 @@ class MetricsIn(Body):
     """All metrics of a run that have a role."""
 
     metrics: Roles = Field(
-        examples=[{"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}}]
+        description="by metric; those that are not named lose their roles",
+        examples=[{"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}}],
     )
 
 
 @router.patch("/runs/{run_id}/metrics", tags=["runs"])
-def correct_metrics(
-    run_id: UUID, body: MetricsIn, caller: Operate, committer: Commit, database: Db, now: Now
+def correct_run_metrics(
+    run_id: RunId, body: MetricsIn, caller: Operate, committer: Commit, database: Db, now: Now
 ) -> RunOut:
     """Set the roles of all metrics. The run is judged again from its first observation.
 

@@ -50,24 +50,24 @@ class NotCountedOut(Answer):
 class StageCasesOut(Answer):
     """The observed stops of this version."""
 
-    counted: int
-    not_counted: NotCountedOut
+    counted: int = Field(description="those that its precision is estimated from")
+    not_counted: NotCountedOut = Field(description="the others, by what they lack")
 
 
 class RolloutStageOut(Answer):
     """The rollout stage of a policy, since when, and the numbers behind it."""
 
-    policy_name: str
+    policy_name: str = Field(description="the policy that has to earn it")
     version: int = Field(description="the version that has earned it; other versions are in shadow")
-    stage: Stage
-    required_precision: float
-    canary_share: float
-    since: Time
-    numbers: StageNumbersOut
-    cases: StageCasesOut
+    stage: Stage = Field(description="shadow: nothing is stopped; canary: a share; enforce: all")
+    required_precision: float = Field(description="the line that the lower bound of its precision has to pass")
+    canary_share: float = Field(description="the share of its stops carried out while it is a canary")
+    since: Time = Field(description="when it came to this stage")
+    numbers: StageNumbersOut = Field(description="what the last change rests on")
+    cases: StageCasesOut = Field(description="how many there are to go by")
 
 
-PolicyName = Annotated[str, Path(max_length=256)]
+PolicyName = Annotated[str, Path(max_length=256, description="of the policy")]
 
 
 @router.get("")

@@ -38,54 +38,58 @@ from evalstop_service.web.api.schemas import (
 class ChangeOut(Answer):
     """A change of a decision's state."""
 
-    state: str
-    at: Time
-    actor: str
-    reason: str
-    details: dict[str, Any]
+    state: str = Field(description="the state that it came to")
+    at: Time = Field(description="when it changed")
+    actor: str = Field(description="a person, a key, a receiver, or evalstop itself")
+    reason: str = Field(description="why it changed")
+    details: dict[str, Any] = Field(description="what the receiver reported, or which guards held it")
 
 
 class WindowOut(Answer):
     """Neighboring evals: the steps of the first, the middle and the last of them, and their mean."""
 
-    first_step: int
-    middle_step: int
-    last_step: int
-    mean: float
+    first_step: int = Field(description="of its first eval")
+    middle_step: int = Field(description="of the eval in its middle")
+    last_step: int = Field(description="of its last eval")
+    mean: float = Field(description="in the unit of the metric")
 
 
 class AssessmentOut(Answer):
     """What became of the eval of a run, and the means that were compared; null: there were too few evals."""
 
-    run_outcome: RunOutcome
-    reason: str
+    run_outcome: RunOutcome = Field(
+        description="turned: the eval fell for good; healthy: it did not; undecided: it cannot be told"
+    )
+    reason: str = Field(description="the rule that said so, with its numbers")
     evals: int = Field(description="how many were finite")
     window: int = Field(description="so many neighboring evals make a mean")
-    best: WindowOut | None
-    last: WindowOut | None
+    best: WindowOut | None = Field(description="the evals around the peak")
+    last: WindowOut | None = Field(description="the evals at the end")
     gain: float | None = Field(description="in the unit of the metric, higher is better; so are drop and stderr")
-    drop: float | None
+    drop: float | None = Field(description="from the best mean to the last")
     stderr: float | None = Field(description="the standard error of the drop")
 
 
 class OutcomeOut(Answer):
     """The outcome of a decision, and who recorded it."""
 
-    outcome: DecisionOutcome
-    turn_step: int | None
+    outcome: DecisionOutcome = Field(description="right, wrong or unknown")
+    turn_step: int | None = Field(description="where the eval turned; null: it did not, or nobody knows")
     derived: bool = Field(description="true: from later evals; false: by a person")
-    actor: str
-    note: str
+    actor: str = Field(description="who labeled it, or evalstop itself")
+    note: str = Field(description="for people")
     assessment: AssessmentOut | None = Field(description="the numbers behind a derived outcome; null: by a person")
-    at: Time
+    at: Time = Field(description="when it was recorded")
 
 
 class CaseOut(Answer):
     """An ended attempt as the figures count it."""
 
-    run_outcome: RunOutcome
+    run_outcome: RunOutcome = Field(
+        description="turned: the eval fell for good; healthy: it did not; undecided: it cannot be told"
+    )
     derived: bool = Field(description="true: from its evals; false: by a person")
-    turn_step: int | None
+    turn_step: int | None = Field(description="where it turned; null: it did not, or nobody knows")
     outcome: DecisionOutcome = Field(description="of the decision to stop it or, without one, of letting it run")
     treatment: Treatment | None = Field(
         description="of the stop: observed (held out or in shadow mode), carried out, prevented; null: no stop"
@@ -95,59 +99,63 @@ class CaseOut(Answer):
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     delay_steps: int | None = Field(description="from the turn to the decision")
     gpu_hours: float | None = Field(description="null: the run has no label gpus")
-    gpu_hours_saved: float | None
-    gpu_hours_lost: float | None
+    gpu_hours_saved: float | None = Field(
+        description="what was left of the run when a right stop ended it, or what it went on to spend; null: not known"
+    )
+    gpu_hours_lost: float | None = Field(
+        description="the work since the best checkpoint, which a wrong stop makes to be done again; null: not known"
+    )
     seconds: float = Field(description="how long it lasted")
     evals: int = Field(description="finite ones")
-    ended_at: Time
+    ended_at: Time = Field(description="when the attempt ended")
 
 
 class OutcomesOut(Answer):
     """All outcomes recorded for an attempt, oldest first; the last one counts."""
 
-    attempt: int
-    items: list[OutcomeOut]
+    attempt: int = Field(description="the attempt of the run that they are about")
+    items: list[OutcomeOut] = Field(description="oldest first; the last one counts")
     case: CaseOut | None = Field(description="null until the attempt has ended")
 
 
 class DecisionOut(DecisionStateOut):
     """A decision to stop a run, with its history."""
 
-    run_id: UUID
-    run_name: str
-    attempt: int
-    step: int
+    run_id: UUID = Field(description="the run to be stopped")
+    run_name: str = Field(description="as people know it")
+    attempt: int = Field(description="the attempt of the run that it is about")
+    step: int = Field(description="the step at which the policy called for the stop")
     due_at: Time = Field(description="the end of the veto window, within which it can be vetoed")
     deadline_at: Time | None = Field(
         description="when it is checked next: a stop on hold is tried again, an unconfirmed one escalated"
     )
     escalations: int = Field(description="how often it was not confirmed in time")
-    created_at: Time
-    verdict: VerdictOut
+    created_at: Time = Field(description="when the policy called for the stop")
+    verdict: VerdictOut = Field(description="the verdict at that time, with its evidence")
     best_checkpoint: BestCheckpointOut | None = Field(description="at the time of the decision")
-    policy: PolicyName
-    outcome: OutcomeOut | None
-    history: list[ChangeOut]
+    policy: PolicyName = Field(description="the policy that called for the stop")
+    outcome: OutcomeOut | None = Field(description="whether it was right; null: not known yet")
+    history: list[ChangeOut] = Field(description="every change of its state, oldest first")
 
 
 class DecisionPage(Page):
     """Decisions, newest first."""
 
-    items: list[DecisionOut]
+    items: list[DecisionOut] = Field(description="newest first")
 
 
 class MetricFaultOut(Answer):
     """A watched metric without usable data."""
 
-    metric: str
-    kind: FaultKind
-    reason: str
+    metric: str = Field(description="the name of the series")
+    kind: FaultKind = Field(description="what is the matter with it")
+    reason: str = Field(description="the same for people")
 
 
 class RunHealthOut(Answer):
     """Whether a run is reporting."""
 
-    state: Liveness
+    state: Liveness = Field(description="alive; stale: late with its reports; lost: taken for gone")
     last_report_at: Time = Field(description="the last observations or heartbeat")
     cadence_seconds: float | None = Field(description="longest usual pause between reports; null: not known yet")
     metric_faults: list[MetricFaultOut] = Field(description="watched metrics without usable data, at the last check")
@@ -166,64 +174,70 @@ class RecognitionOut(Answer):
         " confirm it by PATCH /runs/{run_id}/metrics"
     )
     reasons: dict[str, str] = Field(description="by metric: why it has this role, or none")
-    warnings: list[str]
+    warnings: list[str] = Field(description="what may be wrong with the roles, for people")
 
 
 class LimitOut(Answer):
     """What was asked for and not given, and the project's setting that says so."""
 
-    field: LimitedField
-    asked: str
-    given: str
-    setting: str
+    field: LimitedField = Field(description="what was asked for: mode or policy")
+    asked: str = Field(description="the value that was asked for")
+    given: str = Field(description="the value that it has instead")
+    setting: str = Field(description="the setting of the project that says so")
 
 
 class EvalChangeOut(Answer):
     """From a step on the eval was measured otherwise; levels before and after it are not compared."""
 
-    step: int
-    reason: str
-    version: str | None
-    actor: str
-    at: Time
+    step: int = Field(description="the first step that is measured so")
+    reason: str = Field(description="what changed")
+    version: str | None = Field(description="what the measurement is called from there on; null: not said")
+    actor: str = Field(description="who reported it")
+    at: Time = Field(description="when it was reported")
 
 
 class RunOut(Answer):
     """A run and its state."""
 
-    id: UUID
-    name: str
+    id: UUID = Field(description="of the run; ids ascend with time")
+    name: str = Field(description="unique in the project")
     url: str | None = Field(
         None, description="its page, when it is opened and read by itself; null without EVALSTOP_PUBLIC_URL"
     )
-    status: RunStatus
-    attempt: int
-    created_at: Time
-    updated_at: Time
-    ended_at: Time | None
+    status: RunStatus = Field(
+        description="running; or how it ended: completed, failed, stopped, or lost without a word"
+    )
+    attempt: int = Field(description="1, and one more each time it was resumed")
+    created_at: Time = Field(description="when it was opened")
+    updated_at: Time = Field(description="when observations or a change last came in")
+    ended_at: Time | None = Field(description="null: it runs")
     pruned_at: Time | None = Field(None, description="when its observations and checkpoints were deleted")
-    metrics: dict[str, dict[str, str]]
-    recognition: RecognitionOut
-    labels: dict[str, str]
+    metrics: dict[str, dict[str, str]] = Field(
+        description="the watched metrics by name: role, and whether more is better"
+    )
+    recognition: RecognitionOut = Field(description="where these roles come from")
+    labels: dict[str, str] = Field(description="by which receivers find its job")
     params: dict[str, str] = Field({}, description="what it is trained with, as the trainer says; empty in lists")
-    policy: PolicyName
-    mode: Mode
-    total_steps: int | None
+    policy: PolicyName = Field(description="the policy that judges it")
+    mode: Mode = Field(description="shadow: decisions are recorded; enforce: it is stopped")
+    total_steps: int | None = Field(description="the planned length; null: not told")
     eval_share: float | None = Field(
         description="of its time, what one eval takes, 0 if unknown; null: nobody evaluates checkpoints on request"
     )
     length_known: bool = Field(
         description="false: total_steps was not told or is overrun, so that decisions come later"
     )
-    last_step: int | None
-    verdict: VerdictOut
+    last_step: int | None = Field(description="the highest step with an observation; null: there is none")
+    verdict: VerdictOut = Field(description="what the policy says of it now")
     should_stop: bool = Field(description="true: a stop of this attempt was requested")
-    best_checkpoint: BestCheckpointOut | None
+    best_checkpoint: BestCheckpointOut | None = Field(description="the one to ship; null: no checkpoint has an eval")
     best_is_outdated: bool = Field(description="true: it was measured before the eval changed; none has been since")
-    raw_maximum: RawMaximumOut | None
+    raw_maximum: RawMaximumOut | None = Field(
+        description="the highest eval, with or without a checkpoint; null: there is no eval"
+    )
     eval_changes: list[EvalChangeOut] = Field(description="from which steps on the eval was measured otherwise")
     turn: TurnOut | None = Field(None, description="null until the run has ended, and when the eval shows no fall")
-    decision: DecisionOut | None
+    decision: DecisionOut | None = Field(description="on the current attempt; null: there is none")
     health: RunHealthOut | None = Field(None, description="null after the run has ended")
     limits: list[LimitOut] = Field(
         [],
@@ -235,7 +249,7 @@ class RunOut(Answer):
 class RunPage(Page):
     """Runs, newest first."""
 
-    items: list[RunOut]
+    items: list[RunOut] = Field(description="newest first")
 
 
 def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:

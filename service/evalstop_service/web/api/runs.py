@@ -37,7 +37,9 @@ from evalstop_service.web.api.schemas import (
     ActionIn,
     Answer,
     Body,
+    Cursor,
     Integral,
+    Limit,
     Line,
     Mode,
     Name,
@@ -45,6 +47,7 @@ from evalstop_service.web.api.schemas import (
     Page,
     Plain,
     Role,
+    RunId,
     Step,
     Time,
     VerdictOut,
@@ -116,7 +119,7 @@ def complete_directions(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]
 class RunIn(Body):
     """A run to open. A field that is left out keeps its value, or gets the project's default in a new run."""
 
-    name: Name = Field(examples=["ppo-7b-seed3"])
+    name: Name = Field(description="by which people know it; unique in the project", examples=["ppo-7b-seed3"])
     metrics: Watched | None = Field(
         None,
         description="the role of each watched metric, or auto: roles are recognized by metric names while the run "
@@ -132,7 +135,9 @@ class RunIn(Body):
     policy: Annotated[str, Field(max_length=100), Plain] | None = Field(
         None, description="NAME or NAME@VERSION", examples=["paper"]
     )
-    mode: Mode | None = None
+    mode: Mode | None = Field(
+        None, description="shadow: decisions are recorded; enforce: the run is stopped. By default that of the project"
+    )
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = Field(
         None,
         description="the planned length: decisions come sooner with it. By default a label or param says it",
@@ -174,7 +179,7 @@ class EvalChangeIn(Body):
 
     step: Step = Field(description="the first step that is measured so", examples=[120])
     reason: Annotated[str, Field(min_length=1, max_length=500), Plain] = Field(
-        examples=["the grader was made stricter"]
+        description="what changed, for people", examples=["the grader was made stricter"]
     )
     version: EvalVersion | None = Field(None, description="what the measurement is called from there on")
 
@@ -182,7 +187,7 @@ class EvalChangeIn(Body):
 class FinishIn(Body):
     """How the run ended."""
 
-    status: Literal["completed", "failed"]
+    status: Literal["completed", "failed"] = Field(description="failed: it ended by an error")
     obeyed: UUID | None = Field(
         None,
         strict=False,
@@ -194,16 +199,16 @@ class FinishIn(Body):
 class VerdictChangeOut(Answer):
     """A verdict and when it was reached."""
 
-    sequence: int
-    attempt: int
-    at: Time
-    verdict: VerdictOut
+    sequence: int = Field(description="counts the changes of the run")
+    attempt: int = Field(description="the attempt of the run")
+    at: Time = Field(description="when it was reached")
+    verdict: VerdictOut = Field(description="with its evidence")
 
 
 class VerdictPage(Page):
     """Changes of a run's verdict, newest first."""
 
-    items: list[VerdictChangeOut]
+    items: list[VerdictChangeOut] = Field(description="newest first")
 
 
 @router.post("", status_code=201, responses={200: {"model": RunOut, "description": "A run on record."}})
@@ -249,9 +254,9 @@ def list_runs(
     database: Db,
     now: Now,
     name: Annotated[Annotated[str, Field(max_length=256), Plain] | None, Query(description="part of the name")] = None,
-    status: RunStatus | None = None,
-    cursor: UUID | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    status: Annotated[RunStatus | None, Query(description="in this status")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
 ) -> RunPage:
     """The project's runs, newest first."""
     with database.reading() as tx:
@@ -260,7 +265,7 @@ def list_runs(
 
 
 @router.get("/{run_id}")
-def get_run(run_id: UUID, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
+def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Status, verdict, best checkpoint and decision of a run."""
     with database.reading() as tx:
         view = view_run(tx, load_run(tx, caller.project_id, run_id), now)
@@ -268,7 +273,7 @@ def get_run(run_id: UUID, caller: ReadOrIngest, context: Ctx, database: Db, now:
 
 
 @router.post("/{run_id}/resume")
-def resume_run(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
+def resume_run(run_id: RunId, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step)))
     with database.reading() as tx:
@@ -276,7 +281,7 @@ def resume_run(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, 
 
 
 @router.post("/{run_id}/eval-changes")
-def change_eval(run_id: UUID, body: EvalChangeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
+def change_eval(run_id: RunId, body: EvalChangeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
     """Report that the eval is measured otherwise from a step on. Levels are compared from there on anew.
 
     It may come before or after the observations. The first report of a step stands.
@@ -288,7 +293,7 @@ def change_eval(run_id: UUID, body: EvalChangeIn, caller: Ingest, committer: Com
 
 
 @router.post("/{run_id}/heartbeat")
-def record_heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
+def record_heartbeat(run_id: RunId, caller: Ingest, database: Db, now: Now) -> RunOut:
     """Report that the run is alive without new observations, as during a long eval; takes no body."""
     run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
     with database.reading() as tx:
@@ -296,7 +301,7 @@ def record_heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> Ru
 
 
 @router.post("/{run_id}/finish")
-def finish_run(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
+def finish_run(run_id: RunId, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
     """Report that the trainer ended the run: by itself, or because it saw the decision to stop it."""
     obeyed = body.obeyed if body.status == "completed" else None
     run = commands.finish_run(database, caller.project_id, run_id, body.status, now, obeyed=obeyed, actor=caller.actor)
@@ -305,7 +310,7 @@ def finish_run(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: 
 
 
 @router.post("/{run_id}/stop")
-def stop_run(run_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut:
+def stop_run(run_id: RunId, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
     command = StopOrdered(now, body.actor or caller.actor, body.reason)
     commands.stop_run(database, caller.project_id, run_id, command, caller.actor)
@@ -315,7 +320,7 @@ def stop_run(run_id: UUID, body: ActionIn, caller: Operate, database: Db, now: N
 
 @router.get("/{run_id}/outcomes")
 def list_run_outcomes(
-    run_id: UUID,
+    run_id: RunId,
     caller: Read,
     database: Db,
     attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="by default the current one")] = None,
@@ -327,7 +332,7 @@ def list_run_outcomes(
 
 
 @router.post("/{run_id}/outcome")
-def label_run(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
+def label_run(run_id: RunId, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
     """Label whether letting the run continue, or stopping it, was right; a new label replaces the earlier one."""
     run = commands.label_run(database, caller.project_id, run_id, read_label(body, caller, now), caller.actor)
     with database.reading() as tx:
@@ -335,12 +340,14 @@ def label_run(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now:
 
 
 @router.get("/{run_id}/verdicts")
-def list_verdicts(
-    run_id: UUID,
+def list_run_verdicts(
+    run_id: RunId,
     caller: Read,
     database: Db,
-    cursor: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[
+        int | None, Query(ge=0, le=2**31 - 1, description="`next_cursor` of the page before; by default the first page")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="the most items of a page")] = 100,
 ) -> VerdictPage:
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from evalstop_detectors import Kind
+from fastapi import Path, Query
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -77,6 +78,12 @@ Measured = Annotated[float, BeforeValidator(_parse_number), WithJsonSchema(_NUMB
 """A number in a request."""
 Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER)]
 """A number in a response."""
+RunId = Annotated[UUID, Path(description="`id` of the run, as it was opened or listed")]
+DecisionId = Annotated[UUID, Path(description="`id` of the decision, as listed or sent in an event")]
+EndpointId = Annotated[UUID, Path(description="`id` of the endpoint, as it was created or listed")]
+DeliveryId = Annotated[UUID, Path(description="`id` of the delivery, as listed")]
+Cursor = Annotated[UUID | None, Query(description="`next_cursor` of the page before; by default the first page")]
+Limit = Annotated[int, Query(ge=1, le=200, description="the most items of a page")]
 Scope = Literal["ingest", "read", "report", "operate", "admin"]
 
 
@@ -89,32 +96,32 @@ class Answer(BaseModel):
 class FindingOut(Answer):
     """The evidence of one detector, and its thresholds."""
 
-    detector: str
-    roles: list[str]
+    detector: str = Field(description="the name of the detector")
+    roles: list[str] = Field(description="the roles of the metrics that it looks at")
     kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
-    value: float
-    suspect_at: float | None
-    stop_at: float | None
-    turn_step: int | None
-    note: str
+    value: float = Field(description="in what `kind` says")
+    suspect_at: float | None = Field(description="the value at which it calls for suspicion; null: never")
+    stop_at: float | None = Field(description="the value at which it calls for a stop; null: never")
+    turn_step: int | None = Field(description="where it estimates the turn; null: it does not")
+    note: str = Field(description="the same for people")
 
 
 class VerdictOut(Answer):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it."""
 
-    verdict: Call
-    step: int | None
+    verdict: Call = Field(description="what to do with the run")
+    step: int | None = Field(description="the step of the observation that led to it; null: there was none yet")
     turn_step: int | None = Field(description="the step at which the detectors estimate the turn")
-    reason: str
-    evidence: list[FindingOut]
+    reason: str = Field(description="the same for people")
+    evidence: list[FindingOut] = Field(description="of each detector")
     ground: str | None = Field(None, description="why a stop is called for: turned, or levelled_off; null: it is not")
 
 
 class DecisionStateOut(Answer):
     """Where the decision to stop a run stands."""
 
-    id: UUID
-    state: DecisionState
+    id: UUID = Field(description="to veto, release or read it by")
+    state: DecisionState = Field(description="where it is in its life cycle")
     state_reason: str = Field(description="why it is in this state; of a stop on hold, what its guards say")
     guard_kinds: list[GuardKind] = Field(description="the guards that hold it")
 
@@ -122,10 +129,10 @@ class DecisionStateOut(Answer):
 class BestCheckpointOut(Answer):
     """The checkpoint to ship."""
 
-    step: int
-    uri: str
+    step: int = Field(description="the training step that it holds")
+    uri: str = Field(description="where the trainer said it is")
     score: float = Field(description="as measured at this step")
-    chosen_by: str
+    chosen_by: str = Field(description="the rule that chose it, such as smoothed_maximum or raw_maximum")
     smoothed: float | None = Field(None, description="the score smoothed over neighboring evals")
     smoothed_stderr: float | None = Field(None, description="its standard error")
 
@@ -133,8 +140,8 @@ class BestCheckpointOut(Answer):
 class RawMaximumOut(Answer):
     """The highest measured eval, with or without a checkpoint."""
 
-    step: int
-    score: float
+    step: int = Field(description="the training step of the highest eval")
+    score: float = Field(description="the highest eval, as measured")
 
 
 class TurnOut(Answer):
@@ -150,38 +157,42 @@ class TurnOut(Answer):
 class PolicyName(Answer):
     """A version of a policy."""
 
-    name: str
-    version: int
+    name: str = Field(description="the name of the policy")
+    version: int = Field(description="counts its versions from 1")
 
 
 class ActionIn(Body):
     """An action of a person, with its reason."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
-    reason: Line = Field(examples=["the eval set was broken this morning"])
+    reason: Line = Field(
+        description="why; kept in the history and in the audit log", examples=["the eval set was broken this morning"]
+    )
 
 
 class OutcomeIn(Body):
     """Whether stopping a run, or letting it run, was right."""
 
-    outcome: Outcome
-    turn_step: Step | None = None
+    outcome: Outcome = Field(
+        description="of a decision: right if the run had turned; of a run without one: right if it had not"
+    )
+    turn_step: Step | None = Field(None, description="where the eval turned, if you know")
     actor: Name | None = Field(None, description="by default the name of the key")
-    note: Line = ""
+    note: Line = Field("", description="for people")
 
 
 class ProjectOut(Answer):
     """A project with its settings."""
 
-    id: UUID
-    name: str
-    default_policy: str
-    default_mode: Mode
+    id: UUID = Field(description="what keys, runs and endpoints belong to")
+    name: str = Field(description="unique in the installation")
+    default_policy: str = Field(description="of runs whose trainers name none: NAME or NAME@VERSION")
+    default_mode: Mode = Field(description="of runs whose trainers name none")
     max_mode: Mode = Field(description="what runs may ask for: enforce, or shadow alone")
     allowed_policies: list[str] | None = Field(
         description="that runs may ask for, by NAME or NAME@VERSION, besides default_policy; null: any"
     )
-    veto_window_seconds: float
+    veto_window_seconds: float = Field(description="how long a stop can be vetoed before it is sent")
     retention_days: int | None = Field(None, description="how long a run keeps its details after its end")
     stops_per_hour: int | None = Field(description="as many stops there may be in an hour; null: any number")
     stops_share: float | None = Field(description="of its runs at most this share may be stopped in an hour; null: all")
@@ -196,14 +207,14 @@ class ProjectOut(Answer):
     case_gpu_hours: float = Field(description="one that used fewer, if they are known, does not count either")
     cases_per_key_and_day: int = Field(description="of one key and day (UTC) no more cases count")
     price_per_gpu_hour: float | None = Field(description="null: not said")
-    currency: str
+    currency: str = Field(description="of the price, by ISO 4217")
     paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")
-    paused_by: str | None
-    paused_reason: str | None
-    created_at: Time
+    paused_by: str | None = Field(description="who paused it")
+    paused_reason: str | None = Field(description="why it is paused")
+    created_at: Time = Field(description="when it was created")
 
 
 class Page(BaseModel):
     """A page of a list; pass `next_cursor` as `cursor` for the next page, null on the last one."""
 
-    next_cursor: str | None
+    next_cursor: str | None = Field(description="pass it as `cursor` for the next page; null: this is the last one")

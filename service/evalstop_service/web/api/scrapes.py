@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Annotated
-from uuid import UUID
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
@@ -15,7 +14,7 @@ from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.observations import ReceiptOut
 from evalstop_service.web.api.reading import openmetrics
 from evalstop_service.web.api.reading.openmetrics import Stepping
-from evalstop_service.web.api.schemas import Name, Step
+from evalstop_service.web.api.schemas import Name, RunId, Step
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problems import Problem
 
@@ -36,7 +35,7 @@ _REQUEST = {
 
 @router.post("", response_model=ReceiptOut, openapi_extra=_REQUEST)
 async def post_scrape(
-    run_id: UUID,
+    run_id: RunId,
     request: Request,
     caller: Ingest,
     committer: Commit,

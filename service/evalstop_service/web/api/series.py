@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 
 from evalstop_service.store import series
 from evalstop_service.web.api.runs import load_run
-from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name, Stored
+from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name, RunId, Stored
 from evalstop_service.web.context import Db, Read
 
 router = APIRouter(prefix="/runs/{run_id}/series", tags=["observations"])
@@ -21,27 +20,27 @@ MOST_BUCKETS = 2000
 class BucketOut(Answer):
     """Adjacent observations of a metric, without superseded ones."""
 
-    first_step: int
-    last_step: int
+    first_step: int = Field(description="of its first observation")
+    last_step: int = Field(description="of its last observation")
     count: int = Field(description="number of observations, including those that are not finite")
     lowest: float | None = Field(description="the lowest finite value; null: none")
     highest: float | None = Field(description="the highest finite value; null: none")
     last: Stored = Field(description="the value at `last_step`")
-    nan_count: int
-    infinite_count: int
+    nan_count: int = Field(description="how many of them are not a number")
+    infinite_count: int = Field(description="how many of them are infinite")
 
 
 class SeriesOut(Answer):
     """One metric of a run by step."""
 
-    metric: str
-    buckets: list[BucketOut]
+    metric: str = Field(description="the name of the series")
+    buckets: list[BucketOut] = Field(description="by ascending step")
 
 
 @router.get("")
 def get_series(
-    run_id: UUID,
-    metric: Annotated[Name, Query()],
+    run_id: RunId,
+    metric: Annotated[Name, Query(description="the name of the series")],
     caller: Read,
     database: Db,
     buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="maximum number of buckets")] = 500,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import Field
 
 from evalstop_service.projects import sessions
@@ -18,17 +19,17 @@ router = APIRouter(prefix="/sessions", tags=["keys"], route_class=JsonRoute)
 class SessionOut(Answer):
     """One person, or key, that is signed in to the pages."""
 
-    id: UUID
-    name: str = Field(examples=["dana@example.com"])
+    id: UUID = Field(description="to end it by")
+    name: str = Field(description="of the person or the key", examples=["dana@example.com"])
     key_id: UUID | None = Field(description="of who signed in with a key; null: by OpenID Connect")
-    created_at: Time
-    expires_at: Time
+    created_at: Time = Field(description="when they signed in")
+    expires_at: Time = Field(description="from then on they have to sign in again")
 
 
 class SessionList(Answer):
     """The sessions that open the project, oldest first."""
 
-    items: list[SessionOut]
+    items: list[SessionOut] = Field(description="those that have not ended")
 
 
 @router.get("")
@@ -39,6 +40,11 @@ def list_sessions(caller: Admin, database: Db, now: Now) -> SessionList:
 
 
 @router.delete("/{session_id}", status_code=204)
-def end_session(session_id: UUID, caller: Admin, database: Db, now: Now) -> None:
+def end_session(
+    session_id: Annotated[UUID, Path(description="`id` of the session, as listed")],
+    caller: Admin,
+    database: Db,
+    now: Now,
+) -> None:
     """End a session, in all projects that it opens."""
     sessions.end_session(database, caller.author(now), session_id)

@@ -34,37 +34,37 @@ class LineError(Answer):
     """What is wrong with a line. Only this line was not stored, or only what of it contradicts the record."""
 
     line: int = Field(description="counted from 1, blank ones too")
-    title: str
-    detail: str
+    title: str = Field(description="the kind of problem")
+    detail: str = Field(description="what is wrong with it")
 
 
 class RunStanding(Answer):
     """Where a run stands after what the stream told of it."""
 
-    run_id: UUID
-    accepted: int
-    verdict: Call
+    run_id: UUID = Field(description="as the lines name it")
+    accepted: int = Field(description="of its points, those that were new")
+    verdict: Call = Field(description="what the policy says of it now")
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
-    best_checkpoint: BestCheckpointOut | None
+    best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
 
 
 class StreamTotalsOut(Answer):
     """What became of a stream, and where its runs stand. All of it is durable."""
 
     lines: int = Field(description="so many, from the first on, were stored or refused; blank ones count too")
-    accepted: int
+    accepted: int = Field(description="points that were new")
     duplicates: int = Field(description="points that were on record with the same value")
     conflict_count: int = Field(description="points that are on record with another value, which stands")
     error_count: int = Field(description="lines that were refused, and points that contradict the record")
     errors: list[LineError] = Field(description=f"the first {MOST_ERRORS} of them, by line")
-    runs: list[RunStanding]
+    runs: list[RunStanding] = Field(description="one for each run that the stream told of")
 
 
 class StreamProblem(ProblemDetails):
     """Why a stream was refused or broke off, and what was stored until then."""
 
     lines_stored: int | None = Field(None, description="of so many, from the first on, nothing is left to be stored")
-    so_far: StreamTotalsOut | None = None
+    so_far: StreamTotalsOut | None = Field(None, description="what was stored until then")
 
 
 _LINES = {
@@ -109,7 +109,9 @@ def routes(limits: StreamLimits) -> APIRouter:
     room = asyncio.Semaphore(limits.streams)
 
     @router.post("", response_model=StreamTotalsOut, openapi_extra=_REQUEST, responses=_PROBLEMS)
-    async def post_lines(request: Request, caller: Ingest, committer: Commit, clock: Tell, context: Ctx) -> Response:
+    async def stream_observations(
+        request: Request, caller: Ingest, committer: Commit, clock: Tell, context: Ctx
+    ) -> Response:
         """Store observations of many runs, sent as lines of JSON, while they arrive.
 
         A line holds one observation or, under `observations`, many of one run; lines of many runs may be mixed. What

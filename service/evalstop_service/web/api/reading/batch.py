@@ -50,9 +50,9 @@ def decode_batch(body: bytes) -> tuple[PostedObservation, ...]:
 class ObservationIn(Body):
     """One value of one metric at one step."""
 
-    metric: Name = Field(examples=["eval"])
-    step: Step = Field(examples=[120])
-    value: Measured = Field(examples=[0.31])
+    metric: Name = Field(description="the name of the series", examples=["eval"])
+    step: Step = Field(description="the training step at which it was measured", examples=[120])
+    value: Measured = Field(description="in the unit of the metric", examples=[0.31])
     stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         None, description="the standard error of the value, in its unit", examples=[0.02]
     )
@@ -71,4 +71,4 @@ class BatchIn(Body):
 
     observations: Annotated[
         list[ObservationIn], Field(min_length=1, max_length=MAX_POINTS), BeforeValidator(_few_enough)
-    ]
+    ] = Field(description="at most 10,000, of any metrics and steps")

@@ -25,13 +25,13 @@ RunId = Annotated[UUID, Field(strict=False, examples=["0199aa10-7c3e-7b51-9d3f-5
 class ObservationLine(ObservationIn):
     """A line with one observation."""
 
-    run_id: RunId
+    run_id: RunId = Field(description="the run that it is of")
 
 
 class BatchLine(BatchIn):
     """A line with many observations of one run. If one of them is malformed, none of the line is stored."""
 
-    run_id: RunId
+    run_id: RunId = Field(description="the run that they are of")
 
 
 LINE = TypeAdapter[ObservationLine | BatchLine](ObservationLine | BatchLine)
