@@ -1,6 +1,7 @@
 """Report a training run to EvalStop, and obey its stop decisions beside a scheduler."""
 
 from evalstop_client.errors import (
+    ApiError,
     ConfigurationError,
     EvalStopError,
     EventMalformed,
@@ -19,6 +20,7 @@ from evalstop_client.settings import Limits
 from evalstop_client.version import __version__
 
 __all__ = [
+    "ApiError",
     "ConfigurationError",
     "Decision",
     "EvalRequest",

@@ -9,6 +9,12 @@ EvalStopError
 │   ├── TimestampInFuture
 │   └── SignatureMismatch
 ├── EventMalformed
+├── ApiError
+│   ├── ServiceAway
+│   ├── KeyRefused
+│   ├── NotFound
+│   └── Rejected
+├── LibraryMissing
 └── SchedulerError
     ├── SchedulerUnavailable
     └── RequestRefused
@@ -61,6 +67,30 @@ class SignatureMismatch(SignatureError):
 
 class EventMalformed(EvalStopError):
     """The webhook is signed by EvalStop but does not have the shape of an event."""
+
+
+class ApiError(EvalStopError):
+    """The service did not do what it was asked."""
+
+
+class ServiceAway(ApiError):
+    """The service cannot be reached or cannot answer now."""
+
+
+class KeyRefused(ApiError):
+    """The service does not accept the key for this."""
+
+
+class NotFound(ApiError):
+    """There is no such thing in the project of the key."""
+
+
+class Rejected(ApiError):
+    """The service does not do this."""
+
+
+class LibraryMissing(EvalStopError):
+    """An optional library is not installed."""
 
 
 class SchedulerError(EvalStopError):

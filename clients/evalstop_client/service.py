@@ -82,6 +82,10 @@ class Service:
         """GET a path such as `/runs/{id}`."""
         return self._request("GET", path, None)
 
+    def send(self, method: str, path: str, body: Json | None = None) -> Answer:
+        """Another method, or a POST without a body; an answer without one is an empty object."""
+        return self._request(method, path, None if body is None else json.dumps(body).encode())
+
     def page_of(self, run_id: str) -> str:
         """The page of a run, where the service does not say it."""
         return f"{self._site}/runs/{run_id}"
@@ -118,6 +122,8 @@ def understand(response: httpx.Response) -> Answer:
     replaced, means that it is unavailable.
     """
     status = response.status_code
+    if status == 204:
+        return Accepted({})
     body = _object_in(response)
     reason = _reason(response, body)
     if 200 <= status < 300:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from evalstop_service.store.database import Database
 
 from tests.clients.fake_service import FakeServer, FakeService
 from tests.clients.programs import eventually
+from tests.clients.real_service import Project, make_project, running_service
 from tests.clients.receivers.receiving import Setup, receiving
 
 
@@ -46,3 +48,16 @@ def ended_runs() -> Iterator[None]:
     """No test leaves a thread of a run behind."""
     yield
     eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("evalstop-")])
+
+
+@pytest.fixture(scope="session")
+def real_service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Database]]:
+    """A real service, for what reads and decides."""
+    with running_service(migrated_file, tmp_path_factory.mktemp("real")) as running:
+        yield running
+
+
+@pytest.fixture
+def project(real_service: tuple[str, Database]) -> Project:
+    """A project whose stops wait an hour for a veto."""
+    return make_project(*real_service, mode="enforce", veto_window_seconds=3600)

@@ -1,0 +1,1 @@
+"""Reads results from the service, and decides: `Api`."""

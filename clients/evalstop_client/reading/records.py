@@ -1,0 +1,268 @@
+"""What the service answers, typed. `document` holds the whole answer, with what has no field here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from evalstop_client import presentation
+from evalstop_client.errors import ApiError
+from evalstop_client.latest_answer import Verdict, find_eval
+from evalstop_client.reading.connection import Connection
+from evalstop_client.reading.table import Cell, Table
+from evalstop_client.service import Json
+
+Outcome = Literal["right", "wrong", "unknown"]
+
+CURVE_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint to ship; `score` is the eval as measured at its step."""
+
+    step: int
+    uri: str
+    score: float
+
+
+@dataclass(frozen=True)
+class ObservationRecord:
+    """A value of a metric. `superseded_by`: the attempt that took its place; None while it counts."""
+
+    metric: str
+    step: int
+    value: float
+    stderr: float | None
+    time: datetime | None
+    attempt: int
+    superseded_by: int | None
+
+    @classmethod
+    def from_json(cls, fields: Json) -> ObservationRecord:
+        """The observation in the service's JSON."""
+        return cls(
+            metric=fields["metric"],
+            step=fields["step"],
+            value=float(fields["value"]),
+            stderr=fields["stderr"],
+            time=_time(fields["time"]),
+            attempt=fields["attempt"],
+            superseded_by=fields["superseded_by"],
+        )
+
+    def to_row(self) -> dict[str, Cell]:
+        """Its fields."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """A decision to stop a run, as of when it was read; what changes it returns it anew, and raises ApiError.
+
+    `reason`: why it is in its state, and `verdict` why the stop was called for. `outcome`: right, wrong or unknown;
+    None until somebody or a later eval has said it.
+    """
+
+    id: str
+    state: str
+    reason: str
+    guards: tuple[str, ...]
+    run_id: str
+    run_name: str
+    attempt: int
+    step: int
+    policy: str
+    verdict: Verdict
+    outcome: str | None
+    created_at: datetime
+    document: Json = field(repr=False, compare=False)
+    _connection: Connection = field(repr=False, compare=False)
+
+    @classmethod
+    def from_json(cls, fields: Json, connection: Connection) -> DecisionRecord:
+        """The decision in the service's JSON."""
+        return cls(
+            id=fields["id"],
+            state=fields["state"],
+            reason=fields["state_reason"],
+            guards=tuple(fields["guard_kinds"]),
+            run_id=fields["run_id"],
+            run_name=fields["run_name"],
+            attempt=fields["attempt"],
+            step=fields["step"],
+            policy=_policy(fields["policy"]),
+            verdict=Verdict.from_json(fields["verdict"]),
+            outcome=fields["outcome"]["outcome"] if fields["outcome"] else None,
+            created_at=_some_time(fields["created_at"]),
+            document=fields,
+            _connection=connection,
+        )
+
+    def __str__(self) -> str:
+        return self.state
+
+    def veto(self, reason: str) -> DecisionRecord:
+        """Cancel a stop that is on hold or pending."""
+        return self._act("veto", reason)
+
+    def release(self, reason: str) -> DecisionRecord:
+        """Carry out a stop that is on hold, despite its guards."""
+        return self._act("release", reason)
+
+    def undo(self, reason: str) -> DecisionRecord:
+        """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
+        return self._act("undo", reason)
+
+    def label(self, outcome: Outcome, note: str = "") -> DecisionRecord:
+        """Say what turned out to be true of it."""
+        body = {"outcome": outcome, "note": note}
+        return DecisionRecord.from_json(self._connection.post(f"/decisions/{self.id}/outcome", body), self._connection)
+
+    def to_row(self) -> dict[str, Cell]:
+        """Its fields as plain values."""
+        shown = ("id", "state", "reason", "run_id", "run_name", "attempt", "step", "policy", "outcome", "created_at")
+        return {name: getattr(self, name) for name in shown} | {
+            "guards": ", ".join(self.guards),
+            "verdict_reason": self.verdict.reason,
+        }
+
+    def _act(self, action: str, reason: str) -> DecisionRecord:
+        document = self._connection.post(f"/decisions/{self.id}/{action}", {"reason": reason})
+        return DecisionRecord.from_json(document, self._connection)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run, as of when it was read. `metrics`: their roles; `decision`: that on its current attempt."""
+
+    id: str
+    name: str
+    url: str
+    status: str
+    attempt: int
+    mode: str
+    policy: str
+    metrics: Mapping[str, Mapping[str, str]]
+    labels: Mapping[str, str]
+    params: Mapping[str, str]
+    total_steps: int | None
+    last_step: int | None
+    verdict: Verdict
+    should_stop: bool
+    best_checkpoint: Checkpoint | None
+    decision: DecisionRecord | None
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    document: Json = field(repr=False, compare=False)
+    _connection: Connection = field(repr=False, compare=False)
+
+    @classmethod
+    def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
+        """The run in the service's JSON."""
+        best, decision = fields["best_checkpoint"], fields["decision"]
+        return cls(
+            id=fields["id"],
+            name=fields["name"],
+            url=fields["url"] or connection.page_of(fields["id"]),
+            status=fields["status"],
+            attempt=fields["attempt"],
+            mode=fields["mode"],
+            policy=_policy(fields["policy"]),
+            metrics=fields["metrics"],
+            labels=fields["labels"],
+            params=fields["params"],
+            total_steps=fields["total_steps"],
+            last_step=fields["last_step"],
+            verdict=Verdict.from_json(fields["verdict"]),
+            should_stop=fields["should_stop"],
+            best_checkpoint=Checkpoint(best["step"], best["uri"], float(best["score"])) if best else None,
+            decision=DecisionRecord.from_json(decision, connection) if decision else None,
+            created_at=_some_time(fields["created_at"]),
+            updated_at=_some_time(fields["updated_at"]),
+            ended_at=_time(fields["ended_at"]),
+            document=fields,
+            _connection=connection,
+        )
+
+    @property
+    def eval_metric(self) -> str | None:
+        """The metric that decides about the run; None where no metric has that role."""
+        return find_eval(self.metrics)
+
+    def history(self, metric: str | None = None, *, superseded: bool = False) -> Table[ObservationRecord]:
+        """The observations of a metric, by default of the eval, by step.
+
+        `superseded`: with those of earlier attempts that a resume has replaced.
+        """
+        name = metric or self.eval_metric
+        path = f"/runs/{self.id}/observations"
+
+        def fetch() -> Iterator[ObservationRecord]:
+            items = self._connection.pages(path, {"metric": name}, page=1000) if name else ()
+            records = map(ObservationRecord.from_json, items)
+            return (record for record in records if superseded or record.superseded_by is None)
+
+        return Table(fetch)
+
+    def refresh(self) -> RunRecord:
+        """The run as it is now."""
+        return RunRecord.from_json(self._connection.get(f"/runs/{self.id}"), self._connection)
+
+    def stop(self, reason: str) -> RunRecord:
+        """Stop the run now, regardless of policy and mode."""
+        return RunRecord.from_json(self._connection.post(f"/runs/{self.id}/stop", {"reason": reason}), self._connection)
+
+    def to_row(self) -> dict[str, Cell]:
+        """Its fields as plain values."""
+        shown = ("id", "name", "status", "attempt", "mode", "policy", "total_steps", "last_step", "should_stop")
+        best = self.best_checkpoint
+        return {name: getattr(self, name) for name in shown} | {
+            "verdict": self.verdict.verdict,
+            "reason": self.verdict.reason,
+            "decision": self.decision.state if self.decision else None,
+            "best_step": best.step if best else None,
+            "best_score": best.score if best else None,
+            "best_uri": best.uri if best else None,
+            "created_at": self.created_at,
+            "ended_at": self.ended_at,
+            "url": self.url,
+        }
+
+    def _repr_html_(self) -> str:
+        shown = presentation.ShownRun(
+            name=self.name,
+            mode=self.mode,
+            policy=self.policy,
+            verdict=str(self.verdict),
+            decision=str(self.decision) if self.decision else None,
+            reason=self.verdict.reason,
+            url=self.url,
+        )
+        return presentation.draw_run(shown, self._curve())
+
+    def _curve(self) -> list[tuple[int, float]]:
+        """The eval, thinned out; empty where it cannot be read now: what is shown must not fail for its curve."""
+        query = {"metric": self.eval_metric, "buckets": CURVE_POINTS}
+        try:
+            series = self._connection.get(f"/runs/{self.id}/series", query) if self.eval_metric else {"buckets": []}
+        except ApiError:
+            return []
+        points = [(bucket["last_step"], float(bucket["last"])) for bucket in series["buckets"]]
+        return [(step, value) for step, value in points if math.isfinite(value)]
+
+
+def _policy(fields: Json) -> str:
+    return f"{fields['name']}@{fields['version']}"
+
+
+def _time(text: str | None) -> datetime | None:
+    return _some_time(text) if text is not None else None
+
+
+def _some_time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -1,0 +1,131 @@
+"""Reading results and deciding in Python, against a real service."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from datetime import UTC, datetime, timedelta
+
+import evalstop
+import pytest
+from evalstop_client.errors import KeyRefused, LibraryMissing, NotFound, Rejected, ServiceAway
+from evalstop_client.reading.connection import Connection
+from evalstop_client.reading.period import parse_since
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.clients.real_service import FALLING, Project
+
+
+def test_runs_are_found_by_what_one_asks_for(project: Project) -> None:
+    """Name, status, verdict, policy, labels and time narrow the list, whose newest run comes first."""
+    with project.report("falls", labels={"team": "x", "seed": 1}) as falls, project.report("rises", (0.1, 0.2)):
+        assert falls.verdict is not None
+    api = project.api
+    assert [run.name for run in api.runs()] == ["rises", "falls"]
+    (run,) = api.runs(verdict="stop", since="1h", policy="paper", labels={"seed": "1"}, status="completed", name="all")
+    assert (run.name, run.status, run.mode, run.policy) == ("falls", "completed", "enforce", "paper@1")
+    assert run.best_checkpoint is not None
+    assert run.best_checkpoint.uri == f"file:///{run.best_checkpoint.step}"
+    assert (run.eval_metric, run.url) == ("eval", f"{project.url}/runs/{run.id}")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    others = ({"verdict": "suspect"}, {"since": later}, {"policy": "default"}, {"labels": {"team": "y"}}, {"name": "z"})
+    assert [list(api.runs(**other)) for other in others] == [[]] * len(others)
+    assert api.run("falls").id == api.run(run.id).id == run.refresh().id
+
+
+def test_pages_are_fetched_behind_the_scenes(project: Project) -> None:
+    """A list that has more than one page comes whole, each item once, in its order."""
+    with project.report("long", tuple(float(step % 3) for step in range(25))) as run:
+        assert run.id is not None
+        connection = Connection(project.url, project.key, 30)
+        items = connection.pages(f"/runs/{run.id}/observations", {"metric": "eval"}, page=10)
+        assert [item["step"] for item in items] == list(range(25))
+
+
+def test_a_history_is_what_counts(project: Project) -> None:
+    """Values come with their standard errors, NaN among them; what a resume has replaced is left out unless wanted."""
+    with project.report("resumed", ()) as run:
+        run.log({"eval": 0.5, "loss": 1.0}, step=1, stderr={"eval": 0.125})
+        run.log({"eval": float("nan")}, step=2)
+        run.resume(step=1)
+        run.log({"eval": 0.75}, step=2)
+    record = project.api.run("resumed")
+    assert [(item.step, item.value, item.stderr) for item in record.history()] == [(1, 0.5, 0.125), (2, 0.75, None)]
+    everything = list(record.history("eval", superseded=True))
+    assert sum(math.isnan(item.value) for item in everything) == 1
+    assert [item.value for item in record.history("loss")] == [1.0]
+
+
+def test_a_decision_is_made_by_a_word(project: Project) -> None:
+    """A pending stop is vetoed with a reason, labeled, and cannot be vetoed into anything else after."""
+    with project.report("falls") as run:
+        decision = project.api.run("falls").decision
+        assert decision is not None
+        assert decision.state == "pending"
+        assert decision.veto("curriculum change").state == "vetoed"
+        (listed,) = project.api.decisions(state="vetoed")
+        assert (listed.id, listed.reason, listed.run_name) == (decision.id, "curriculum change", "falls")
+        assert project.api.decision(decision.id).label("wrong", "it rose again").outcome == "wrong"
+        with pytest.raises(Rejected, match="vetoed"):
+            decision.release("no")
+        stopped = project.api.run("falls").stop("it is over")
+        assert stopped.decision is not None
+        assert stopped.decision.state in ("pending", "requested")
+        assert run.flush()
+
+
+def test_records_become_data_frames(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pandas a list is a frame of plain values; a library that is not there is named, with what to do."""
+    with project.report("falls"):
+        frame = project.api.runs().to_pandas()
+        assert frame[["name", "verdict", "last_step"]].to_numpy().tolist() == [["falls", "stop", 4]]
+        curve = project.api.run("falls").history().to_pandas()
+        assert curve["value"].tolist() == list(FALLING)
+        assert project.api.decisions().to_rows()[0]["run_name"] == "falls"
+        monkeypatch.setitem(sys.modules, "polars", None)
+        with pytest.raises(LibraryMissing, match="pip install polars"):
+            project.api.runs().to_polars()
+
+
+def test_a_notebook_shows_the_evals_of_a_run(project: Project) -> None:
+    """The same picture as of a run that is under way."""
+    with project.report("falls"):
+        shown = project.api.run("falls")._repr_html_()
+    assert 'aria-label="5 evals"' in shown
+    assert "stop" in shown
+
+
+def test_what_goes_wrong_has_a_type(project: Project) -> None:
+    """No such run, no such scope, no service: each is told apart, and is an ApiError."""
+    with pytest.raises(NotFound):
+        project.api.run("nosuch")
+    with pytest.raises(NotFound):
+        project.api.decision("0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a")
+    with pytest.raises(KeyRefused, match="needs read"):
+        list(evalstop.Api(project.url, project.narrow_key("ingest")).runs())
+    with pytest.raises(ServiceAway):
+        list(evalstop.Api("http://127.0.0.1:1", "esk_x").runs())
+    with pytest.raises(evalstop.ConfigurationError, match="key"):
+        evalstop.Api(project.url)
+    with pytest.raises(evalstop.ConfigurationError, match="url"):
+        evalstop.Api(key="esk_x")
+
+
+def test_since_is_a_time_or_a_period() -> None:
+    """Minutes to weeks ago, an ISO time with or without a zone, a datetime, a timedelta; nothing else."""
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    assert parse_since("90m", now) == parse_since(timedelta(minutes=90), now) == now - timedelta(minutes=90)
+    assert parse_since("2w", now) == now - timedelta(days=14)
+    assert parse_since("2026-02-01", now) == parse_since(datetime(2026, 2, 1), now) == datetime(2026, 2, 1, tzinfo=UTC)  # noqa: DTZ001
+    for wrong in ("", "soon", "-3d", "3y", "999999w"):
+        with pytest.raises(evalstop.ConfigurationError, match="since"):
+            parse_since(wrong, now)
+
+
+@given(st.text())
+def test_any_text_is_a_time_or_refused(text: str) -> None:
+    """What a person types is read as a time with a zone, or named as what cannot be read."""
+    with contextlib.suppress(evalstop.ConfigurationError):
+        assert parse_since(text, datetime(2026, 3, 1, tzinfo=UTC)).tzinfo is not None
