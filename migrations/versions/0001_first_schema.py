@@ -42,6 +42,7 @@ TABLES = (
     "monitor_states",
     "cases",
     "audit_log",
+    "audit_chains",
 )
 """In an order in which each is dropped before those that it refers to."""
 
@@ -99,7 +100,25 @@ def _create_projects() -> None:
         sa.Column("subject", sa.Text(), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=True),
+        sa.Column("previous_hash", sa.Text(), nullable=True),
+        sa.Column("hash", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("project_id", "id", name=op.f("pk_audit_log")),
+        sa.UniqueConstraint("project_id", "position", name=op.f("uq_audit_log_project_id")),
+    )
+    op.create_index(
+        "ix_audit_log_waiting",
+        "audit_log",
+        ["project_id", "id"],
+        postgresql_where=sa.text("position IS NULL"),
+        sqlite_where=sa.text("position IS NULL"),
+    )
+    op.create_table(
+        "audit_chains",
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("hash", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("project_id", name=op.f("pk_audit_chains")),
     )
     op.create_table(
         "projects",

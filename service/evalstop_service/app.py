@@ -28,6 +28,7 @@ from evalstop_service.ingest import Committer, Limits, RunCache
 from evalstop_service.observability import tracing
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
+from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import encryption, openid
@@ -305,6 +306,7 @@ async def deliver(
         rollout_stage.create_job(database, utc_now),
         backtests.create_job(database, utc_now),
         downsampling.create_job(database),
+        audit_trail.create_job(database),
     )
     _import_in_background()
     with background.run_jobs(*jobs):

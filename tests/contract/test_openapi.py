@@ -227,7 +227,21 @@ def test_bounds_are_words_of_json_schema(document: Document) -> None:
 
 
 VERBS = {
-    *("add", "answer", "change", "check", "claim", "correct", "create", "delete", "end", "finish", "get", "label"),
+    *(
+        "add",
+        "answer",
+        "change",
+        "check",
+        "claim",
+        "correct",
+        "create",
+        "delete",
+        "end",
+        "export",
+        "finish",
+        "get",
+        "label",
+    ),
     *("list", "open", "pause", "post", "record", "register", "release", "remove", "replay", "report", "resume"),
     *("retry", "revoke", "rotate", "set", "settle", "stop", "stream", "test", "undo", "veto"),
 }

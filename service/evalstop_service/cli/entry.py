@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from evalstop_service import app
-from evalstop_service.cli import administration, servers
+from evalstop_service.cli import administration, audit, servers
 from evalstop_service.cli.command import FAILED, USAGE, Command, Subcommands
 from evalstop_service.errors import InvalidSetting, ServiceError
 from evalstop_service.observability import logs
@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
     servers.add_to(commands, add)
     administration.add_to(commands, add)
+    audit.add_to(commands, add)
     return root
 
 

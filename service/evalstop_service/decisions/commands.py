@@ -185,7 +185,10 @@ def finish_run(
         run = _lock_run(tx, project_id, run_id)
         if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
             return run
-        return end_run(tx, run, status, now, obeyed=obeyed, actor=actor)
+        ended = end_run(tx, run, status, now, obeyed=obeyed, actor=actor)
+        details = {"id": str(run.id), "status": ended.status, "obeyed": None if obeyed is None else str(obeyed)}
+        audit.record_action(tx, project_id, actor, "run.finished", f"run {run.name}", details, now)
+        return ended
 
 
 def end_run(

@@ -64,9 +64,11 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     match applied.content:
         case CheckpointSaved(step, uri):
             checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
-        case Resumed(step):
+        case Resumed(step, actor):
             superseded = _begin_attempt(tx, before.run, run, step, now)
             decision = None
+            begun = {"step": step, "attempt": run.attempt}
+            audit.record_action(tx, run.project_id, actor, "run.resumed", f"run {run.name}", begun, now)
         case RolesCorrected(metrics, actor):
             details = {"before": before.run.metrics, "after": metrics}
             audit.record_action(tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, now)

@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.errors import ServiceError
+from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
@@ -27,9 +28,13 @@ class CheckpointSaved(msgspec.Struct, frozen=True):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The trainer goes on from the checkpoint of this step; what it observed past it no longer counts."""
+    """The trainer goes on from the checkpoint of this step; what it observed past it no longer counts.
+
+    `actor`: who says so, for the audit log.
+    """
 
     step: int
+    actor: str = SERVICE
 
 
 class RolesCorrected(msgspec.Struct, frozen=True):

@@ -44,6 +44,9 @@ LONGEST_NAME = 256
 _NAME_TRIES = 20
 """Names that are tried when others open runs of the same name at the same time."""
 
+_SHOWN_LABELS, _SHOWN_CHARACTERS = 20, 200
+"""How much of labels that changed the audit log shows."""
+
 
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
     """The run that the request stands for, and whether it is new.
@@ -70,7 +73,10 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
         with database.transaction() as tx:
             run = runs.lock_run(tx, project_id, found.id)
             if run is not None and (request.resume is not None or run.status == RunStatus.RUNNING):
-                return _update_run(tx, project, run, request, now), False
+                action = "run.attached" if run.status == RunStatus.RUNNING else "run.reopened"
+                run = _update_run(tx, project, run, request, now)
+                _record_opening(tx, run, request, action, now)
+                return run, False
     raise Conflict(f"run {request.name!r} is opened and ended by others all the time; send the same again")
 
 
@@ -85,6 +91,7 @@ def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: dat
             if request.params:
                 mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params=request.params))
             _start_checks(tx, project, run, now)
+            _record_opening(tx, run, request, "run.opened", now)
             return run
     raise Conflict(f"a run called {run.name!r} was just opened by another; send the same again")
 
@@ -109,6 +116,7 @@ def relabel_run(
         if labels == run.labels:
             return run
         opened_by = _refuse_other_job(tx, run, labels, key, now)
+        _record_job_change(tx, run, labels, actor, now)
         changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
         told = find_total_steps(labels)
         if told != find_total_steps(run.labels):
@@ -129,11 +137,15 @@ def tell_total_steps(
             runs.save_run(tx, _plan_anew(tx, changed, total_steps, actor, now))
 
 
-def reopen_run(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
+def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, now: datetime) -> Run:
     """Reopen a run that has ended, as opening it by its name does. Raises NotFound, and Conflict if it was pruned."""
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
-        return _update_run(tx, projects.get_project(tx, project_id), run, OpenRequest(run.name), now)
+        request = OpenRequest(run.name, actor=actor)
+        reopened = _update_run(tx, projects.get_project(tx, project_id), run, request, now)
+        if run.status != RunStatus.RUNNING:
+            _record_opening(tx, reopened, request, "run.reopened", now)
+        return reopened
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
@@ -249,6 +261,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         _refuse_other_terms(run, request)
     labels = _merge_labels(run.labels, request.labels or {})
     opened_by = _refuse_other_job(tx, run, labels, request.key, now)
+    _record_job_change(tx, run, labels, request.actor, now)
     next_step = 0 if run.last_step is None else run.last_step + 1
     changed = replace(
         run,
@@ -355,6 +368,28 @@ def _refuse_other_terms(run: Run, request: OpenRequest) -> None:
             f"run {run.name!r} has observations and keeps its terms: {'; '.join(other)}; "
             "leave them out, or give the new run another name"
         )
+
+
+def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str, now: datetime) -> None:
+    """Write down who opened a run and on which terms; a name may be that of several keys, an id is not."""
+    details = {
+        "id": str(run.id),
+        "mode": run.mode,
+        "policy": f"{run.policy_name}@{run.policy_version}",
+        "job": run.job,
+        "key": None if request.key is None else str(request.key.id),
+    }
+    audit.record_action(tx, run.project_id, request.actor, action, f"run {run.name}", details, now)
+
+
+def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor: str, now: datetime) -> None:
+    """Write down the labels by which a run with observations may name another job from now on."""
+    if run.last_step is not None and (changed := list_job_changes(run.labels, labels)):
+        details = {
+            when: {name: held.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}
+            for when, held in (("before", run.labels), ("after", labels))
+        }
+        audit.record_action(tx, run.project_id, actor, "run.job_changed", f"run {run.name}", details, now)
 
 
 def _start_checks(tx: Transaction, project: Project, run: Run, now: datetime) -> None:

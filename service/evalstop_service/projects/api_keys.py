@@ -1,5 +1,4 @@
-"""API keys: created, listed and revoked. Changes are in the audit log of their project; keys to the installation,
-which are bound to no project, are in none."""
+"""API keys: created, listed and revoked. Changes are in the audit log of their project, or of the installation."""
 
 from __future__ import annotations
 
@@ -119,13 +118,12 @@ def _insert_key(
     granted = tuple(scope for scope in SCOPES if scope in set(scopes))
     _require_sound_limits(tx, project_id, granted, now, limits)
     key, secret = keys.create_key(tx, project_id=project_id, name=name, scopes=granted, now=now, limits=limits)
-    if project_id is not None:
-        details: dict[str, Any] = {"id": str(key.id), "scopes": list(granted)}
-        if limits != UNLIMITED:
-            expires = None if limits.expires_at is None else rfc3339(limits.expires_at)
-            ids = list(map(str, limits.endpoint_ids))
-            details |= {"expires_at": expires, "networks": list(limits.networks), "endpoint_ids": ids}
-        audit.record_action(tx, project_id, actor, "key.made", f"key {name}", details, now)
+    details: dict[str, Any] = {"id": str(key.id), "scopes": list(granted)}
+    if limits != UNLIMITED:
+        expires = None if limits.expires_at is None else rfc3339(limits.expires_at)
+        ids = list(map(str, limits.endpoint_ids))
+        details |= {"expires_at": expires, "networks": list(limits.networks), "endpoint_ids": ids}
+    audit.record_action(tx, project_id or audit.INSTALLATION, actor, "key.made", f"key {name}", details, now)
     return key, secret
 
 

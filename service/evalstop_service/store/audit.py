@@ -1,4 +1,4 @@
-"""The audit log: what people and keys changed in a project. Rows are only added, each with the change it tells of."""
+"""The audit log: what people and keys did in a project. Each row is added with what it tells of, and chained later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from evalstop_service.store.tables import audit_log
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One change. `action` is what was done (`key.made`), `subject` to what (`key trainers`), `details` how."""
+    """One change. `action` is what was done (`key.made`), `subject` to what (`key trainers`), `details` how.
+
+    `position`, `previous_hash`, `hash`: in the chain of its project (`store.audit_chain`); None until it is there.
+    """
 
     id: UUID
     actor: str
@@ -24,6 +27,13 @@ class AuditEntry:
     subject: str
     details: dict[str, Any]
     at: datetime
+    position: int | None = None
+    previous_hash: str | None = None
+    hash: str | None = None
+
+
+INSTALLATION = UUID(int=0)
+"""In the place of a project: what was done to the whole installation."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def list_entries(
 
     `actor`: by those alone with this in their name. `action`: this one, or (`key`) all that begin with it (`key.made`).
     """
-    query = sa.select(*_COLUMNS).where(audit_log.c.project_id == project_id)
+    query = sa.select(*COLUMNS).where(audit_log.c.project_id == project_id)
     if actor is not None:
         query = query.where(contains_text(audit_log.c.actor, actor))
     if action is not None:
@@ -91,4 +101,5 @@ def list_entries(
     return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.id.desc()).limit(limit))]
 
 
-_COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
+COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
+"""Of an entry, in the order of its fields."""

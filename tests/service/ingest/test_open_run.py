@@ -211,12 +211,12 @@ def test_going_on(scene: Scene) -> None:
     run = scene.open("one", labels={"job": "1"})
     scene.open("two")
     commands.finish_run(scene.database, scene.project_id, run.id, "failed", NOW)
-    again = open_run.reopen_run(scene.database, scene.project_id, run.id, NOW)
+    again = open_run.reopen_run(scene.database, scene.project_id, run.id, "key a", NOW)
     assert (again.id, again.status, again.ended_at, again.labels) == (run.id, "running", None, run.labels)
-    assert open_run.reopen_run(scene.database, scene.project_id, run.id, NOW).version == again.version
+    assert open_run.reopen_run(scene.database, scene.project_id, run.id, "key a", NOW).version == again.version
     for project_id, run_id in ((scene.project_id, new_id()), (new_id(), run.id)):
         with pytest.raises(NotFound):
-            open_run.reopen_run(scene.database, project_id, run_id, NOW)
+            open_run.reopen_run(scene.database, project_id, run_id, "key a", NOW)
     with scene.database.reading() as tx:
         assert sorted(tx.execute(sa.select(tables.runs.c.name)).scalars()) == ["one", "two"]
 
@@ -238,7 +238,7 @@ def test_another_plan(scene: Scene) -> None:
     assert (again.total_steps, again.length_known) == (6, True)
     assert scene.post(again, [PostedObservation("kl", 1, 0.5)]).run.verdict.verdict == "suspect"
     with scene.database.reading() as tx:
-        entry = audit.list_entries(tx, scene.project_id)[0]
-    assert (entry.action, entry.actor) == ("run.length_changed", "key trainer")
+        (entry,) = audit.list_entries(tx, scene.project_id, action="run.length_changed")
+    assert entry.actor == "key trainer"
     assert entry.details == {"before": 100, "after": 6}
     assert not scene.post(again, [PostedObservation("eval", 9, 0.5)]).run.length_known

@@ -8,7 +8,15 @@ from evalstop_service.store.tables.decisions import (
     decisions,
     outcomes,
 )
-from evalstop_service.store.tables.projects import audit_log, keys, policies, projects, rollout_stages, sessions
+from evalstop_service.store.tables.projects import (
+    audit_chains,
+    audit_log,
+    keys,
+    policies,
+    projects,
+    rollout_stages,
+    sessions,
+)
 from evalstop_service.store.tables.runs import (
     LIVE,
     attempts,
@@ -31,6 +39,7 @@ __all__ = [
     "LIVE",
     "UtcTime",
     "attempts",
+    "audit_chains",
     "audit_log",
     "backtests",
     "cases",

@@ -101,7 +101,7 @@ rollout_stages = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),  # of the policy that has shown it
 )
 
-# What people and keys changed, in the transaction that changed it.
+# What people and keys did, in the transaction that did it. Chained a moment later: until then the last three are NULL.
 audit_log = sa.Table(
     "audit_log",
     metadata,
@@ -112,4 +112,24 @@ audit_log = sa.Table(
     sa.Column("subject", sa.Text, nullable=False),
     sa.Column("details", sa.JSON, nullable=False),
     sa.Column("at", UtcTime, nullable=False),
+    sa.Column("position", sa.BigInteger),  # in its project's chain, from 1 on
+    sa.Column("previous_hash", sa.Text),
+    sa.Column("hash", sa.Text),
+    sa.UniqueConstraint("project_id", "position"),
+)
+sa.Index(
+    "ix_audit_log_waiting",
+    audit_log.c.project_id,
+    audit_log.c.id,
+    postgresql_where=audit_log.c.position.is_(None),
+    sqlite_where=audit_log.c.position.is_(None),
+)
+
+# Where each project's chain ends. Whoever appends to it holds this row.
+audit_chains = sa.Table(
+    "audit_chains",
+    metadata,
+    sa.Column("project_id", sa.Uuid, primary_key=True),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("hash", sa.Text, nullable=False),
 )

@@ -1,20 +1,22 @@
-"""Route of the audit log."""
+"""Routes of the audit log: read by page, and exported in the order of its chain."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from evalstop_service.store import audit
+from evalstop_service.store import audit, audit_chain
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Name, Page, Time
 from evalstop_service.web.context import Admin, Db
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
+
+JSON_LINES = "application/x-ndjson"
 
 Wanted = Name | None
 
@@ -30,6 +32,8 @@ class AuditEntryOut(Answer):
     )
     subject: str = Field(description="the kind and name of what was changed", examples=["key trainers"])
     details: dict[str, Any] = Field(description="what was said with it: a reason, or the values before and after")
+    position: int | None = Field(description="in the chain of the project; null for a moment after the change")
+    hash: str | None = Field(description="of the entry and of the one before it: note it to verify the log by")
 
 
 class AuditPage(Page):
@@ -52,3 +56,35 @@ def list_audit_entries(
         found = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
     items = [AuditEntryOut.model_validate(entry) for entry in found]
     return AuditPage(items=items, next_cursor=make_cursor(found, limit))
+
+
+_LINES = {
+    "type": "string",
+    "examples": [
+        '{"action":"key.made","actor":"command line","at":"2026-01-31T12:00:00Z","details":{"scopes":["ingest"]},'
+        '"hash":"9f2c...","id":"019c12d4-6c00-7000-8000-000000000000","position":2,"previous_hash":"51aa...",'
+        '"project_id":"019c12d4-6c00-7000-8000-000000000001","subject":"key trainers"}\n'
+    ],
+}
+
+
+@router.get(
+    "/export",
+    response_class=Response,
+    responses={200: {"content": {JSON_LINES: {"schema": _LINES}}, "description": "An entry a line."}},
+)
+def export_changes(
+    caller: Admin,
+    database: Db,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the position that you have the log up to")] = 0,
+    since: Annotated[Time | None, Query(description="no entry that is older")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="the most entries")] = 1000,
+) -> Response:
+    """The audit log as lines of JSON, oldest first, for a store of your own; fewer than `limit` are all there are.
+
+    The `hash` of a line is the SHA-256 of the line without it, and `previous_hash` that of the line before.
+    """
+    with database.reading() as tx:
+        found = audit_chain.list_chained(tx, caller.project_id, after=after, since=since, limit=limit)
+    lines = (audit_chain.canonical_json(caller.project_id, entry) + "\n" for entry in found)
+    return Response("".join(lines), media_type=JSON_LINES)

@@ -20,7 +20,7 @@ from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Integral, Line, Time
-from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Receiver, Report, Secrets
+from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Receiver, Report, Secrets
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
 from evalstop_service.webhooks.delivery.claim import extend_unseen_windows
@@ -115,7 +115,7 @@ async def claim_events(
     try:
         while True:
             claimed = await anyio.to_thread.run_sync(
-                _claim, context, caller.project_id, endpoint_id, body, limiter=waiters.threads
+                _claim, context, caller, endpoint_id, body, limiter=waiters.threads
             )
             left_seconds = deadline - time.monotonic()
             if claimed or left_seconds <= 0:
@@ -139,14 +139,17 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
         at, _ = queues.read_clock(tx, now)
         result = judge_pull_status(body.status, body.error, body.attempt, at)
         settled = pull.settle_delivery(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
+        if settled:
+            details = {"status": body.status, "endpoint": str(endpoint_id)}
+            caller.author(now).record(tx, "delivery.settled", f"delivery {body.delivery_id}", details)
     if settled is None:
         raise NotFound(f"there is no delivery {body.delivery_id} to this endpoint")
     return Settlement(settled=settled)
 
 
-def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn) -> list[ClaimedDelivery]:
+def _claim(context: Context, caller: Caller, endpoint_id: UUID, wanted: ClaimIn) -> list[ClaimedDelivery]:
     with context.database.reading() as tx:
-        endpoint = pull.find_pull_endpoint(tx, project_id, endpoint_id)
+        endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
         if endpoint is None:
             raise _no_endpoint(endpoint_id)
         now, over = queues.read_clock(tx, context.clock())
@@ -157,7 +160,11 @@ def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimI
         now, over = queues.read_clock(tx, context.clock())
         if over:
             decisions.request_due_decisions(tx, now)  # what is handed out is requested, whether or not a worker runs
-        return pull.claim_deliveries(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
+        claimed = pull.claim_deliveries(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
+        if claimed:
+            details = {"deliveries": [str(delivery.id) for delivery in claimed]}
+            caller.author(context.clock()).record(tx, "delivery.claimed", f"endpoint {endpoint_id}", details)
+        return claimed
 
 
 def _sign_event(claimed: ClaimedDelivery, public_url: str | None, now: datetime) -> PulledEvent:

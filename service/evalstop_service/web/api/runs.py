@@ -275,7 +275,7 @@ def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now
 @router.post("/{run_id}/resume")
 def resume_run(run_id: RunId, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step)))
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step, caller.actor)))
     with database.reading() as tx:
         return view_run(tx, receipt.run, now)
 

@@ -96,7 +96,7 @@ def update_run(body: UpdateRun, logger: Logger, artifacts: Artifacts) -> Documen
             if body.end_time is not None:
                 logger.change_mlflow_run(run_id, lambda known: replace(known, end_time=body.end_time))
         case "RUNNING":
-            open_run.reopen_run(logger.database, logger.project_id, run_id, logger.now)
+            open_run.reopen_run(logger.database, logger.project_id, run_id, logger.actor, logger.now)
         case None | "SCHEDULED" | "UNFINISHED":
             pass
         case _:

@@ -163,6 +163,7 @@ PLAIN = {
     ("GET", "/deliveries/{delivery_id}"),
     ("POST", "/deliveries/{delivery_id}/replay"),
     ("GET", "/audit"),
+    ("GET", "/audit/export"),
     ("GET", "/events/schemas"),
     ("GET", "/events/schemas/{event_type}"),
     ("POST", "/deliveries/{delivery_id}/retry"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import UUID
 
 import httpx
+from evalstop_service.clock import utc_now
+from evalstop_service.projects import api_keys, audit_trail
 from evalstop_service.store.tables import deliveries
 
 from tests.service.web.api.conftest import Service
@@ -45,25 +48,25 @@ ACTIONS = {
     ("POST", "/deliveries/{delivery_id}/replay"): "delivery.replayed",
     ("POST", "/deliveries/{delivery_id}/retry"): "delivery.retried",
     ("POST", "/pull/endpoints"): "endpoint.made",
+    ("POST", "/pull/endpoints/{endpoint_id}/claim"): "delivery.claimed",
+    ("POST", "/pull/endpoints/{endpoint_id}/settle"): "delivery.settled",
+    ("POST", "/runs"): "run.opened",
+    ("POST", "/runs/{run_id}/resume"): "run.resumed",
+    ("POST", "/runs/{run_id}/finish"): "run.finished",
+    ("POST", "/kubeflow/{name}"): "run.opened",
 }
 """What each route that changes something writes down."""
 
 NOT_AUDITED = {
-    ("POST", "/runs"),
-    ("POST", "/runs/{run_id}/resume"),
     ("POST", "/runs/{run_id}/heartbeat"),
-    ("POST", "/runs/{run_id}/finish"),
     ("POST", "/observations"),
     ("POST", "/runs/{run_id}/observations"),
     ("POST", "/runs/{run_id}/checkpoints"),
     ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"),
     ("POST", "/runs/{run_id}/openmetrics"),
-    ("POST", "/kubeflow/{name}"),
     ("POST", "/endpoints/{endpoint_id}/test"),
-    ("POST", "/pull/endpoints/{endpoint_id}/claim"),
-    ("POST", "/pull/endpoints/{endpoint_id}/settle"),
 }
-"""What trainers send, what receivers fetch, and a test, which changes nothing."""
+"""What trainers measure, and a test, which changes nothing."""
 
 
 def log(client: httpx.Client, **query: str) -> list[dict[str, Any]]:
@@ -141,7 +144,8 @@ def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
     assert admin.post(f"/decisions/{decision_id}/undo", json={"reason": "too late"}).status_code == 409
     said(admin.patch("/project", json={"veto_window_seconds": 3600.0}), 200)
     assert [(entry["action"], entry["subject"]) for entry in log(admin)] == [
-        ("decision.vetoed", f"decision {decision_id}")
+        ("decision.vetoed", f"decision {decision_id}"),
+        ("run.opened", "run one"),
     ]
 
 
@@ -164,3 +168,54 @@ def test_what_is_taken_up_again_is_written_down(service: Service) -> None:
         response = ask(client, route, there)
         assert response.status_code == 200, (route, response.text)
         assert log(client)[0]["action"] == ACTIONS[route]
+
+
+def test_what_trainers_and_receivers_do_is_written_down(service: Service) -> None:
+    """Who opened a run on which terms, attached to it, named its job, resumed and ended it, and who took its stop."""
+    project = service.project()
+    secret = api_keys.create_named_key(service.database, project, "t", ["ingest"], utc_now())[1]
+    admin, trainer = service.client(service.key(project)), service.client(secret)
+    endpoint_id = said(admin.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
+    opening = {"name": "one", "job": "slurm:a:1", "labels": {"slurm_job_id": "1"}, "policy": "paper"}
+    run_id = said(trainer.post("/runs", json=opening), 201)["id"]
+    said(trainer.post("/runs", json=opening), 200)
+    said(trainer.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
+    claiming = {"wait_seconds": 10}
+    (event,) = said(admin.post(f"/pull/endpoints/{endpoint_id}/claim", json=claiming), 200)["events"]
+    settling = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": 202}
+    said(admin.post(f"/pull/endpoints/{endpoint_id}/settle", json=settling), 200)
+    said(trainer.post("/runs", json=opening | {"labels": {"slurm_job_id": "2"}}), 200)
+    said(trainer.post(f"/runs/{run_id}/resume", json={"step": 1}), 200)
+    said(trainer.post(f"/runs/{run_id}/finish", json={"status": "failed"}), 200)
+    said(trainer.post("/runs", json=opening | {"resume": "must"}), 200)
+    terms = {"id": run_id, "mode": "enforce", "policy": "paper@1", "job": "slurm:a:1"}
+    of_trainer = [entry for entry in reversed(log(admin)) if entry["actor"] == "key t"]
+    assert [entry["action"].removeprefix("run.") for entry in of_trainer] == [
+        *("opened", "attached", "job_changed", "attached", "resumed", "finished", "job_changed", "reopened")
+    ]
+    assert terms.items() <= of_trainer[0]["details"].items()
+    assert of_trainer[2]["details"] == {"before": {"slurm_job_id": "1"}, "after": {"slurm_job_id": "2"}}
+    assert of_trainer[4]["details"] == {"step": 1, "attempt": 2}
+    assert of_trainer[5]["details"]["status"] == "failed"
+    claimed, settled = (log(admin, action=f"delivery.{what}")[0] for what in ("claimed", "settled"))
+    assert (claimed["subject"], claimed["details"]) == (
+        f"endpoint {endpoint_id}",
+        {"deliveries": [event["delivery_id"]]},
+    )
+    assert settled["details"]["status"] == 202
+
+
+def test_the_log_is_exported_in_the_order_of_its_chain(service: Service) -> None:
+    """A line an entry from any position or time on, each with the hash of the one before."""
+    project = service.project()
+    admin = service.client(service.key(project))
+    audit_trail.chain_waiting(service.database)
+    response = admin.get("/audit/export")
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    first, second = map(json.loads, response.text.splitlines())
+    assert (first["position"], first["action"], first["previous_hash"]) == (1, "project.made", "")
+    assert second["previous_hash"] == first["hash"] == said(admin.get("/audit"), 200)["items"][1]["hash"]
+    assert admin.get("/audit/export", params={"limit": 1}).text + admin.get(
+        "/audit/export", params={"after": 1}
+    ).text == (response.text)
+    assert admin.get("/audit/export", params={"since": "2999-01-01T00:00:00Z"}).text == ""

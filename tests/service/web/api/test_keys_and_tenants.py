@@ -93,6 +93,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/endpoints/{endpoint_id}/replay"): {"operate"},
     ("POST", "/endpoints/{endpoint_id}/test"): {"operate"},
     ("GET", "/audit"): set(),
+    ("GET", "/audit/export"): set(),
     ("GET", "/events/schemas"): {"read"},
     ("GET", "/events/schemas/{event_type}"): {"read"},
 }

@@ -1,0 +1,110 @@
+"""The audit log as a trail that others can check: chained in the background, exported, verified and pruned."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from evalstop_service.background import PeriodicJob
+from evalstop_service.clock import rfc3339
+from evalstop_service.errors import NotFound
+from evalstop_service.store import audit_chain, projects
+from evalstop_service.store.audit import INSTALLATION, AuditEntry
+from evalstop_service.store.audit_chain import ChainReport
+from evalstop_service.store.database import Database
+
+EVERY_SECONDS = 2.0
+
+INSTALLATION_NAME = "(installation)"
+"""Stands for what was done to no project."""
+
+_ENTRIES_AT_A_TIME = 1000
+
+_PRIORITY = 13 * 8 + 5  # facility "log audit", severity "notice"
+_LONGEST_HOST, _LONGEST_ID = 255, 32  # characters, as RFC 5424 has them
+
+
+class ExportFormat(StrEnum):
+    """How an exported entry is written: as its canonical JSON, or as a line of syslog (RFC 5424) around it."""
+
+    JSON = "json"
+    SYSLOG = "syslog"
+
+
+def create_job(database: Database) -> PeriodicJob:
+    """The periodic job that chains what was written since."""
+
+    def chain(_wait: object) -> float:
+        chain_waiting(database)
+        return EVERY_SECONDS
+
+    return PeriodicJob("audit chain", chain)
+
+
+def chain_waiting(database: Database) -> None:
+    """Chain all entries that wait; any number of processes may do so at a time."""
+    with database.reading() as tx:
+        waiting = audit_chain.list_waiting_projects(tx)
+    for project_id in waiting:
+        chained = _ENTRIES_AT_A_TIME
+        while chained == _ENTRIES_AT_A_TIME:
+            with database.transaction() as tx:
+                chained = audit_chain.chain_entries(tx, project_id, _ENTRIES_AT_A_TIME)
+
+
+def find_trails(database: Database, project_name: str | None = None) -> dict[str, UUID]:
+    """The log of a project, or those of all and of the installation, by name; one whose project is gone has its id.
+
+    Raises NotFound.
+    """
+    with database.reading() as tx:
+        named = {project.name: project.id for project in projects.list_projects(tx)} | {INSTALLATION_NAME: INSTALLATION}
+        gone = set(audit_chain.list_chains(tx)) - set(named.values())
+    named |= {str(project_id): project_id for project_id in gone}
+    if project_name is None:
+        return named
+    if project_name not in named:
+        raise NotFound(f"there is no project {project_name!r}; there are {', '.join(sorted(named))}")
+    return {project_name: named[project_name]}
+
+
+def verify_trail(database: Database, project_id: UUID, contains: str | None = None) -> ChainReport:
+    """Chain what waits, then look at every entry of a log; `contains`: a hash that has to be in it."""
+    chain_waiting(database)
+    with database.reading() as tx:
+        report = audit_chain.verify_chain(tx, project_id, contains)
+    if not report.entries and report.fault is None and project_id != INSTALLATION:
+        return replace(report, fault="there is no entry, and a project has one from its making on")
+    return report
+
+
+def export_trail(
+    database: Database, project_id: UUID, since: datetime | None = None, form: ExportFormat = ExportFormat.JSON
+) -> Iterator[str]:
+    """The chained entries of a log, oldest first, a line each."""
+    after = 0
+    while True:
+        with database.reading() as tx:
+            page = audit_chain.list_chained(tx, project_id, after=after, since=since, limit=_ENTRIES_AT_A_TIME)
+        for entry in page:
+            line = audit_chain.canonical_json(project_id, entry)
+            yield line if form is ExportFormat.JSON else _format_syslog(entry, line)
+            after = entry.position or after
+        if len(page) < _ENTRIES_AT_A_TIME:
+            return
+
+
+def prune_trail(database: Database, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
+    """Remove the entries of a log that are older than `before`; gives how many."""
+    chain_waiting(database)
+    with database.transaction() as tx:
+        return audit_chain.remove_entries(tx, project_id, before, actor, now)
+
+
+def _format_syslog(entry: AuditEntry, line: str) -> str:
+    host = socket.gethostname()[:_LONGEST_HOST] or "-"
+    return f"<{_PRIORITY}>1 {rfc3339(entry.at)} {host} evalstop - {entry.action[:_LONGEST_ID]} - {line}"

@@ -1,0 +1,190 @@
+"""The chain of the audit log: each entry holds the hash of the one before it in its project, and of its own content.
+
+    change + entry, one transaction ──> waiting ──> chained: position, previous_hash, hash
+
+Entries are chained a moment after they were written, by whoever holds the end of the chain: opening a run waits for
+nobody else's entry, and the chain never forks. What is chained can be neither changed nor removed without that being
+seen, by those who have no copy of the last hash too; with one (`contains`), nor can the chain be written anew.
+
+The hash is the SHA-256 of `canonical_json` of the entry without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.clock import rfc3339
+from evalstop_service.store.audit import COLUMNS, AuditEntry, record_action
+from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.tables import audit_chains, audit_log
+
+PRUNED = "audit.pruned"
+"""The entry that says up to which position, and with which hash, older ones were removed: there the chain begins."""
+
+_ENTRIES_AT_A_TIME = 1000
+
+
+@dataclass(frozen=True)
+class ChainReport:
+    """What a look at a whole chain found. `fault`: the first entry that does not fit, and why; None: all fit."""
+
+    entries: int
+    position: int
+    hash: str
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class _End:
+    position: int
+    hash: str
+
+
+def canonical_json(project_id: UUID, entry: AuditEntry) -> str:
+    """An entry as JSON in ASCII, keys sorted, without spaces; without its hash, as long as it has none."""
+    fields: dict[str, Any] = {**vars(entry), "id": str(entry.id), "at": rfc3339(entry.at)}
+    if entry.hash is None:
+        del fields["hash"]
+    return json.dumps(fields | {"project_id": str(project_id)}, sort_keys=True, separators=(",", ":"))
+
+
+def compute_hash(project_id: UUID, entry: AuditEntry) -> str:
+    """The hash that an entry at its position has to have, in hexadecimal digits."""
+    return hashlib.sha256(canonical_json(project_id, replace(entry, hash=None)).encode()).hexdigest()
+
+
+def list_waiting_projects(tx: Transaction) -> list[UUID]:
+    """The projects with entries that are not chained yet."""
+    return list(tx.execute(sa.select(audit_log.c.project_id).where(_WAITING).distinct()).scalars())
+
+
+def list_chains(tx: Transaction) -> list[UUID]:
+    """The projects that have, or once had, chained entries."""
+    return list(tx.execute(sa.select(audit_chains.c.project_id).order_by(audit_chains.c.project_id)).scalars())
+
+
+def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_TIME) -> int:
+    """Append up to `limit` waiting entries to the chain of their project, oldest first; gives how many there were."""
+    end = _lock_end(tx, project_id)
+    query = _select(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
+    chained = []
+    for row in tx.execute(query).all():
+        entry = replace(AuditEntry(*row), position=end.position + 1, previous_hash=end.hash)
+        end = _End(end.position + 1, compute_hash(project_id, entry))
+        chained.append({"of": entry.id, "at_position": end.position, "after": entry.previous_hash, "own": end.hash})
+    if chained:
+        bound = sa.bindparam
+        tx.execute(
+            audit_log.update()
+            .where(audit_log.c.project_id == project_id, audit_log.c.id == bound("of"))
+            .values(position=bound("at_position"), previous_hash=bound("after"), hash=bound("own")),
+            chained,
+        )
+        tx.execute(audit_chains.update().where(audit_chains.c.project_id == project_id).values(vars(end)))
+    return len(chained)
+
+
+def list_chained(
+    tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = _ENTRIES_AT_A_TIME
+) -> list[AuditEntry]:
+    """Chained entries in the order of the chain: past the position `after`, none older than `since`."""
+    query = _select(project_id).where(audit_log.c.position > after)
+    if since is not None:
+        query = query.where(audit_log.c.at >= since)
+    return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.position).limit(limit))]
+
+
+def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None) -> ChainReport:
+    """Look at every chained entry of a project, as of one moment.
+
+    `contains`: a hash that somebody noted earlier, which has to be in the chain.
+    """
+    if tx.dialect.name == "postgresql":
+        tx.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    last, entries, found = _End(0, ""), 0, contains is None
+    anchors: set[_End] = set()
+    began = _End(0, "")
+    for entry in _walk(tx, project_id):
+        if entries == 0 and entry.position != 1:
+            assert entry.position is not None
+            began = last = _End(entry.position - 1, entry.previous_hash or "")
+        if fault := _find_fault(project_id, entry, last):
+            return ChainReport(entries, last.position, last.hash, fault)
+        if entry.action == PRUNED:
+            anchors.add(_End(entry.details.get("position", 0), entry.details.get("hash", "")))
+        last = _End(last.position + 1, entry.hash or "")
+        found, entries = found or last.hash == contains, entries + 1
+    row = tx.execute(sa.select(audit_chains).where(audit_chains.c.project_id == project_id)).one_or_none()
+    end = _End(0, "") if row is None else _End(row.position, row.hash)
+    fault = None
+    if began.position and began not in anchors:
+        fault = f"entries 1 to {began.position} are missing, and no entry {PRUNED} says so"
+    elif last != end:
+        fault = f"the chain ends at entry {last.position}, and {end.position} were written"
+    elif not found:
+        fault = f"no entry has the hash {contains}"
+    return ChainReport(entries, last.position, last.hash, fault)
+
+
+def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
+    """Remove the chained entries up to the last that is older than `before`; gives how many. An entry says so.
+
+    That entry is chained with the removal: from it the chain can be verified on.
+    """
+    _lock_end(tx, project_id)
+    younger = sa.select(sa.func.min(audit_log.c.position)).where(_of(project_id), audit_log.c.at >= before)
+    first_kept = tx.execute(younger).scalar_one()
+    chained = _select(project_id).where(audit_log.c.position.is_not(None))
+    if first_kept is not None:
+        chained = chained.where(audit_log.c.position < first_kept)
+    row = tx.execute(chained.order_by(audit_log.c.position.desc()).limit(1)).one_or_none()
+    if row is None:
+        return 0
+    last = AuditEntry(*row)
+    details = {"position": last.position, "hash": last.hash}
+    record_action(tx, project_id, actor, PRUNED, "audit log", details, now)
+    while chain_entries(tx, project_id) == _ENTRIES_AT_A_TIME:
+        pass
+    return tx.execute(audit_log.delete().where(_of(project_id), audit_log.c.position <= last.position)).rowcount
+
+
+def _lock_end(tx: Transaction, project_id: UUID) -> _End:
+    insert_if_new(tx, audit_chains, {"project_id": project_id, "position": 0, "hash": ""}, ["project_id"])
+    query = sa.select(audit_chains.c.position, audit_chains.c.hash).where(audit_chains.c.project_id == project_id)
+    return _End(*tx.execute(query.with_for_update()).one())
+
+
+def _walk(tx: Transaction, project_id: UUID) -> Iterator[AuditEntry]:
+    after = 0
+    while page := list_chained(tx, project_id, after=after):
+        yield from page
+        after = page[-1].position or 0
+
+
+def _find_fault(project_id: UUID, entry: AuditEntry, last: _End) -> str | None:
+    expected = last.position + 1
+    if entry.position != expected:
+        missing = f"entry {expected} is" if entry.position == expected + 1 else f"entries {expected} and on are"
+        return f"{missing} missing"
+    if entry.previous_hash != last.hash or entry.hash != compute_hash(project_id, entry):
+        return f"entry {expected} (id {entry.id}, {entry.action}) was changed"
+    return None
+
+
+def _of(project_id: UUID) -> sa.ColumnElement[bool]:
+    return audit_log.c.project_id == project_id
+
+
+def _select(project_id: UUID) -> sa.Select[Any]:
+    return sa.select(*COLUMNS).where(_of(project_id))
+
+
+_WAITING = audit_log.c.position.is_(None)

@@ -1,0 +1,78 @@
+"""The commands of the audit log, on an embedded database."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from evalstop_service import cli
+from evalstop_service.clock import rfc3339, utc_now
+from evalstop_service.projects.audit_trail import INSTALLATION_NAME
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+from evalstop_service.store.tables import audit_log
+
+SYSLOG = re.compile(r"<109>1 \d{4}-\d\d-\d\dT[\d:.]+Z \S+ evalstop - [a-z_.]+ - (\{.*\})")
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """An installation with the project `p`, a key of it and a key of the installation."""
+    monkeypatch.setenv("EVALSTOP_DATA_FOLDER", str(tmp_path))
+    assert cli.main(["migrate", "--database-url", Settings().url]) == 0
+    assert cli.main(["project", "create", "p"]) == 0
+    for of in (["--project", "p"], ["--installation"]):
+        assert cli.main(["key", "create", "--name", "a", *of]) == 0
+    return Database(Settings().url)
+
+
+def test_a_log_is_verified(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends well while all entries fit, names the first that does not, and ends with 1 then."""
+    capsys.readouterr()
+    assert cli.main(["audit", "verify", "--json"]) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert {name: report["entries"] for name, report in reports.items()} == {"p": 2, INSTALLATION_NAME: 1}
+    noted = reports["p"]["hash"]
+    assert cli.main(["audit", "verify", "--project", "p", "--contains", noted]) == 0
+    with database.transaction() as tx:
+        tx.execute(audit_log.update().where(audit_log.c.position == 2).values(subject="key b"))
+    capsys.readouterr()
+    assert cli.main(["audit", "verify"]) == 1
+    assert re.search(r"p: entry 2 \(id [0-9a-f-]+, key.made\) was changed", capsys.readouterr().out)
+    assert cli.main(["audit", "verify", "--project", "nobody"]) == 1
+    assert cli.main(["audit", "verify", "--contains", noted]) == 1
+
+
+def test_a_project_without_any_entry_is_seen(database: Database) -> None:
+    """A project has an entry from its making on: without one, and without a chain, somebody emptied its log."""
+    with database.transaction() as tx:
+        tx.execute(audit_log.delete())
+    assert cli.main(["audit", "verify", "--project", "p"]) == 1
+
+
+def test_a_log_is_exported(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of JSON or of syslog, of all projects or of one, as of a time."""
+    capsys.readouterr()
+
+    def export(*options: str) -> list[str]:
+        assert cli.main(["audit", "export", *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    everything = [json.loads(line) for line in export()]
+    assert [entry["action"] for entry in everything] == ["project.made", "key.made", "key.made"]
+    assert len(export("--project", "p")) == 2
+    assert export("--since", rfc3339(utc_now() + timedelta(hours=1))) == []
+    framed = [SYSLOG.fullmatch(line) for line in export("--format", "syslog")]
+    assert [json.loads(match[1]) for match in framed if match] == everything
+
+
+def test_a_log_is_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries that are old enough go, and what is left is verified."""
+    assert cli.main(["audit", "prune", "--project", "p", "--older-than-days", "1"]) == 0
+    assert "p: 0 entries removed" in capsys.readouterr().out
+    assert cli.main(["audit", "prune", "--project", "p", "--older-than-days", "0"]) == 0
+    assert "p: 2 entries removed" in capsys.readouterr().out
+    assert cli.main(["audit", "verify"]) == 0
