@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import cadence, cost, frontier, population, reproduce, rollback, trace
+from evalstop_lab.simulator import actions, cadence, cost, frontier, population, reproduce, rollback, trace
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
   evalstop-lab cluster reproduce --seeds 4 --plots plots --json
   evalstop-lab cluster frontier --worlds paper hard
+  evalstop-lab cluster actions --schedulers FIFO SRTF-Est
   evalstop-lab cluster cadence --policies paper my-policy.yaml --evals 10 20 40
   evalstop-lab cluster cost --on-demand 3.5 --policies paper early
   evalstop-lab cluster rollback --frontier-gain 0.1
@@ -26,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
-    for question in (reproduce, frontier, cadence, cost, rollback, population, trace):
+    for question in (reproduce, frontier, actions, cadence, cost, rollback, population, trace):
         question.add_parser(questions)
     parser.set_defaults(run=run)
 

@@ -6,21 +6,25 @@ the version, and what was meant for an earlier one is passed over.
 
 A stop depends on the job's own evals alone. So it may be decided ahead of time (`ends`), and evals need no events then;
 times are computed from the same numbers in the same order either way, hence the schedule is the same to the last bit.
+
+A job that is set aside (`priorities`) runs on GPUs that nobody else wants, and is paused for any job that is not.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 
 from evalstop_lab.simulator.jobs import Floats, Integers, Workload
+from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Priorities, Priority
 from evalstop_lab.simulator.schedulers import Scheduler
 
-FINISH, EVAL, CROSSING, QUANTUM, ARRIVAL = range(5)  # who ends in an instant frees GPUs for those who come in it
+# Who ends in an instant, or is set aside, frees GPUs for those who come in it.
+FINISH, EVAL, CHANGE, RETURN, CROSSING, QUANTUM, ARRIVAL = range(7)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class Cluster:
 class Schedule:
     """What became of each job. `ran` are hours of progress, `held` those on its GPUs: progress and restores.
 
-    `spells` are all times on GPUs: job, since when, until when, in the order of their ends.
+    `spells` are all times on GPUs: job, since when, until when, in the order of their ends. `contended` are the times
+    in which a job that is not set aside waits: since when, until when. `set_aside` are the parts of `spells` in which
+    the job was: they cost nobody anything, as it would have left for any other.
     """
 
     started: Floats
@@ -46,29 +52,50 @@ class Schedule:
     held: Floats
     pauses: Integers
     spells: list[tuple[int, float, float]]
+    contended: list[tuple[float, float]]
+    set_aside: list[tuple[int, float, float]]
     events: int
 
 
 def simulate(
-    workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats | None = None, *, evals: bool = True
+    workload: Workload,
+    scheduler: Scheduler,
+    cluster: Cluster,
+    ends: Floats | None = None,
+    *,
+    evals: bool = True,
+    priorities: Priorities = NEVER_SET_ASIDE,
 ) -> Schedule:
     """Run all jobs to their ends.
 
     `ends`: after how many hours of running each job ends; by default after all of its hours. With `evals` the scheduler
-    is asked at each eval whether to stop the job. Raises ValueError when a gang is larger than the cluster.
+    is asked at each eval whether to stop the job. `priorities`: when jobs are set aside and return. Raises ValueError
+    when a gang is larger than the cluster.
     """
     largest = max((job.gpus for job in workload.jobs), default=0)
     if largest > cluster.gpus:
         raise ValueError(f"a job wants {largest} GPUs at once and the cluster has {cluster.gpus}; give it more")
-    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, evals)
+    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, evals, priorities)
     running.run()
     return running.schedule()
+
+
+_Place = tuple[Priority, float, int]
+"""Of a job that runs or waits: who is lower goes first."""
 
 
 class _Running:
     """The state of a cluster between two events."""
 
-    def __init__(self, workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats, evals: bool) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        scheduler: Scheduler,
+        cluster: Cluster,
+        ends: Floats,
+        evals: bool,
+        priorities: Priorities,
+    ) -> None:
         count = len(workload.jobs)
         self._jobs, self._scheduler, self._cluster, self._evals = workload.jobs, scheduler, cluster, evals
         self._gpus = [job.gpus for job in workload.jobs]
@@ -77,13 +104,20 @@ class _Running:
         self._quantum = scheduler.quantum_hours
         self._end = ends.tolist()
         self._free = cluster.gpus
-        self._waiting: list[tuple[float, int]] = []  # in order
+        self._waiting: list[_Place] = []  # in order
         self._on: dict[int, None] = {}  # those that run, in the order of their starts
         self._version = [0] * count
         self._ran, self._held = [0.0] * count, [0.0] * count  # up to the last pause
         self._since, self._goes = [0.0] * count, [0.0] * count  # on GPUs since, and progressing since
         self._seen, self._pauses = [0] * count, [0] * count
         self._started, self._ended = [math.nan] * count, [math.nan] * count
+        self._changes, self._set_aside_hours = priorities.changes, priorities.most_hours
+        self._priority = [Priority.NORMAL] * count
+        self._changed, self._times_changed = [0] * count, [0] * count
+        self._set_aside: dict[int, float] = {}  # of those that run, the ones that anybody else pauses, since when
+        self._aside_spells: list[tuple[int, float, float]] = []
+        self._contended: list[tuple[float, float]] = []
+        self._contended_since: float | None = None
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._spells: list[tuple[int, float, float]] = []
         self._pushed = self._taken = 0
@@ -104,12 +138,17 @@ class _Running:
                 elif kind == QUANTUM:
                     self._ticking = False
                     look = True
+                elif kind == RETURN:
+                    look = self._return(job, meant, now) or look
                 elif version[job] != meant:
                     continue
                 elif kind == FINISH:
                     self._finish(job, now)
                     look = True
                 elif kind == CROSSING:
+                    look = True
+                elif kind == CHANGE:
+                    self._apply_change(job, now)
                     look = True
                 else:
                     self._evaluate(job)
@@ -119,6 +158,8 @@ class _Running:
                     self._repack(now)
                 else:
                     self._fill(now)
+            if look:
+                self._record_contention(now)
 
     def schedule(self) -> Schedule:
         return Schedule(
@@ -128,6 +169,8 @@ class _Running:
             np.array(self._held),
             np.array(self._pauses, dtype=np.int64),
             self._spells,
+            self._contended,
+            self._aside_spells,
             self._taken,
         )
 
@@ -136,7 +179,7 @@ class _Running:
         heappush(self._heap, (time, kind, self._pushed, job, self._version[job]))
 
     def _arrive(self, job: int) -> None:
-        insort(self._waiting, (self._rank(self._jobs[job], 0.0), job))
+        insort(self._waiting, self._place(job, 0.0))
         if job + 1 < len(self._jobs):
             self._push(self._jobs[job + 1].submitted, ARRIVAL, job + 1)
 
@@ -161,26 +204,89 @@ class _Running:
             at = self._jobs[job].eval_at(self._seen[job] + 1)
             self._push(self._goes[job] + max(at - self._ran[job], 0.0), EVAL, job)
 
+    def _push_change(self, job: int) -> None:
+        changes, number = self._changes.get(job, ()), self._changed[job]
+        if number < len(changes):
+            at = self._jobs[job].eval_at(changes[number][0])
+            self._push(self._goes[job] + max(at - self._ran[job], 0.0), CHANGE, job)
+
+    def _apply_change(self, job: int, now: float) -> None:
+        """The job, which runs, is set aside or returns, as its evals have it."""
+        _, priority = self._changes[job][self._changed[job]]
+        self._changed[job] += 1
+        self._set_priority(job, priority, now)
+        self._push_change(job)
+        if priority is Priority.DEMOTED:
+            self._pushed += 1
+            meant = self._times_changed[job]
+            heappush(self._heap, (now + self._set_aside_hours, RETURN, self._pushed, job, meant))
+
+    def _return(self, job: int, meant: int, now: float) -> bool:
+        """A job that was demoted for long enough returns, whether it runs or waits; whether it did."""
+        if self._times_changed[job] != meant or not math.isnan(self._ended[job]):
+            return False
+        before = self._place(job, self._ran[job])
+        self._set_priority(job, Priority.NORMAL, now)
+        if job not in self._on:
+            self._waiting.remove(before)
+            insort(self._waiting, self._place(job, self._ran[job]))
+        return True
+
+    def _set_priority(self, job: int, priority: Priority, now: float) -> None:
+        self._priority[job] = priority
+        self._times_changed[job] += 1
+        if priority is Priority.NORMAL:
+            self._end_aside(job, now)
+        elif job in self._on:
+            self._set_aside.setdefault(job, now)
+
+    def _end_aside(self, job: int, now: float) -> None:
+        since = self._set_aside.pop(job, None)
+        if since is not None:
+            self._aside_spells.append((job, since, now))
+
+    def _record_contention(self, now: float) -> None:
+        contended = bool(self._waiting) and self._waiting[0][0] is Priority.NORMAL
+        if contended and self._contended_since is None:
+            self._contended_since = now
+        elif not contended and self._contended_since is not None:
+            self._contended.append((self._contended_since, now))
+            self._contended_since = None
+
+    def _place(self, job: int, ran: float) -> _Place:
+        return self._priority[job], self._rank(self._jobs[job], ran), job
+
     def _fill(self, now: float) -> None:
-        """Start, in order, what fits."""
+        """Start, in order, what fits; who is not set aside takes the GPUs of those who are, the lowest first."""
         waiting, gpus = self._waiting, self._gpus
-        index = 0
-        while self._free and index < len(waiting):
-            job = waiting[index][1]
-            if gpus[job] <= self._free:
+        index, blocked = 0, False
+        while (self._free or self._set_aside) and index < len(waiting):
+            priority, _, job = waiting[index]
+            if priority is Priority.NORMAL:
+                fits = gpus[job] <= self._free or self._make_room(gpus[job], now)
+                blocked = self._strict and not fits
+            else:
+                fits, blocked = gpus[job] <= self._free, False
+            if fits:
                 del waiting[index]
                 self._start(job, now)
-            elif self._strict:
-                return
             else:
-                index += 1
+                index = bisect_left(waiting, (Priority.DEMOTED, -math.inf, 0)) if blocked else index + 1
+
+    def _make_room(self, gpus: int, now: float) -> bool:
+        """Pause jobs that are set aside until so many GPUs are free; none of them when that is not enough."""
+        if self._free + sum(self._gpus[job] for job in self._set_aside) < gpus:
+            return False
+        latest_first = list(self._set_aside)[::-1]
+        for job in sorted(latest_first, key=lambda job: -self._priority[job]):
+            if self._free >= gpus:
+                break
+            self._pause(job, now)
+        return True
 
     def _repack(self, now: float) -> None:
         """Give GPUs out anew, in order, to those that run and those that wait; pause who gets none."""
-        rank, jobs, ran, goes = self._rank, self._jobs, self._ran, self._goes
-        ranked = [
-            (rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job) for job in self._on
-        ]
+        ranked = [self._place(job, self._progress(job, now)) for job in self._on]
         if not ranked or max(ranked) < self._waiting[0]:  # who runs goes on, all of them
             self._fill(now)
         else:
@@ -189,11 +295,11 @@ class _Running:
             self._ticking = True
             self._push(now + self._quantum, QUANTUM, 0)
 
-    def _give_out(self, ranked: list[tuple[float, int]], now: float) -> None:
+    def _give_out(self, ranked: list[_Place], now: float) -> None:
         on, gpus, free = self._on, self._gpus, self._cluster.gpus
         chosen = []
         ranked.sort()
-        for _, job in ranked:
+        for _, _, job in ranked:
             if gpus[job] <= free:
                 chosen.append(job)
                 free -= gpus[job]
@@ -206,7 +312,7 @@ class _Running:
             return
         for job in [job for job in on if job not in staying]:
             self._pause(job, now)
-        self._waiting = [item for item in self._waiting if item[1] not in staying]
+        self._waiting = [item for item in self._waiting if item[2] not in staying]
         for job in chosen:
             if job not in on:
                 self._start(job, now)
@@ -217,6 +323,8 @@ class _Running:
 
     def _start(self, job: int, now: float) -> None:
         self._on[job] = None
+        if self._priority[job] is not Priority.NORMAL:
+            self._set_aside[job] = now
         self._free -= self._gpus[job]
         self._version[job] += 1
         self._since[job] = goes = now
@@ -229,6 +337,7 @@ class _Running:
         self._push(goes + max(self._end[job] - ran, 0.0), FINISH, job)
         if self._evals:
             self._push_eval(job)
+        self._push_change(job)
         crossing = self._crossing(self._jobs[job], ran)
         if crossing is not None:
             self._push(goes + (crossing - ran), CROSSING, job)
@@ -237,10 +346,11 @@ class _Running:
         self._ran[job] = self._progress(job, now)
         self._pauses[job] += 1
         self._leave(job, now)
-        insort(self._waiting, (self._rank(self._jobs[job], self._ran[job]), job))
+        insort(self._waiting, self._place(job, self._ran[job]))
 
     def _leave(self, job: int, now: float) -> None:
         del self._on[job]
+        self._end_aside(job, now)
         self._free += self._gpus[job]
         self._version[job] += 1
         since = self._since[job]

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evalstop_lab.simulator.engine import Schedule
 from evalstop_lab.simulator.hidden import Hidden
@@ -111,7 +112,7 @@ def measure(
     jct = schedule.ended - workload.submitted
     peak_at = hidden.peak_hours * hours
     after_peak = np.maximum(schedule.ran - peak_at, 0.0)
-    falsely = (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
+    falsely = _falsely_stopped(hidden, schedule, hours, peak_at)
     known = [job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)]
     return Figures(
         jct=_mean(jct[inside]),
@@ -128,6 +129,39 @@ def measure(
         again=float((hours * gpus)[falsely].sum()),
         eval_lost=_mean(_eval_lost(hidden, stops)[hidden.hacking]),
     )
+
+
+def contended_waste(workload: Workload, hidden: Hidden, schedule: Schedule, restore_hours: float) -> float:
+    """GPU-hours that others waited for and that were of no use: of hacking jobs after their peak, and all of those that
+    were stopped and should not have been. Hours for which nobody waited cost nobody anything, nor do those of a job
+    that is set aside.
+    """
+    if not schedule.contended:
+        return 0.0
+    hours = workload.hours
+    peak_at = hidden.peak_hours * hours
+    falsely = _falsely_stopped(hidden, schedule, hours, peak_at)
+    useless_from = np.where(falsely, 0.0, np.inf)
+    ran, paused = np.zeros(len(hours)), np.zeros(len(hours), dtype=bool)
+    spans: list[tuple[float, float, int]] = []  # since when, until when, GPUs; of none that are given back
+    for job, since, until in schedule.spells:
+        goes = since + restore_hours if paused[job] else since
+        before, ran[job], paused[job] = ran[job], ran[job] + max(until - goes, 0.0), True
+        if hidden.hacking[job] and before < peak_at[job] <= ran[job]:
+            useless_from[job] = min(useless_from[job], goes + peak_at[job] - before)
+        spans.append((max(since, useless_from[job]), until, workload.jobs[job].gpus))
+    spans += [
+        (max(since, useless_from[job]), until, -workload.jobs[job].gpus) for job, since, until in schedule.set_aside
+    ]
+    edges = np.array(schedule.contended).ravel()
+    waited = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))  # hours, up to each edge
+    starts, ends, gpus = np.array(spans).T
+    taken = np.interp(ends, edges, waited) - np.interp(np.minimum(starts, ends), edges, waited)
+    return float((taken * gpus).sum())
+
+
+def _falsely_stopped(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
+    return (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
 
 
 def _eval_lost(hidden: Hidden, stops: Stops) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,9 +38,10 @@ def add(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
 
 
-def add_world(parser: argparse.ArgumentParser) -> None:
+def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = WORLDS, default: str = "paper") -> None:
     """Add `--world`, of which jobs are drawn."""
-    parser.add_argument("--world", choices=WORLDS, default="paper", help="where jobs are drawn from (default: paper)")
+    what = "where jobs are drawn from (default: %(default)s)"
+    parser.add_argument("--world", choices=worlds, default=default, help=what)
 
 
 def add_policies(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +49,9 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
 
 
-def setting_of(args: argparse.Namespace) -> Setting:
+def setting_of(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS) -> Setting:
     """The world that was asked for, with as many jobs as were."""
-    setting = WORLDS[args.world]
+    setting = worlds[args.world]
     return replace(setting, jobs=args.cluster_jobs or setting.jobs)
 
 

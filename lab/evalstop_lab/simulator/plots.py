@@ -54,6 +54,22 @@ def frontier(folder: Path, report: dict[str, Any]) -> None:
         axes[0, 0].figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
 
 
+def actions(folder: Path, report: dict[str, Any]) -> None:
+    """Write actions.png: contended GPU-hours returned against healthy jobs lost, a mark a rule and scheduler."""
+    rules = list(dict.fromkeys(item["rule"] for item in report["outcomes"]))
+    with saved_figure(folder / "actions.png", (7.4, 4.2)) as axes:
+        axis = axes[0, 0]
+        for number, rule in enumerate(rules):
+            points = [item for item in report["outcomes"] if item["rule"] == rule]
+            places = [[item[name]["value"] for item in points] for name in ("lost", "returned")]
+            marker = "o" if "stop" in rule else "s"
+            axis.plot(*places, marker, color=f"C{number}", markersize=6, alpha=0.8, label=rule)
+        axis.set(xlabel="healthy jobs lost for good", ylabel="returned, of the oracle's contended GPU-hours")
+        show_percent(axis.xaxis)
+        show_percent(axis.yaxis)
+        axis.figure.legend(loc="outside right upper", fontsize=8)
+
+
 def cadence(folder: Path, report: dict[str, Any]) -> None:
     """Write cadence.png: GPU-hours that come back against the number of evals, a line a cost, a panel a policy."""
     policies = list(dict.fromkeys(net["policy"] for net in report["nets"]))

@@ -83,3 +83,19 @@ WORLDS: Mapping[str, Setting] = MappingProxyType(
         "hard": replace(PAPER, curve="gao_rl", peaks=(0.3, 0.8), evals=50, noise_sd=0.05, healthy_dip_prob=0.2),
     }
 )
+
+_GANGS = replace(
+    PAPER,
+    jobs=600,
+    gpus=16,
+    load=0.8,
+    offered=MappingProxyType({Kind.RLHF: Offered(1.0, 6.0, ((1, 1.0),))}),
+    peaks=(0.3, 0.8),
+    evals=50,
+    noise_sd=0.05,
+)
+
+GANGS: Mapping[str, Setting] = MappingProxyType(
+    {"gangs": _GANGS, "gangs, dips": replace(_GANGS, healthy_dip_prob=0.25)}
+)
+"""Jobs that are gangs of one size, on a cluster with room for sixteen; with dips in a quarter of the healthy ones."""

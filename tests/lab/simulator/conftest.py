@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from evalstop_lab.simulator.engine import Schedule
 from evalstop_lab.simulator.jobs import Workload, plain
 from evalstop_lab.simulator.setting import PAPER, Setting
 from hypothesis import HealthCheck, settings
@@ -25,3 +26,14 @@ def workloads(draw: st.DrawFn, most_gpus: int = 8) -> Workload:
     gpus = draw(st.lists(st.integers(1, most_gpus), min_size=count, max_size=count))
     hours, estimates = (draw(st.lists(lengths, min_size=count, max_size=count)) for _ in range(2))
     return plain(submitted.astype(float), np.array(gpus), np.array(hours), np.array(estimates))
+
+
+def assert_no_gpu_is_given_out_twice(workload: Workload, schedule: Schedule, gpus: int) -> None:
+    """At no time do the gangs that run hold more GPUs than there are."""
+    edges = [
+        (time, kind, workload.jobs[job].gpus) for job, *spell in schedule.spells for kind, time in enumerate(spell)
+    ]
+    used = 0
+    for _, kind, gang in sorted(edges, key=lambda item: (item[0], -item[1])):
+        used += gang if kind == 0 else -gang
+        assert 0 <= used <= gpus

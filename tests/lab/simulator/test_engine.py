@@ -24,7 +24,7 @@ from evalstop_lab.simulator.schedulers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import patiently, workloads
+from tests.lab.simulator.conftest import assert_no_gpu_is_given_out_twice, patiently, workloads
 
 GPUS = 8
 schedulers = st.sampled_from(list(SCHEDULERS.values()))
@@ -36,11 +36,7 @@ clusters = st.sampled_from([Cluster(GPUS, 0.0), Cluster(GPUS, 0.25), Cluster(GPU
 def test_no_gpu_is_given_out_twice(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
     """At no time do the gangs that run hold more GPUs than there are, and no job runs twice at once."""
     schedule = simulate(workload, scheduler, cluster)
-    held = [(time, kind, workload.jobs[job].gpus) for job, *spell in schedule.spells for kind, time in enumerate(spell)]
-    used = 0
-    for _, kind, gpus in sorted(held, key=lambda item: (item[0], -item[1])):
-        used += gpus if kind == 0 else -gpus
-        assert 0 <= used <= cluster.gpus
+    assert_no_gpu_is_given_out_twice(workload, schedule, cluster.gpus)
     for job in range(len(workload.jobs)):
         own = [spell for spell in schedule.spells if spell[0] == job]
         assert all(before[2] <= after[1] for before, after in pairwise(own))

@@ -1,0 +1,227 @@
+"""`evalstop-lab cluster actions`: stop a suspected job, or set it aside so that it can come back?
+
+A demoted or parked job gives its GPUs to whoever waits and runs on those that nobody wants. What that returns is
+counted in GPU-hours for which somebody waited; what it costs in the completion time of healthy jobs, and in healthy
+jobs lost for good, which only a stop loses.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import msgspec
+import numpy as np
+from evalstop_detectors import DETECTORS, Member, Policy, Thresholds, start, step
+from evalstop_detectors.policy.calibration import find_threshold
+from rich.console import Console
+
+from evalstop_lab.replay import Run
+from evalstop_lab.report import format_change, new_table
+from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
+from evalstop_lab.simulator.hidden import Hidden, at_the_peak
+from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.metrics import contended_waste
+from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Changes, Priorities, Priority
+from evalstop_lab.simulator.schedulers import SCHEDULERS
+from evalstop_lab.simulator.setting import GANGS, WORLDS, Setting
+from evalstop_lab.simulator.stopping import STEPS_AN_EVAL, logs
+from evalstop_lab.worlds.scoring import Figure
+
+SEEDS = 12
+WORLDS_BY_NAME = {**GANGS, **WORLDS}
+POSTERIOR = msgspec.convert({"model": "gru-1"}, DETECTORS["posterior"])
+RETURN_BELOW = 0.12
+"""The probability of having turned below which a job that was set aside returns."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Per action the share of healthy runs that reaches its level, by calibration; None: the action is not taken."""
+
+    name: str
+    demote: float | None = None
+    park: float | None = None
+    stop: float | None = None
+
+
+RULES = (
+    Rule("stop at 1 %", stop=0.01),
+    Rule("stop at 5 %", stop=0.05),
+    Rule("stop at 20 %", stop=0.2),
+    Rule("park at 1 %", park=0.01),
+    Rule("park at 5 %", park=0.05),
+    Rule("park at 20 %", park=0.2),
+    Rule("demote at 5 %, stop at 1 %", demote=0.05, stop=0.01),
+    Rule("demote at 5 %, park at 1 %", demote=0.05, park=0.01),
+    Rule("demote at 20 %, park at 1 %", demote=0.2, park=0.01),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one rule under one scheduler. `returned`: of the contended GPU-hours that an oracle returns, the share.
+    `healthy_time`: the change of the mean completion time of healthy jobs that were not stopped. `lost` and `set_aside`
+    are shares of the healthy jobs; `delay_hours`: how much later those that were set aside ended, on average."""
+
+    rule: str
+    scheduler: str
+    returned: Figure
+    healthy_time: Figure
+    lost: Figure
+    set_aside: Figure
+    delay_hours: Figure
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `actions` to `evalstop-lab cluster`."""
+    parser = subparsers.add_parser("actions", help="stop a suspected job, or demote or park it?")
+    options.add(parser, seeds=SEEDS)
+    options.add_world(parser, WORLDS_BY_NAME, "gangs")
+    names = list(SCHEDULERS)
+    parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
+    parser.add_argument("--restore-hours", type=float, metavar="HOURS", help="what it costs a paused job to go on")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab cluster actions`; return its exit code."""
+    setting, seeds = options.setting_of(args, WORLDS_BY_NAME), options.seeds(args)
+    if args.restore_hours is not None:
+        setting = replace(setting, restore_hours=args.restore_hours)
+    found = options.sweep_each(args, partial(_simulate, setting, tuple(args.schedulers)), seeds, "setting aside")
+    outcomes = []
+    for rule, scheduler in found[0]:
+        columns = np.array([of_seed[rule, scheduler] for of_seed in found]).T
+        outcomes.append(Outcome(rule, scheduler, *map(interval, columns)))
+    report = {"outcomes": [asdict(item) for item in outcomes], "setting": options.setting_document(setting, seeds)}
+    return options.print_report(args, report, lambda console: _print(console, outcomes), plots.actions)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a rule makes of all jobs: after how many hours of running each ends, and when which are set aside."""
+
+    ends: Floats
+    priorities: Priorities
+
+
+def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluster: Cluster) -> Decided:
+    """Take the rule's actions by the probabilities of having turned, a row a job and a column an eval.
+
+    A job's action only rises until its probability falls below `RETURN_BELOW`; then the job returns.
+    """
+    levels = [
+        (find_threshold(POSTERIOR, risk, ()), priority)
+        for risk, priority in ((rule.park, Priority.PARKED), (rule.demote, Priority.DEMOTED))
+        if risk is not None
+    ]
+    stop_at = np.inf if rule.stop is None else find_threshold(POSTERIOR, rule.stop, ())
+    ends, changes = workload.hours, {}
+    for job, row in zip(workload.jobs, probabilities.tolist(), strict=True):
+        stop = next((number for number, value in enumerate(row, start=1) if value >= stop_at), None)
+        if stop is not None:
+            ends[job.number] = min(job.eval_at(stop) + cluster.stop_hours, job.hours)
+        if found := _find_changes(row[:stop], levels):
+            changes[job.number] = found
+    return Decided(ends, Priorities(changes))
+
+
+def _find_changes(row: Sequence[float], levels: Sequence[tuple[float, Priority]]) -> Changes:
+    changes, now = [], Priority.NORMAL
+    for number, value in enumerate(row, start=1):
+        reached = next((priority for level, priority in levels if value >= level), Priority.NORMAL)
+        wanted = Priority.NORMAL if value < RETURN_BELOW else max(now, reached)
+        if wanted is not now:
+            changes.append((number, wanted))
+            now = wanted
+    return tuple(changes)
+
+
+def find_probabilities(workload: Workload) -> Floats:
+    """By job and eval the probability of having turned that `default` looks at; lengths are the users' estimates."""
+    policy = Policy("posterior", (Member(POSTERIOR, Thresholds(None, None)),))
+    return np.array([_follow(policy, run, workload.eval_scores.shape[1]) for run in logs(workload, policy.roles)])
+
+
+def _follow(policy: Policy, run: Run, evals: int) -> list[float]:
+    state, row = start(policy), [0.0] * evals
+    for observation in run.observations():
+        state, _ = step(policy, state, observation)
+        (evidence,) = state.evidence
+        row[observation.step // STEPS_AN_EVAL - 1] = 0.0 if evidence is None else evidence.value
+    return row
+
+
+_Found = dict[tuple[str, str], tuple[float, ...]]
+
+
+def _simulate(setting: Setting, schedulers: Sequence[str], seed: int) -> _Found:
+    """By rule and scheduler, the numbers of an `Outcome`."""
+    workload, hidden = draw(setting, seed)
+    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    probabilities = find_probabilities(workload)
+    decided = {rule.name: decide_actions(rule, workload, probabilities, cluster) for rule in RULES}
+    _, oracle_ends = at_the_peak(workload, hidden)
+    found: _Found = {}
+    for name in schedulers:
+
+        def run_with(decisions: Decided, name: str = name) -> Schedule:
+            scheduler, priorities = SCHEDULERS[name], decisions.priorities
+            return simulate(workload, scheduler, cluster, decisions.ends, evals=False, priorities=priorities)
+
+        untouched, oracle = (run_with(Decided(ends, NEVER_SET_ASIDE)) for ends in (workload.hours, oracle_ends))
+        waste = contended_waste(workload, hidden, untouched, cluster.restore_hours)
+        best = waste - contended_waste(workload, hidden, oracle, cluster.restore_hours)
+        for rule, decisions in decided.items():
+            schedule = run_with(decisions)
+            returned = waste - contended_waste(workload, hidden, schedule, cluster.restore_hours)
+            found[rule, name] = returned / best, *_costs(workload, hidden, untouched, schedule, decisions)
+    return found
+
+
+def _costs(
+    workload: Workload, hidden: Hidden, before: Schedule, after: Schedule, decisions: Decided
+) -> tuple[float, float, float, float]:
+    """Of healthy jobs: the change of their time, the shares lost and set aside, and the hours that these came later."""
+    lost = ~hidden.hacking & (after.ran < workload.hours)
+    kept = ~hidden.hacking & ~lost
+    aside = np.zeros(len(kept), dtype=bool)
+    aside[list(decisions.priorities.changes)] = True
+    times = [schedule.ended - workload.submitted for schedule in (before, after)]
+    delay = (times[1] - times[0])[kept & aside]
+    healthy = (~hidden.hacking).sum()
+    change = times[1][kept].mean() / times[0][kept].mean() - 1
+    return change, lost.sum() / healthy, (kept & aside).sum() / healthy, delay.mean() if len(delay) else 0.0
+
+
+def _print(console: Console, outcomes: Sequence[Outcome]) -> None:
+    table = new_table(
+        "of the contended GPU-hours that an oracle returns; healthy jobs",
+        "rule",
+        "scheduler",
+        "returned",
+        "95 %",
+        "lost for good",
+        "set aside",
+        "these end later by",
+        "time of all that were kept",
+        left=2,
+    )
+    for item in outcomes:
+        table.add_row(
+            item.rule,
+            item.scheduler,
+            f"{item.returned.value:.1%}",
+            f"{item.returned.low:.1%} to {item.returned.high:.1%}",
+            f"{item.lost.value:.1%}",
+            f"{item.set_aside.value:.1%}",
+            f"{item.delay_hours.value:+.2f} h",
+            format_change(item.healthy_time),
+        )
+    console.print(table)
