@@ -80,8 +80,11 @@ def simulate(
     return running.schedule()
 
 
-_Place = tuple[Priority, float, int]
-"""Of a job that runs or waits: who is lower goes first."""
+_Place = tuple[int, float, int]
+"""Of a job that runs or waits, its priority first: who is lower goes first."""
+
+_NORMAL = int(Priority.NORMAL)
+_FIRST_SET_ASIDE: _Place = (int(Priority.DEMOTED), -math.inf, 0)
 
 
 class _Running:
@@ -112,7 +115,7 @@ class _Running:
         self._seen, self._pauses = [0] * count, [0] * count
         self._started, self._ended = [math.nan] * count, [math.nan] * count
         self._changes, self._set_aside_hours = priorities.changes, priorities.most_hours
-        self._priority = [Priority.NORMAL] * count
+        self._priority = [_NORMAL] * count
         self._changed, self._times_changed = [0] * count, [0] * count
         self._set_aside: dict[int, float] = {}  # of those that run, the ones that anybody else pauses, since when
         self._aside_spells: list[tuple[int, float, float]] = []
@@ -233,7 +236,7 @@ class _Running:
         return True
 
     def _set_priority(self, job: int, priority: Priority, now: float) -> None:
-        self._priority[job] = priority
+        self._priority[job] = int(priority)
         self._times_changed[job] += 1
         if priority is Priority.NORMAL:
             self._end_aside(job, now)
@@ -246,7 +249,7 @@ class _Running:
             self._aside_spells.append((job, since, now))
 
     def _record_contention(self, now: float) -> None:
-        contended = bool(self._waiting) and self._waiting[0][0] is Priority.NORMAL
+        contended = bool(self._waiting) and self._waiting[0][0] == _NORMAL
         if contended and self._contended_since is None:
             self._contended_since = now
         elif not contended and self._contended_since is not None:
@@ -262,8 +265,8 @@ class _Running:
         index, blocked = 0, False
         while (self._free or self._set_aside) and index < len(waiting):
             priority, _, job = waiting[index]
-            if priority is Priority.NORMAL:
-                fits = gpus[job] <= self._free or self._make_room(gpus[job], now)
+            if priority == _NORMAL:
+                fits = gpus[job] <= self._free or (bool(self._set_aside) and self._make_room(gpus[job], now))
                 blocked = self._strict and not fits
             else:
                 fits, blocked = gpus[job] <= self._free, False
@@ -271,7 +274,7 @@ class _Running:
                 del waiting[index]
                 self._start(job, now)
             else:
-                index = bisect_left(waiting, (Priority.DEMOTED, -math.inf, 0)) if blocked else index + 1
+                index = bisect_left(waiting, _FIRST_SET_ASIDE) if blocked else index + 1
 
     def _make_room(self, gpus: int, now: float) -> bool:
         """Pause jobs that are set aside until so many GPUs are free; none of them when that is not enough."""
@@ -286,7 +289,11 @@ class _Running:
 
     def _repack(self, now: float) -> None:
         """Give GPUs out anew, in order, to those that run and those that wait; pause who gets none."""
-        ranked = [self._place(job, self._progress(job, now)) for job in self._on]
+        priority, rank, jobs, ran, goes = self._priority, self._rank, self._jobs, self._ran, self._goes
+        ranked = [
+            (priority[job], rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job)
+            for job in self._on
+        ]
         if not ranked or max(ranked) < self._waiting[0]:  # who runs goes on, all of them
             self._fill(now)
         else:
@@ -323,7 +330,7 @@ class _Running:
 
     def _start(self, job: int, now: float) -> None:
         self._on[job] = None
-        if self._priority[job] is not Priority.NORMAL:
+        if self._priority[job] != _NORMAL:
             self._set_aside[job] = now
         self._free -= self._gpus[job]
         self._version[job] += 1
@@ -337,7 +344,8 @@ class _Running:
         self._push(goes + max(self._end[job] - ran, 0.0), FINISH, job)
         if self._evals:
             self._push_eval(job)
-        self._push_change(job)
+        if self._changes:
+            self._push_change(job)
         crossing = self._crossing(self._jobs[job], ran)
         if crossing is not None:
             self._push(goes + (crossing - ran), CROSSING, job)
@@ -350,7 +358,8 @@ class _Running:
 
     def _leave(self, job: int, now: float) -> None:
         del self._on[job]
-        self._end_aside(job, now)
+        if self._set_aside:
+            self._end_aside(job, now)
         self._free += self._gpus[job]
         self._version[job] += 1
         since = self._since[job]
