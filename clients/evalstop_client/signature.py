@@ -1,7 +1,8 @@
-"""Signs and verifies webhooks by Standard Webhooks (symmetric, `v1`). Pure.
+"""Signs and verifies webhooks by Standard Webhooks: `v1` by a shared secret, `v1a` by a public key. Pure.
 
 Signed is `{webhook-id}.{webhook-timestamp}.{body}`, by HMAC-SHA256 with the bytes that the secret `whsec_<base64>`
-stands for. https://github.com/standard-webhooks/standard-webhooks
+stands for, or by the Ed25519 key whose public half is `whpk_<base64>`.
+https://github.com/standard-webhooks/standard-webhooks
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from evalstop_client.errors import (
     ConfigurationError,
@@ -21,8 +23,13 @@ from evalstop_client.errors import (
     TimestampTooOld,
 )
 
-PREFIX = "whsec_"
-VERSION_TAG = "v1"
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+PREFIX, PUBLIC_PREFIX = "whsec_", "whpk_"
+VERSION_TAG, KEY_PAIR_TAG = "v1", "v1a"
+MOST_SIGNATURES = 16
+"""That are looked at; more are no webhook, and only cost."""
 LONGEST_TIMESTAMP = 15  # digits; more are no time, and only cost
 
 
@@ -31,7 +38,7 @@ def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> dict[str,
     return {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": _signature(secret_bytes(secret), webhook_id, str(timestamp), body),
+        "webhook-signature": _signature(secret_bytes(secret), _signed(webhook_id, str(timestamp), body)),
     }
 
 
@@ -44,6 +51,7 @@ def verify(
 ) -> str:
     """Return the webhook's id if it was signed with one of `secrets` within `tolerance_seconds` of `now`.
 
+    A secret is `whsec_`, or the public key `whpk_` of whoever signs, which needs evalstop-client[signatures].
     Raises a SignatureError otherwise. Several secrets are valid at a time while one replaces the other; the header may
     likewise hold several signatures.
     """
@@ -56,12 +64,18 @@ def verify(
         raise TimestampTooOld(f"It is {age_seconds:.0f} s old; at most {tolerance_seconds:.0f} s are allowed.")
     if age_seconds < -tolerance_seconds:
         raise TimestampInFuture(f"It is {-age_seconds:.0f} s ahead; at most {tolerance_seconds:.0f} s are allowed.")
-    expected = [_signature(secret_bytes(secret), webhook_id, timestamp, body).encode() for secret in secrets]
-    presented = [signature.encode(errors="replace") for signature in signatures.split()]
-    matches = [hmac.compare_digest(mine, theirs) for mine in expected for theirs in presented]
-    if not any(matches):
+    signed, presented = _signed(webhook_id, timestamp, body), signatures.split()[:MOST_SIGNATURES]
+    if not any(_matches(secret, signed, presented) for secret in secrets):
         raise SignatureMismatch
     return webhook_id
+
+
+def check_secret(secret: str) -> None:
+    """Raise ConfigurationError when this is neither a secret nor a public key, or a public key cannot be used here."""
+    if secret.startswith(PUBLIC_PREFIX):
+        _public_key(secret)
+    else:
+        secret_bytes(secret)
 
 
 def secret_bytes(secret: str) -> bytes:
@@ -83,6 +97,39 @@ def _header(headers: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _signature(key: bytes, webhook_id: str, timestamp: str, body: bytes) -> str:
-    signed = f"{webhook_id}.{timestamp}.".encode(errors="surrogatepass") + body
+def _signed(webhook_id: str, timestamp: str, body: bytes) -> bytes:
+    return f"{webhook_id}.{timestamp}.".encode(errors="surrogatepass") + body
+
+
+def _signature(key: bytes, signed: bytes) -> str:
     return f"{VERSION_TAG}," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+def _matches(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
+    if secret.startswith(PUBLIC_PREFIX):
+        key = _public_key(secret)
+        of_key_pairs = [one.partition(",")[2] for one in presented if one.startswith(f"{KEY_PAIR_TAG},")]
+        return any(_is_signed_by(key, signed, signature) for signature in of_key_pairs)
+    mine = _signature(secret_bytes(secret), signed).encode()
+    return any(hmac.compare_digest(mine, theirs.encode(errors="replace")) for theirs in presented)
+
+
+def _is_signed_by(key: Ed25519PublicKey, signed: bytes, signature: str) -> bool:
+    from cryptography.exceptions import InvalidSignature  # is there, where a key is
+
+    try:
+        key.verify(base64.b64decode(signature, validate=True), signed)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _public_key(text: str) -> Ed25519PublicKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # an extra: most have a secret
+    except ImportError:
+        raise ConfigurationError("public key: install evalstop-client[signatures] to verify by one.") from None
+    try:
+        return Ed25519PublicKey.from_public_bytes(base64.b64decode(text.removeprefix(PUBLIC_PREFIX), validate=True))
+    except ValueError:
+        raise ConfigurationError("public key: it must be whpk_ and base64, as the endpoint shows it.") from None

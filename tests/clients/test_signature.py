@@ -18,6 +18,8 @@ from evalstop_client.errors import (
     TimestampTooOld,
 )
 from evalstop_client.signature import sign, verify
+from evalstop_service.store.endpoints import generate_key_pair, generate_secret
+from evalstop_service.webhooks.signature import sign_headers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +92,34 @@ def test_several_signatures_in_the_header_are_tried_one_by_one() -> None:
     """One good signature among others, unknown versions included, is enough."""
     headers = {**PUBLISHED, "Webhook-Signature": f"v1a,xyz v2,{SIGNATURE} nonsense v1,AAAA {SIGNATURE}"}
     assert verify([OTHER, SECRET], headers, BODY, TIMESTAMP) == WEBHOOK_ID
+
+
+@given(st.binary(min_size=1), st.data())
+def test_signed_by_the_service_is_verified_by_its_public_key(body: bytes, data: st.DataObject) -> None:
+    """Who knows the public key alone believes the bytes that the service signed, and none with a bit changed."""
+    signing_key, public_key = generate_key_pair()
+    secret = generate_secret()
+    headers = sign_headers([secret, signing_key], WEBHOOK_ID, TIMESTAMP, body)
+    assert verify([public_key], headers, body, TIMESTAMP) == verify([secret], headers, body, TIMESTAMP) == WEBHOOK_ID
+    at, bit = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 7))
+    changed = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
+    with pytest.raises(SignatureMismatch):
+        verify([public_key], headers, changed, TIMESTAMP)
+
+
+def test_who_holds_the_secret_cannot_sign_for_the_public_key() -> None:
+    """What was signed with the secret, another key, or the public key's own bytes proves nothing by the public key."""
+    (_, public_key), (other, _) = generate_key_pair(), generate_key_pair()
+    digest_by_public_key = sign("whsec_" + public_key.removeprefix("whpk_"), WEBHOOK_ID, TIMESTAMP, BODY)
+    for signatures in (
+        SIGNATURE,
+        SIGNATURE.replace("v1,", "v1a,"),
+        digest_by_public_key["webhook-signature"].replace("v1,", "v1a,"),
+        sign_headers([other], WEBHOOK_ID, TIMESTAMP, BODY)["webhook-signature"],
+        "v1a, v1a,? v1a,AAAA",
+    ):
+        with pytest.raises(SignatureMismatch):
+            verify([public_key], {**PUBLISHED, "Webhook-Signature": signatures}, BODY, TIMESTAMP)
 
 
 def test_asymmetric_version_is_not_mistaken_for_ours() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from evalstop_service.rules.event_types import URGENT_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
@@ -24,6 +25,7 @@ UNENCRYPTED = Encryption()
 """Stores secrets as plain text."""
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
+SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Endpoint:
 
     `*` among `event_types` is all that tells of something. What asks to act is signed for receivers alone: for those
     that name it. A chat, whose messages nobody obeys, gets that by `*` too.
+
+    `signing_key` signs along, for receivers that know `public_key` alone and can forge nothing.
 
     `format` is `standard` or `slack`. `failures` have come one after the other, up to now; nothing is sent before
     `open_until`.
@@ -44,6 +48,8 @@ class Endpoint:
     secret: str
     previous_secret: str | None
     previous_secret_until: datetime | None
+    signing_key: str
+    public_key: str
     enabled: bool
     created_at: datetime
     format: str = "standard"
@@ -61,13 +67,20 @@ def generate_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
+def generate_key_pair() -> tuple[str, str]:
+    """A fresh signing key `whsk_` and its public key `whpk_`, by Ed25519, in the form of Standard Webhooks."""
+    private = Ed25519PrivateKey.generate()
+    public = base64.b64encode(private.public_key().public_bytes_raw()).decode()
+    return SIGNING_PREFIX + base64.b64encode(private.private_bytes_raw()).decode(), PUBLIC_PREFIX + public
+
+
 def select_valid_secrets(
-    secret: str, previous: str | None, previous_until: datetime | None, now: datetime
+    secret: str, previous: str | None, previous_until: datetime | None, signing_key: str, now: datetime
 ) -> tuple[str, ...]:
-    """The secrets to sign with: the present one, and the previous one while it is still good."""
+    """What to sign with: the present secret, the previous one while it is still good, and the signing key."""
     if previous is not None and previous_until is not None and now < previous_until:
-        return (secret, previous)
-    return (secret,)
+        return (secret, previous, signing_key)
+    return (secret, signing_key)
 
 
 def add_endpoint(
@@ -80,8 +93,9 @@ def add_endpoint(
     format: str = "standard",  # noqa: A002 - its name on the wire
     encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint:
-    """A new endpoint, enabled, with a secret of its own."""
+    """A new endpoint, enabled, with a secret and a pair of keys of its own."""
     key = new_id()
+    signing_key, public_key = generate_key_pair()
     row: dict[str, Any] = {
         "id": key,
         "project_id": project_id,
@@ -90,6 +104,8 @@ def add_endpoint(
         "secret": encryption.encrypt(generate_secret(), key),
         "previous_secret": None,
         "previous_secret_until": None,
+        "signing_key": encryption.encrypt(signing_key, key),
+        "public_key": public_key,
         "enabled": True,
         "created_at": now,
         "format": format,
@@ -167,14 +183,15 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
     """Encrypt every secret with the first key; raises UnreadableSecret, with nothing changed, if one is unreadable."""
     if not encryption.has_key:
         raise UnreadableSecret(f"no key is configured; set {SETTING}")
-    columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret)
+    columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret, endpoints.c.signing_key)
     count = were_plain = 0
     for key, *found in tx.execute(sa.select(*columns).order_by(endpoints.c.id).with_for_update()).all():
         present = [kept for kept in found if kept is not None]
         count += len(present)
         were_plain += sum(not kept.startswith(PREFIX) for kept in present)
-        secret, previous = (kept and encryption.encrypt(encryption.decrypt(kept, key), key) for kept in found)
-        tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(secret=secret, previous_secret=previous))
+        sealed = (kept and encryption.encrypt(encryption.decrypt(kept, key), key) for kept in found)
+        values = dict(zip(("secret", "previous_secret", "signing_key"), sealed, strict=True))
+        tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(values))
     return ReencryptedSecrets(count, were_plain)
 
 

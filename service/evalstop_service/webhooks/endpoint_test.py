@@ -61,7 +61,7 @@ def send_test_event(
     body = render_body(endpoint.format, msgspec.json.encode(event).decode()).encode()
     event_id = new_id()
     stored = endpoints.select_valid_secrets(
-        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now
+        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, endpoint.signing_key, now
     )
     secrets = [encryption.decrypt(secret, endpoint.id) for secret in stored]
     headers = sign_headers(secrets, str(event_id), int(now.timestamp()), body)

@@ -1,8 +1,8 @@
-"""Signs a webhook as Standard Webhooks says (symmetric, version 1). Pure.
+"""Signs a webhook as Standard Webhooks says: `v1` by a shared secret, `v1a` by a key pair. Pure.
 
-Source: https://www.standardwebhooks.com, section "Signature scheme". Signed is `{id}.{timestamp}.{body}` with
-HMAC-SHA256 under the bytes that the secret holds in base64; a header may carry several signatures, so that a secret can
-be replaced while receivers still know the one before.
+Source: https://www.standardwebhooks.com, section "Signature scheme". Signed is `{id}.{timestamp}.{body}`, with
+HMAC-SHA256 under the bytes that a secret `whsec_` holds in base64, or with Ed25519 by the key `whsk_`; a header may
+carry several signatures, so that a secret can be replaced while receivers still know the one before.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ import hmac
 from collections.abc import Sequence
 from functools import lru_cache
 
-PREFIX = "whsec_"
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PREFIX, SIGNING_PREFIX = "whsec_", "whsk_"
 
 
 def sign_body(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
-    """The signature `v1,<base64>` under one secret; `timestamp` in Unix seconds. ValueError: not a secret."""
+    """The signature `v1,<base64>` under a secret, or `v1a,<base64>` by a signing key; `timestamp` in Unix seconds.
+
+    ValueError: neither.
+    """
     content = f"{webhook_id}.{timestamp}.".encode() + body
+    if secret.startswith(SIGNING_PREFIX):
+        return "v1a," + base64.b64encode(_signing_key(secret).sign(content)).decode()
     return "v1," + base64.b64encode(hmac.digest(_key(secret), content, "sha256")).decode()
 
 
@@ -40,3 +47,8 @@ def _key(secret: str) -> bytes:
     if not key:
         raise ValueError(f"a signing secret is {PREFIX} and base64, and this one is empty")
     return key
+
+
+@lru_cache(maxsize=1024)
+def _signing_key(text: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(base64.b64decode(text.removeprefix(SIGNING_PREFIX)))

@@ -154,3 +154,13 @@ def test_missing_or_bad_secret_in_the_environment_is_told_at_once(monkeypatch: p
         load_secrets("THE_SECRET", None)
     monkeypatch.setenv("THE_SECRET", f"{SECRET} {OTHER}")
     assert load_secrets("THE_SECRET", None)() == [SECRET, OTHER]
+
+
+def test_a_public_key_takes_the_place_of_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who names one believes nothing that a secret signed; a broken one is told at once."""
+    monkeypatch.setenv("THE_SECRET", SECRET)
+    key = "whpk_" + base64.b64encode(bytes(32)).decode()
+    assert load_secrets("THE_SECRET", None, [key])() == [key]
+    for broken in ("whpk_", "whpk_?!", key[:-8]):
+        with pytest.raises(ConfigurationError, match="whpk_"):
+            load_secrets("THE_SECRET", None, [broken])

@@ -245,7 +245,7 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
         plain = endpoints.add_endpoint(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
     key = base64.b64encode(bytes(range(32))).decode()
     done = run(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
-    assert json.loads(done.stdout) == {"secrets": 1, "were_plain": 1}
+    assert json.loads(done.stdout) == {"secrets": 2, "were_plain": 2}
     with database.reading() as tx:
         (sealed,) = endpoints.list_endpoints(tx, project.id)
     assert Encryption([bytes(range(32))]).decrypt(sealed.secret, sealed.id) == plain.secret != sealed.secret

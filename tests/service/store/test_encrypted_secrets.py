@@ -28,9 +28,10 @@ def test_both_secrets_sign_while_both_are_valid(database: Database, scene: Scene
         assert second is not None
         scene.announce(tx)
         (claimed,) = leases.claim_deliveries(tx, EPOCH, 60, 1, 1, encryption=encryption)
-        kept = tx.execute(sa.select(rows.c.secret, rows.c.previous_secret)).one()
-    assert claimed.secrets == (encryption.decrypt(second.secret, first.id), encryption.decrypt(first.secret, first.id))
-    assert all(secret.startswith("whsec_") for secret in claimed.secrets)
+        kept = tx.execute(sa.select(rows.c.secret, rows.c.previous_secret, rows.c.signing_key)).one()
+    present = (second.secret, first.secret, first.signing_key)
+    assert claimed.secrets == tuple(encryption.decrypt(secret, first.id) for secret in present)
+    assert [secret.partition("_")[0] for secret in claimed.secrets] == ["whsec", "whsec", "whsk"]
     assert all(secret.startswith(PREFIX) for secret in kept)
 
 
@@ -73,7 +74,8 @@ def test_what_is_fetched_is_sealed_too(database: Database, scene: Scene) -> None
         with pytest.raises(UnreadableSecret):
             pull.claim_deliveries(tx, endpoint, EPOCH, 60, 1, Encryption([NEW]))
         (claimed,) = pull.claim_deliveries(tx, endpoint, EPOCH, 60, 1, encryption)
-    assert claimed.secrets == (encryption.decrypt(endpoint.secret, endpoint.id),)
+    present = (endpoint.secret, endpoint.signing_key)
+    assert claimed.secrets == tuple(encryption.decrypt(secret, endpoint.id) for secret in present)
     assert claimed.attempts == 1
 
 
@@ -86,10 +88,11 @@ def test_all_are_sealed_anew(database: Database, scene: Scene) -> None:
         )
         endpoints.rotate_secret(tx, scene.project_id, old.id, now=EPOCH, encryption=Encryption([OLD]))
         done = endpoints.reencrypt_secrets(tx, Encryption([NEW, OLD]))
-        assert (done.secrets, done.were_plain) == (3, 1)
+        assert (done.secrets, done.were_plain) == (5, 2)
         found = {one.id: one for one in endpoints.list_endpoints(tx, scene.project_id)}
     only = Encryption([NEW])
     assert only.decrypt(found[plain.id].secret, plain.id) == plain.secret
+    assert only.decrypt(found[plain.id].signing_key, plain.id) == plain.signing_key
     assert found[old.id].previous_secret is not None
     assert only.decrypt(found[old.id].previous_secret or "", old.id) == Encryption([OLD]).decrypt(old.secret, old.id)
 

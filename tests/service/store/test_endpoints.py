@@ -63,6 +63,6 @@ def test_rotates_with_two_valid(database: Database, scene: Scene) -> None:
         scene.announce(tx)
         during = take(tx, EPOCH + timedelta(hours=1), 10, 1)[0]
         after = take(tx, EPOCH + timedelta(hours=2), 10, 1)[0]
-    assert during.secrets == (rotated.secret, endpoint.secret)
-    assert after.secrets == (rotated.secret,)
+    assert during.secrets == (rotated.secret, endpoint.secret, endpoint.signing_key)
+    assert after.secrets == (rotated.secret, endpoint.signing_key)
     assert rotated.secret != endpoint.secret

@@ -13,7 +13,7 @@ from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.stop.http_server import ReceiverServer
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.settings import validate_key, validate_url
-from evalstop_client.signature import secret_bytes
+from evalstop_client.signature import check_secret
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -23,6 +23,13 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
     add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
+    add(
+        "--public-key",
+        action="append",
+        default=[],
+        metavar="whpk_...",
+        help="believe what this key signed, instead of a secret: a receiver that has no more can forge nothing",
+    )
     add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service to report to (default: $EVALSTOP_URL)")
     add(
         "--key-env",
@@ -94,19 +101,24 @@ def parse_service(options: argparse.Namespace) -> tuple[str | None, str | None]:
     return url, validate_key(os.environ.get(options.key_env))
 
 
-def load_secrets(variable: str, file: Path | None) -> Callable[[], list[str]]:
-    """A source of the secrets now valid, one or several with white space between: `file`, else `variable`."""
-    if file is None:
-        secrets = os.environ.get(variable, "").split()
+def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = ()) -> Callable[[], Sequence[str]]:
+    """A source of what is believed now: public keys, or the secrets in `file` or `variable`, by white space apart."""
+    if public_keys or file is None:
+        secrets = public_keys or os.environ.get(variable, "").split()
         if not secrets:
-            raise ConfigurationError(f"webhook secret: {variable} is not set; or name a file with --secret-file.")
+            raise ConfigurationError(
+                f"webhook secret: {variable} is not set; or name a file with --secret-file, or a --public-key."
+            )
         for secret in secrets:
-            secret_bytes(secret)
+            check_secret(secret)
         return lambda: secrets
 
     def read() -> list[str]:
         try:
-            return [secret for secret in file.read_text().split() if secret_bytes(secret)]
+            secrets = file.read_text().split()
+            for secret in secrets:
+                check_secret(secret)
+            return secrets
         except (OSError, UnicodeDecodeError, ConfigurationError) as error:
             logger.error("no secret in %s: %s", file, error)
             return []

@@ -37,7 +37,7 @@ def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> in
     """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start."""
     forbid_tracing()
     url, key = parse_service(options)
-    secrets = load_secrets(options.secret_env, options.secret_file)
+    secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
     if options.pull and url is None:
         raise ConfigurationError("pull: name the service with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)

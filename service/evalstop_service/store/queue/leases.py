@@ -225,7 +225,7 @@ def _claim_postgresql(
             due_at.astimezone(UTC),
             lease_until,
             url,
-            endpoints.select_valid_secrets(secrets[0], secrets[1], secrets[2], now),
+            endpoints.select_valid_secrets(secrets[0], secrets[1], secrets[2], secrets[3], now),
             body,
             form,
             failures,
@@ -254,13 +254,17 @@ def _claim_sqlite(
             one.due_at,
             lease_until,
             url,
-            endpoints.select_valid_secrets(secret, previous, until and datetime.fromisoformat(until + "+00:00"), now),
+            endpoints.select_valid_secrets(
+                secret, previous, until and datetime.fromisoformat(until + "+00:00"), signing_key, now
+            ),
             body,
             form,
             failures,
             one.open_until,
         )
-        for one, (event_id, url, secret, previous, until, body, form, failures) in zip(found, contents, strict=True)
+        for one, (event_id, url, secret, previous, until, signing_key, body, form, failures) in zip(
+            found, contents, strict=True
+        )
     ]
 
 
@@ -331,7 +335,8 @@ _OF_COLUMNS = {name: name for name in _ROW}
 _TAKE_SQLITE = "UPDATE deliveries SET due_at = ?, attempts = attempts + 1 WHERE run_id = ? AND id = ?"
 
 _CONTENTS_SQLITE = """
-SELECT event_id, url, secret, previous_secret, previous_secret_until, body, format, failures FROM deliveries
+SELECT event_id, url, secret, previous_secret, previous_secret_until, signing_key, body, format, failures
+FROM deliveries
 JOIN endpoints ON endpoints.id = deliveries.endpoint_id
 JOIN events ON events.run_id = deliveries.run_id AND events.id = deliveries.event_id
 WHERE deliveries.run_id = ? AND deliveries.id = ?
@@ -357,7 +362,7 @@ _CLAIM_POSTGRESQL = (
 )
 SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at, taken.open_until,
     endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until,
-    events.body, endpoints.format, endpoints.failures
+    endpoints.signing_key,    events.body, endpoints.format, endpoints.failures
 FROM taken
 JOIN endpoints ON endpoints.id = taken.endpoint_id
 JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id

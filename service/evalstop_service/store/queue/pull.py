@@ -72,7 +72,7 @@ def claim_deliveries(
     )
     lease_until = now + timedelta(seconds=lease_seconds)
     valid = endpoints.select_valid_secrets(
-        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now
+        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, endpoint.signing_key, now
     )
     secrets = tuple(encryption.decrypt(kept, endpoint.id) for kept in valid)
     claimed = [

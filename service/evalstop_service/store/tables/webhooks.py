@@ -17,6 +17,8 @@ endpoints = sa.Table(
     sa.Column("secret", sa.Text, nullable=False),
     sa.Column("previous_secret", sa.Text),
     sa.Column("previous_secret_until", UtcTime),
+    sa.Column("signing_key", sa.Text, nullable=False),  # private, which signs along; receivers have the public one
+    sa.Column("public_key", sa.Text, nullable=False),
     sa.Column("enabled", sa.Boolean, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deleted_at", UtcTime),

@@ -70,6 +70,10 @@ class EndpointOut(Answer):
     failures: int = Field(description="consecutive failures")
     open_until: Time | None = Field(description="paused after repeated failures until this time")
     previous_secret_until: Time | None = Field(description="until then the previous secret signs too")
+    public_key: str = Field(
+        description="of the pair that signs along (`v1a`): a receiver that knows no more can forge nothing",
+        examples=["whpk_..."],
+    )
 
 
 class EndpointWithSecret(EndpointOut):

@@ -228,8 +228,8 @@ def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:
         raise Invalid(str(error)) from None
 
 
-def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str]:
-    return _host(endpoint), site.context.encryption.decrypt(endpoint.secret, endpoint.id)
+def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str, str]:
+    return _host(endpoint), site.context.encryption.decrypt(endpoint.secret, endpoint.id), endpoint.public_key
 
 
 def _health_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import random
 import pytest
 import sqlalchemy as sa
 import standardwebhooks
+from evalstop_client.signature import verify
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
@@ -49,6 +50,7 @@ def test_delivers_signed(database: Database, scene: Scene) -> None:
     for secret in (before.secret, after.secret):
         message = standardwebhooks.Webhook(secret).verify(received.body, received.headers)
         assert message["data"] == {"number": 0}
+    verify([before.public_key], received.headers, received.body, utc_now().timestamp())
     assert states(database, scene) == {"delivered": 1}
 
 
