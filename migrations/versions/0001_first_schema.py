@@ -28,6 +28,7 @@ TABLES = (
     "logged_models",
     "runs",
     "rollout_stages",
+    "proposals",
     "policies",
     "keys",
     "experiments",
@@ -140,6 +141,7 @@ def _create_projects() -> None:
         sa.Column("stale_seconds", sa.Double(), server_default="300", nullable=False),
         sa.Column("seed", sa.Text(), server_default="", nullable=False),
         sa.Column("held_out_share", sa.Double(), server_default="0", nullable=False),
+        sa.Column("second_person", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("case_seconds", sa.Double(), server_default="600", nullable=False),
         sa.Column("case_evals", sa.Integer(), server_default="8", nullable=False),
         sa.Column("case_gpu_hours", sa.Double(), server_default="0.1", nullable=False),
@@ -210,6 +212,31 @@ def _create_projects() -> None:
         sa.Column("version", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_rollout_stages_project_id")),
         sa.PrimaryKeyConstraint("project_id", "policy_name", name=op.f("pk_rollout_stages")),
+    )
+    op.create_table(
+        "proposals",
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("summary", sa.Text(), nullable=False),
+        sa.Column("argument", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("proposed_by", sa.Text(), nullable=False),
+        sa.Column("words", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_proposals_project_id")),
+        sa.PrimaryKeyConstraint("project_id", "id", name=op.f("pk_proposals")),
+    )
+    op.create_index(
+        "uq_proposals_open",
+        "proposals",
+        ["project_id", "kind", "subject"],
+        unique=True,
+        sqlite_where=sa.text("state = 'open'"),
+        postgresql_where=sa.text("state = 'open'"),
     )
 
 

@@ -55,6 +55,7 @@ from evalstop_service.web.api import (
     precision,
     projects,
     prometheus,
+    proposals,
     pull,
     replays,
     roles,
@@ -91,7 +92,19 @@ V = TypeVar("V")
 RESOURCES = (
     *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
     eval_requests,
-    *(checkpoints, decisions, endpoints, deliveries, replays, pull, events, audit, precision, rollout_stages),
+    *(
+        checkpoints,
+        decisions,
+        endpoints,
+        deliveries,
+        replays,
+        pull,
+        events,
+        audit,
+        precision,
+        rollout_stages,
+        proposals,
+    ),
 )
 
 ENCRYPTION_KEY = "encryption.key"

@@ -233,6 +233,7 @@ VERBS = {
         "change",
         "check",
         "claim",
+        "confirm",
         "correct",
         "create",
         "delete",
@@ -242,8 +243,8 @@ VERBS = {
         "get",
         "label",
     ),
-    *("list", "open", "pause", "post", "record", "register", "release", "remove", "replay", "report", "resume"),
-    *("retry", "revoke", "rotate", "set", "settle", "stop", "stream", "test", "undo", "veto"),
+    *("list", "open", "pause", "post", "record", "refuse", "register", "release", "remove", "replay", "report"),
+    *("resume", "retry", "revoke", "rotate", "set", "settle", "stop", "stream", "test", "undo", "veto"),
 }
 """What the names of operations begin with."""
 

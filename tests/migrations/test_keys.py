@@ -12,7 +12,7 @@ from evalstop_service.store.tables import metadata
 
 SMALL = {
     *("projects", "keys", "policies", "endpoints", "experiments"),
-    *("rollout_stages", "backtests", "audit_log", "audit_chains", "sessions"),
+    *("rollout_stages", "proposals", "backtests", "audit_log", "audit_chains", "sessions"),
 }
 """They grow with people, not with runs; a copy of each on every node will do."""
 

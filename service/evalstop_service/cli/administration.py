@@ -15,6 +15,7 @@ from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, open_database, tell
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause as pausing
+from evalstop_service.decisions import second_person
 from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
@@ -229,9 +230,13 @@ def project_set(settings: Settings, options: argparse.Namespace) -> int:
         values[name] = None if value == "none" else given
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
-    changed = project_settings.change_project_settings(
-        database, Author(project.id, COMMAND_LINE, utc_now()), parse_form(ProjectChange, values)
-    )
+    author = Author(project.id, COMMAND_LINE, utc_now())
+    waiting = second_person.change_project(database, author, parse_form(ProjectChange, values))
+    if waiting is not None:
+        text = f"nothing is changed yet: another admin confirms the proposal {waiting.id}, as on the page Overview"
+        tell(options, {"proposal": str(waiting.id)}, text)
+        return OK
+    changed = project_settings.find_project(database, options.project)
     document = {name: getattr(changed, name) for name in values}
     text = ", ".join(f"{name} is {'none' if value is None else value}" for name, value in document.items())
     tell(options, document, f"project {changed.name}: {text}")

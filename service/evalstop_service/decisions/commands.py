@@ -64,18 +64,26 @@ def apply_command(
 ) -> Decision:
     """Veto, release or undo a stop; raises Conflict if it was requested already, its project is paused, or it was never
     requested. The guards of a release are found here."""
-    with _locked(database, project_id, decision_id) as (tx, run, decision):
-        if isinstance(command, Released):
-            project = projects.lock_project(tx, project_id)
-            on_hold = decision.state == DecisionState.ON_HOLD
-            present = guards.find_guards(tx, project, run, command.at) if on_hold else ()
-            command = replace(command, guards=present)
-        moved = transitions.move_decision(tx, run, decision, command)
-        if moved.state != decision.state:
-            subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
-            action = ACTIONS[type(command)]
-            audit.record_action(tx, project_id, command.actor, action, subject, details, command.at, proved)
-        return moved
+    with database.transaction() as tx:
+        return carry_out_command(tx, project_id, decision_id, command, proved)
+
+
+def carry_out_command(
+    tx: Transaction, project_id: UUID, decision_id: UUID, command: Vetoed | Released | Undone, proved: str | None = None
+) -> Decision:
+    """The same within a transaction."""
+    run, decision = _lock_decision(tx, project_id, decision_id)
+    if isinstance(command, Released):
+        project = projects.lock_project(tx, project_id)
+        on_hold = decision.state == DecisionState.ON_HOLD
+        present = guards.find_guards(tx, project, run, command.at) if on_hold else ()
+        command = replace(command, guards=present)
+    moved = transitions.move_decision(tx, run, decision, command)
+    if moved.state != decision.state:
+        subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
+        action = ACTIONS[type(command)]
+        audit.record_action(tx, project_id, command.actor, action, subject, details, command.at, proved)
+    return moved
 
 
 def stop_run(
@@ -90,17 +98,24 @@ def stop_run(
     4. Write the audit log.
     """
     with database.transaction() as tx:
-        run = _lock_run(tx, project_id, run_id)
-        if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
-            raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
-        before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        if before is not None and before.state in OVER:
-            run = attempts.begin_attempt(tx, run, command.at)
-        decision = transitions.order_stop(tx, run, command)
-        runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
-        subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
-        audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at, proved)
-        return decision
+        return order_run_stop(tx, project_id, run_id, command, proved)
+
+
+def order_run_stop(
+    tx: Transaction, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
+) -> Decision:
+    """The same within a transaction."""
+    run = _lock_run(tx, project_id, run_id)
+    if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
+        raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
+    before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if before is not None and before.state in OVER:
+        run = attempts.begin_attempt(tx, run, command.at)
+    decision = transitions.order_stop(tx, run, command)
+    runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
+    subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
+    audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at, proved)
+    return decision
 
 
 def record_report(
@@ -231,8 +246,12 @@ def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
 def _locked(database: Database, project_id: UUID, decision_id: UUID) -> Iterator[tuple[Transaction, Run, Decision]]:
     """A decision and its run, locked in a transaction: the run first, so that transactions cannot deadlock."""
     with database.transaction() as tx:
-        decision = decisions.find_decision(tx, project_id, decision_id)
-        run = runs.lock_run(tx, project_id, decision.run_id) if decision else None
-        if run is None or decision is None:
-            raise NotFound(f"there is no decision {decision_id} in this project")
-        yield tx, run, decisions.lock_decision(tx, decision)
+        yield tx, *_lock_decision(tx, project_id, decision_id)
+
+
+def _lock_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> tuple[Run, Decision]:
+    decision = decisions.find_decision(tx, project_id, decision_id)
+    run = runs.lock_run(tx, project_id, decision.run_id) if decision else None
+    if run is None or decision is None:
+        raise NotFound(f"there is no decision {decision_id} in this project")
+    return run, decisions.lock_decision(tx, decision)

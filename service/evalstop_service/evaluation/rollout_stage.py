@@ -1,6 +1,8 @@
 """The rollout stage of a policy: shadow ──> canary ──> enforce, as its measured precision allows, and back.
 
-A policy moves up one stage when two lower bounds reach the required precision: that of all cases of its present
+Each step up is proposed by the service and made by an admin's word; steps down make themselves.
+
+A policy may move up one stage when two lower bounds reach the required precision: that of all cases of its present
 version, and that of the cases that ended since it reached its stage, so that each stage is earned by cases of that
 stage. Only cases of real runs count (`rules.case_requirements`), of each key so many a day. Undecided cases count as
 wrong. All cases of a version, whatever the stage, make one confidence sequence: a policy whose precision is below the
@@ -25,16 +27,21 @@ import msgspec
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
+from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
 from evalstop_service.rules.case_requirements import Shortfall
 from evalstop_service.rules.confidence_sequences import Estimate, StageNumbers
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.proposals import PROPOSED_AGAIN_AFTER, ProposalKind, ProposalState
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import audit, case_counts, policies, projects, rollout_stages
+from evalstop_service.store import audit, case_counts, policies, projects, proposals, rollout_stages
+from evalstop_service.store.audit import Author
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.webhooks import events
 
@@ -137,11 +144,11 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 
 def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
-    """Move a policy to the stage that its cases allow; gives its stage then. Repeating it changes nothing.
+    """Hold a policy's stage against its cases; gives its stage then. Repeating it changes nothing.
 
     1. A new version of the policy starts in shadow: the cases of another version say nothing about it.
     2. Estimate the precision over all cases of the version, and over those since it reached its stage.
-    3. Move at most one stage up, or all the way back.
+    3. Propose the next stage, move all the way back, or withdraw a proposal that no longer holds.
     """
     with database.transaction() as tx:
         current = rollout_stages.lock_stage(tx, project_id, policy_name)
@@ -150,14 +157,33 @@ def review_rollout_stage(database: Database, project_id: UUID, policy_name: str,
             return current
         if current.version != latest.version:
             moved = replace(current, stage=Stage.SHADOW, version=latest.version, since=now, numbers=StageNumbers())
-            return _save_move(tx, current, moved, f"version {latest.version} has no cases yet", now)
-        shown = load_stage_cases(tx, current)
-        move = choose_move(current.stage, current.required_precision, shown.of_version, shown.since)
-        if move is None:
+            _withdraw_proposal(tx, current, now)
+            return _save_move(tx, current, moved, f"version {latest.version} has no cases yet", SERVICE, now)
+        moved, reason = _find_move(tx, current, now)
+        if moved.stage is _NEXT.get(current.stage):
+            _propose_move(tx, current, moved, reason, now)
             return current
-        numbers = StageNumbers(shown.of_version, shown.since)
-        moved = replace(current, stage=move.stage, since=now, numbers=numbers)
-        return _save_move(tx, current, moved, move.reason, now)
+        _withdraw_proposal(tx, current, now)
+        return current if moved is current else _save_move(tx, current, moved, reason, SERVICE, now)
+
+
+def raise_stage(tx: Transaction, author: Author, policy_name: str, target: Stage) -> RolloutStage:
+    """Move a policy up to the stage that was proposed; raises Conflict when its cases no longer allow it."""
+    current = rollout_stages.lock_stage(tx, author.project_id, policy_name)
+    if current is not None:
+        moved, reason = _find_move(tx, current, author.at)
+        if moved.stage is target and target is _NEXT.get(current.stage):
+            return _save_move(tx, current, moved, reason, author.actor, author.at)
+    raise Conflict(f"the cases of policy {policy_name} no longer allow the stage {target}")
+
+
+def remove_rollout_stage(tx: Transaction, author: Author, policy_name: str) -> None:
+    """Have the mode of its runs alone count again, and nothing be proposed any more. Repeating it changes nothing."""
+    current = rollout_stages.lock_stage(tx, author.project_id, policy_name)
+    if current is not None:
+        rollout_stages.delete_stage(tx, author.project_id, policy_name)
+        _withdraw_proposal(tx, current, author.at)
+        author.record(tx, "rollout_stage.removed", f"policy {policy_name}", {})
 
 
 def set_rollout_stage(
@@ -189,11 +215,65 @@ def set_rollout_stage(
     return stage
 
 
-def _save_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> RolloutStage:
+def _find_move(tx: Transaction, current: RolloutStage, now: datetime) -> tuple[RolloutStage, str]:
+    """The stage that the cases allow, and why; the very same stage where they ask for no move."""
+    shown = load_stage_cases(tx, current)
+    move = choose_move(current.stage, current.required_precision, shown.of_version, shown.since)
+    if move is None:
+        return current, ""
+    numbers = StageNumbers(shown.of_version, shown.since)
+    return replace(current, stage=move.stage, since=now, numbers=numbers), move.reason
+
+
+def _propose_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> None:
+    """Propose a step up, once: not while that stands, nor soon after somebody refused it."""
+    newest = proposals.find_newest(tx, before.project_id, ProposalKind.RAISE_STAGE, before.policy_name)
+    if newest is not None and newest.argument == moved.stage:
+        refused_at = newest.closed_at if newest.state is ProposalState.REFUSED else None
+        if newest.is_open(now) or (refused_at is not None and now < refused_at + PROPOSED_AGAIN_AFTER):
+            return
+    _withdraw_proposal(tx, before, now)
+    proposal = Proposal(
+        new_id(),
+        before.project_id,
+        ProposalKind.RAISE_STAGE,
+        before.policy_name,
+        f"Move policy {moved.policy_name} version {moved.version} from {before.stage} to {moved.stage}",
+        moved.stage,
+        reason,
+        SERVICE,
+        (),
+        ProposalState.OPEN,
+        now,
+    )
+    proposals.add_proposal(tx, proposal)
+    _announce_move(tx, EventType.ROLLOUT_STAGE_PROPOSED, before, moved, reason, now)
+    log.warning("policy %s may move from %s to %s: %s", moved.policy_name, before.stage, moved.stage, reason)
+
+
+def _withdraw_proposal(tx: Transaction, current: RolloutStage, now: datetime) -> None:
+    """Withdraw what was proposed for a policy, which no longer holds."""
+    newest = proposals.find_newest(tx, current.project_id, ProposalKind.RAISE_STAGE, current.policy_name)
+    if newest is not None and newest.is_open(now):
+        proposals.close_proposal(tx, newest, ProposalState.WITHDRAWN, now)
+
+
+def _save_move(
+    tx: Transaction, before: RolloutStage, moved: RolloutStage, reason: str, actor: str, now: datetime
+) -> RolloutStage:
     rollout_stages.save_stage(tx, moved)
-    run_id = rollout_stages.find_newest_run(tx, before.project_id, before.policy_name)
-    if moved.stage == before.stage or run_id is None:
-        return moved
+    if moved.stage != before.stage:
+        numbers = _announce_move(tx, EventType.ROLLOUT_STAGE_CHANGED, before, moved, reason, now)
+        subject = f"policy {moved.policy_name}"
+        audit.record_action(tx, moved.project_id, actor, "rollout_stage.moved", subject, numbers, now)
+        log.warning("policy %s: %s -> %s: %s", moved.policy_name, before.stage, moved.stage, reason)
+    return moved
+
+
+def _announce_move(
+    tx: Transaction, event_type: EventType, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime
+) -> dict[str, object]:
+    """Write an event about a move that was made or is proposed; gives its numbers."""
     project = projects.get_project(tx, before.project_id)
     numbers = {
         "from": before.stage,
@@ -209,7 +289,7 @@ def _save_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reaso
         "rollout_stage": numbers,
     }
     # Events belong to a run: this one to the newest run of the policy.
-    events.announce_event(tx, EventType.ROLLOUT_STAGE_CHANGED, project.id, run_id, fields, now)
-    audit.record_action(tx, project.id, SERVICE, "rollout_stage.moved", f"policy {moved.policy_name}", numbers, now)
-    log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, before.stage, moved.stage, reason)
-    return moved
+    run_id = rollout_stages.find_newest_run(tx, before.project_id, before.policy_name)
+    if run_id is not None:
+        events.announce_event(tx, event_type, project.id, run_id, fields, now)
+    return numbers

@@ -67,6 +67,7 @@ class NewProject(Body):
     held_out_share: ShareOrNone = Field(
         HELD_OUT_SHARE, description="the share of its stops that is held out, to learn whether they are right"
     )
+    second_person: bool = Field(False, description="what ends jobs, or lets more be ended, takes two people")
     case_seconds: Seconds = Field(600.0, description="how long an attempt must last to count towards a rollout stage")
     case_evals: Evals = Field(8, description=f"how many finite evals {_COUNTS}")
     case_gpu_hours: GpuHours = Field(0.1, description=f"how many GPU-hours, if they are known, {_COUNTS}")
@@ -93,6 +94,7 @@ class ProjectChange(Body):
     )
     stale_seconds: Wait | None = Field(None, description="a run is not stale before it has been silent for this long")
     held_out_share: ShareOrNone | None = Field(None, description="the share of its stops that is held out, from 0 to 1")
+    second_person: bool | None = Field(None, description="what ends jobs, or lets more be ended, takes two people")
     case_seconds: Seconds | None = Field(
         None, description="how long an attempt must last to count towards a rollout stage"
     )
@@ -181,18 +183,33 @@ def find_project(database: Database, name: str) -> Project:
 def change_project_settings(database: Database, author: Author, change: ProjectChange) -> Project:
     """Change settings of a project; raises Invalid if its default policy does not exist, Conflict if its modes differ
     so that nothing could be stopped."""
+    with database.transaction() as tx:
+        return apply_change(tx, author, change)
+
+
+def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:
+    """The same within a transaction."""
     values = change.model_dump(exclude_none=True)
     values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
-    with database.transaction() as tx:
-        before = projects.lock_project(tx, author.project_id)
-        project = replace(before, **values)
-        _check_modes(project)
-        policies.store_referred_policy(tx, project, project.default_policy, author.at)
-        changed = {name: value for name, value in values.items() if getattr(before, name) != value}
-        if changed:
-            projects.update_project(tx, project)
-            author.record(tx, "project.changed", f"project {project.name}", changed)
+    before = projects.lock_project(tx, author.project_id)
+    project = replace(before, **values)
+    _check_modes(project)
+    policies.store_referred_policy(tx, project, project.default_policy, author.at)
+    changed = {name: value for name, value in values.items() if getattr(before, name) != value}
+    if changed:
+        projects.update_project(tx, project)
+        author.record(tx, "project.changed", f"project {project.name}", changed)
     return project
+
+
+def describe_widening(project: Project, change: ProjectChange) -> str:
+    """By which settings a change lets more jobs be ended, or by fewer people; empty: by none."""
+    widened = []
+    if change.max_mode is decision_lifecycle.Mode.ENFORCE and project.max_mode is not change.max_mode:
+        widened.append("max_mode = enforce")
+    if change.second_person is False and project.second_person:
+        widened.append("second_person = no")
+    return ", ".join(widened)
 
 
 def _check_modes(project: Project) -> None:

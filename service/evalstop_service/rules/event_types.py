@@ -20,6 +20,7 @@ class EventType(StrEnum):
     STALE = "run.stale"
     LOST = "run.lost"
     METRIC_FAULT = "run.metric_fault"
+    ROLLOUT_STAGE_PROPOSED = "policy.rollout_stage_proposed"
     ROLLOUT_STAGE_CHANGED = "policy.rollout_stage_changed"
     ENDPOINT_TEST = "endpoint.test"
 

@@ -38,11 +38,15 @@ INSTALLATION = UUID(int=0)
 
 @dataclass(frozen=True)
 class Author:
-    """Who changes something in a project, as they have proved to be, and when."""
+    """Who changes something in a project, as they have proved to be, and when.
+
+    `identity`: by which they are told from others, where names may be alike; empty: by `actor`.
+    """
 
     project_id: UUID
     actor: str
     at: datetime
+    identity: str = ""
 
     def record(self, tx: Transaction, action: str, subject: str, details: dict[str, Any] | None = None) -> None:
         """Write down that they did this."""

@@ -24,6 +24,7 @@ class Project:
     confirmation. `stale_seconds`: no run is stale that was heard of within this time. `seed`: of all that is left to
     chance in it. `held_out_share`: of the stops, held out to learn whether they are right. `role_patterns`: which
     metrics play which role, the first that fits a name; see `evalstop_detectors.roles.recognition`.
+    `second_person`: what ends jobs takes two people.
     `max_mode`: nothing is stopped unless it is `enforce`. `allowed_policies`: those that trainers may choose, by `NAME`
     or `NAME@VERSION`; None means any. `case_seconds`, `case_evals`, `case_gpu_hours`, `cases_per_key_and_day`: what a
     case has to show to count towards a rollout stage.
@@ -45,6 +46,7 @@ class Project:
     stale_seconds: float = 300.0
     seed: str = ""
     held_out_share: float = 0.0
+    second_person: bool = False
     case_seconds: float = 600.0
     case_evals: int = 8
     case_gpu_hours: float = 0.1

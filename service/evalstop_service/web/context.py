@@ -85,7 +85,7 @@ class Caller:
 
     def author(self, now: datetime) -> Author:
         """Who changes something now."""
-        return Author(self.project_id, self.actor, now)
+        return Author(self.project_id, self.actor, now, f"key {self.key.id}")
 
 
 def _context(request: Request) -> Context:

@@ -166,7 +166,7 @@ class MetricFaultFound(RunEvent, kw_only=True):
 
 
 class RolloutStageChanged(Struct):
-    """A policy changed its rollout stage in a project."""
+    """A policy changed its rollout stage in a project, or may."""
 
     project: Project
     policy: Policy
@@ -196,6 +196,15 @@ _AT = datetime(2026, 1, 1, 14, 31, 7, 250_000, UTC)
 _PROJECT = Project(UUID("0199aa0c-3333-7f44-9a55-665544332211"), "alignment")
 _EVIDENCE = Evidence("k_decline", ("eval",), "count", 3.0, 1.0, 3.0, 120, "")
 _PRECISION = Estimate(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
+_ROLLOUT_STAGE = RolloutStage(
+    from_stage="shadow",
+    to="canary",
+    reason="at least 90.2 % of its stops were right, and 90.0 % are wanted",
+    required_precision=0.9,
+    canary_share=0.2,
+    precision=_PRECISION,
+    precision_since=_PRECISION,
+)
 _RUN: dict[str, Any] = {
     "project": _PROJECT,
     "run": Run(UUID("0199aa0d-1111-7e22-8f33-445566778899"), "ppo-7b-seed3", 1, {"slurm_job_id": "4711"}),
@@ -291,23 +300,17 @@ DECLARATIONS: dict[EventType, Declaration] = {
             metric_fault=MetricFault("eval/score", FaultKind.CONSTANT, "its last 20 values are the same, 0.5"),
         ),
     ),
+    EventType.ROLLOUT_STAGE_PROPOSED: Declaration(
+        "By its measured precision a policy may do more, once an admin confirms it: on the page Overview, or by the "
+        "API. As with the next, the event is about no run.",
+        "may move",
+        RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
+    ),
     EventType.ROLLOUT_STAGE_CHANGED: Declaration(
-        "A policy may now do more, or less, by its measured precision. The event is about no run; deliveries order it "
-        "with the newest run of the policy.",
-        "",
-        RolloutStageChanged(
-            _PROJECT,
-            Policy("early", 3),
-            RolloutStage(
-                from_stage="shadow",
-                to="canary",
-                reason="at least 90.2 % of its stops were right, and 90.0 % are wanted",
-                required_precision=0.9,
-                canary_share=0.2,
-                precision=_PRECISION,
-                precision_since=_PRECISION,
-            ),
-        ),
+        "A policy may now do more, by an admin's word, or less, by its measured precision. The event is about no run; "
+        "deliveries order it with the newest run of the policy.",
+        "moves",
+        RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
     ),
     EventType.ENDPOINT_TEST: Declaration(
         "An operator tests whether an endpoint answers. Endpoints cannot subscribe to it.",

@@ -9,13 +9,18 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
+import pytest
 import sqlalchemy as sa
+from evalstop_service.decisions import second_person
+from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import choose_move, share_enforced
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import audit, endpoints, policies, projects, rollout_stages
+from evalstop_service.store import audit, endpoints, policies, projects, proposals, rollout_stages
+from evalstop_service.store.audit import Author
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
 
@@ -95,10 +100,8 @@ def granted(scene: Scene, name: str = "watchful") -> None:
         endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
 
 
-def told(scene: Scene) -> list[dict[str, Any]]:
-    query = sa.select(events.c.body).where(
-        events.c.project_id == scene.project_id, events.c.type == EventType.ROLLOUT_STAGE_CHANGED
-    )
+def told(scene: Scene, event_type: EventType = EventType.ROLLOUT_STAGE_CHANGED) -> list[dict[str, Any]]:
+    query = sa.select(events.c.body).where(events.c.project_id == scene.project_id, events.c.type == event_type)
     with scene.database.reading() as tx:
         return [json.loads(body)["data"]["rollout_stage"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
 
@@ -109,12 +112,67 @@ def stage(scene: Scene) -> str:
     return held.stage
 
 
+def proposed(scene: Scene) -> list[Proposal]:
+    with scene.database.reading() as tx:
+        return proposals.list_open(tx, scene.project_id, LATER)
+
+
+def confirm(scene: Scene, actor: str = "dana") -> str:
+    """An admin confirms the one step that is proposed; the state of the proposal then."""
+    (one,) = proposed(scene)
+    return second_person.confirm_proposal(scene.database, Author(scene.project_id, actor, LATER), one.id).state
+
+
+def test_a_step_up_waits_for_an_admin(scene: Scene) -> None:
+    """However good its figures, a policy moves up by a person's word alone; it is proposed once, with its numbers."""
+    granted(scene)
+    write(scene.database, scene.open(policy="watchful"), 60)
+    assert stage(scene) == stage(scene) == "shadow"
+    (one,) = proposed(scene)
+    assert one.summary == "Move policy watchful version 1 from shadow to canary"
+    assert "at least" in one.reason
+    (event,) = told(scene, EventType.ROLLOUT_STAGE_PROPOSED)
+    assert (event["to"], event["precision"]["decided"]) == ("canary", 60)
+    assert told(scene) == []
+    assert confirm(scene) == "confirmed"
+    assert (stage(scene), proposed(scene)) == ("canary", [])
+    with scene.database.reading() as tx:
+        (moved,) = audit.list_entries(tx, scene.project_id, action="rollout_stage")
+    assert moved.actor == "dana"
+
+
+def test_a_proposal_falls_with_its_numbers(scene: Scene) -> None:
+    """Once its cases no longer allow the step it is withdrawn, and nobody can confirm it before that either."""
+    granted(scene)
+    run = scene.open(policy="watchful")
+    write(scene.database, run, 60)
+    stage(scene)
+    write(scene.database, run, 30, LATER, outcome="wrong")
+    with pytest.raises(Conflict, match="no longer allow"):
+        confirm(scene)
+    assert (stage(scene), proposed(scene)) == ("shadow", [])
+
+
+def test_what_an_admin_refuses_is_not_repeated(scene: Scene) -> None:
+    """Not for a week; then the service proposes it again, if its numbers still hold."""
+    granted(scene)
+    write(scene.database, scene.open(policy="watchful"), 60)
+    stage(scene)
+    (one,) = proposed(scene)
+    second_person.refuse_proposal(scene.database, Author(scene.project_id, "dana", LATER), one.id)
+    assert (stage(scene), proposed(scene)) == ("shadow", [])
+    rollout_stage.review_rollout_stage(scene.database, scene.project_id, "watchful", LATER + timedelta(days=8))
+    assert len(proposed(scene)) == 1
+
+
 def test_every_move_is_told_with_its_numbers(scene: Scene) -> None:
     """Up and back, each move is an event and an entry of the audit log, and looking again changes nothing."""
     granted(scene)
     run = scene.open(policy="watchful")
     assert stage(scene) == "shadow"
     write(scene.database, run, 60)
+    stage(scene)
+    confirm(scene)
     assert stage(scene) == stage(scene) == "canary"
     write(scene.database, run, 7, LATER, outcome="wrong")
     assert stage(scene) == stage(scene) == "shadow"
@@ -131,6 +189,8 @@ def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
     """What one version has shown is not another's; changed terms leave a policy where it is."""
     granted(scene)
     write(scene.database, scene.open(policy="watchful"), 60)
+    stage(scene)
+    confirm(scene)
     assert stage(scene) == "canary"
     with scene.database.transaction() as tx:
         assert rollout_stage.set_rollout_stage(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"

@@ -14,6 +14,7 @@ from evalstop_service.store.tables.projects import (
     keys,
     policies,
     projects,
+    proposals,
     rollout_stages,
     sessions,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "outcomes",
     "policies",
     "projects",
+    "proposals",
     "rollout_stages",
     "run_deletions",
     "run_health",

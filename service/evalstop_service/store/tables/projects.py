@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id
 
@@ -31,6 +32,7 @@ projects = sa.Table(
     sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all that is left to chance in it
     sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops
+    sa.Column("second_person", sa.Boolean, nullable=False, server_default=sa.false()),  # for what ends jobs
     # What a case has to show to count towards a rollout stage.
     sa.Column("case_seconds", sa.Double, nullable=False, server_default="600"),
     sa.Column("case_evals", sa.Integer, nullable=False, server_default="8"),
@@ -99,6 +101,33 @@ rollout_stages = sa.Table(
     sa.Column("since", UtcTime, nullable=False),
     sa.Column("numbers", StructJson(StageNumbers), nullable=False),  # by which it came to its stage
     sa.Column("version", sa.Integer, nullable=False),  # of the policy that has shown it
+)
+
+# What waits for somebody's word before it is done, and what became of it.
+proposals = sa.Table(
+    "proposals",
+    metadata,
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
+    own_id(primary_key=True),
+    sa.Column("kind", EnumText(ProposalKind), nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("summary", sa.Text, nullable=False),
+    sa.Column("argument", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("proposed_by", sa.Text, nullable=False),
+    sa.Column("words", StructJson(tuple[Word, ...]), nullable=False),
+    sa.Column("state", EnumText(ProposalState), nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("closed_at", UtcTime),
+    sa.Index(
+        "uq_proposals_open",
+        "project_id",
+        "kind",
+        "subject",
+        unique=True,
+        sqlite_where=sa.text("state = 'open'"),
+        postgresql_where=sa.text("state = 'open'"),
+    ),
 )
 
 # What people and keys did, in the transaction that did it. Chained a moment later: until then the last three are NULL.

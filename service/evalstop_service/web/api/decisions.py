@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
-from evalstop_service.decisions import commands
+from evalstop_service.decisions import commands, second_person
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, Undone, Vetoed
 from evalstop_service.rules.fields import check_text
@@ -18,6 +19,7 @@ from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
+from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     DecisionOut,
@@ -109,10 +111,14 @@ def veto_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, data
     return _apply_command(database, caller, decision_id, Vetoed, body, now)
 
 
-@router.post("/{decision_id}/release")
-def release_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+@router.post("/{decision_id}/release", response_model=DecisionOut, responses=WAITS)
+def release_decision(
+    decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now
+) -> DecisionOut | JSONResponse:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
-    return _apply_command(database, caller, decision_id, Released, body, now)
+    released = Released(now, body.actor or caller.actor, body.reason)
+    waiting = second_person.release_stop(database, caller.author(now), decision_id, released)
+    return _load_view(database, caller.project_id, decision_id) if waiting is None else answer_proposal(waiting, now)
 
 
 @router.post("/{decision_id}/undo")
@@ -154,7 +160,7 @@ def _apply_command(
     database: Database,
     caller: Operate,
     decision_id: UUID,
-    command: type[Vetoed | Released | Undone],
+    command: type[Vetoed | Undone],
     body: ActionIn,
     now: datetime,
 ) -> DecisionOut:

@@ -6,13 +6,15 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Path
+from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from evalstop_service.decisions import pause
+from evalstop_service.decisions import pause, second_person
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.store import projects
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
+from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Line, Name, ProjectOut
 from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
@@ -77,11 +79,11 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
         return ProjectOut.model_validate(projects.get_project(tx, caller.project_id))
 
 
-@router.patch("/project")
-def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
+@router.patch("/project", response_model=ProjectOut, responses=WAITS)
+def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut | JSONResponse:
     """Change settings of the key's project. Open runs keep policy and mode; other settings apply to them at once."""
-    project = project_settings.change_project_settings(database, caller.author(now), body)
-    return ProjectOut.model_validate(project)
+    waiting = second_person.change_project(database, caller.author(now), body)
+    return get_project(caller, database) if waiting is None else answer_proposal(waiting, now)
 
 
 @router.post("/project/pause")

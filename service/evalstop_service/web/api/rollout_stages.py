@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
+from evalstop_service.decisions import second_person
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.projects import policies
@@ -15,6 +16,7 @@ from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.precision import EstimateOut
+from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
@@ -28,7 +30,7 @@ class RolloutStageIn(Body):
     required_precision: float = Field(
         ge=0.5, lt=1, description="the line that the lower bound of its precision has to pass", examples=[0.9]
     )
-    canary_share: float = Field(0.2, gt=0, le=1, description="of its stops, carried out while it is a canary")
+    canary_share: float = Field(0.2, gt=0, le=0.5, description="of its stops, carried out while it is a canary")
 
 
 class StageNumbersOut(Answer):
@@ -92,14 +94,13 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
         return _view_stage(tx, held)
 
 
-@router.delete("", status_code=204)
+@router.delete("", status_code=204, responses=WAITS)
 def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
     """Remove the rollout stage; only the mode of its runs counts again. Removing it twice is harmless."""
-    with database.transaction() as tx:
+    with database.reading() as tx:
         _version(tx, caller, name)
-        if rollout_stages.delete_stage(tx, caller.project_id, name):
-            caller.author(now).record(tx, "rollout_stage.removed", f"policy {name}", {})
-    return Response(status_code=204)
+    waiting = second_person.remove_stage(database, caller.author(now), name)
+    return Response(status_code=204) if waiting is None else answer_proposal(waiting, now)
 
 
 def _view_stage(tx: Transaction, held: RolloutStage) -> RolloutStageOut:

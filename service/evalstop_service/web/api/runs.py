@@ -7,10 +7,11 @@ from typing import Annotated, Literal, Self, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.config import JsonDict
 
-from evalstop_service.decisions import commands
+from evalstop_service.decisions import commands, second_person
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
@@ -21,6 +22,7 @@ from evalstop_service.store import projects, runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.api.decisions import read_label
+from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     LimitOut,
@@ -309,11 +311,13 @@ def finish_run(run_id: RunId, body: FinishIn, caller: Ingest, database: Db, now:
         return view_run(tx, run, now)
 
 
-@router.post("/{run_id}/stop")
-def stop_run(run_id: RunId, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut:
+@router.post("/{run_id}/stop", response_model=RunOut, responses=WAITS)
+def stop_run(run_id: RunId, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut | JSONResponse:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
     command = StopOrdered(now, body.actor or caller.actor, body.reason)
-    commands.stop_run(database, caller.project_id, run_id, command, caller.actor)
+    waiting = second_person.stop_run(database, caller.author(now), run_id, command)
+    if waiting is not None:
+        return answer_proposal(waiting, now)
     with database.reading() as tx:
         return view_run(tx, load_run(tx, caller.project_id, run_id), now)
 

@@ -202,6 +202,7 @@ class ProjectOut(Answer):
         description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
     )
     held_out_share: float = Field(description="of its stops: held out at random, to learn whether they are right")
+    second_person: bool = Field(description="what ends jobs, or lets more be ended, takes two people")
     case_seconds: float = Field(description="an attempt that lasted less does not count towards a rollout stage")
     case_evals: int = Field(description="one with fewer finite evals does not count towards a rollout stage")
     case_gpu_hours: float = Field(description="one that used fewer, if they are known, does not count either")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
 from evalstop_service.evaluation import figures
-from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, runs
+from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, proposals, runs
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.pending_actions import Excerpt
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
@@ -31,6 +33,7 @@ class Overview:
     """What the page shows beside its figures, and their revision."""
 
     cases: str
+    proposals: list[Proposal]
     open_stops: Excerpt
     suspects: Excerpt
     stale: Excerpt
@@ -48,7 +51,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     """The overview of the project."""
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
-        overview = _load_overview(tx, visitor.project.id)
+        overview = _load_overview(tx, visitor.project.id, site.clock())
         (whole,) = figures.load_figures(tx, visitor.project.id, CaseFilter())
     return render_page(
         "overview.html",
@@ -64,15 +67,17 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
 @router.get("/overview/events")
 def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
     """Send an event whenever the page has changed."""
-    return stream_changes(request, site, seen, lambda tx: _load_overview(tx, visitor.project.id).revision)
+    project_id = visitor.project.id
+    return stream_changes(request, site, seen, lambda tx: _load_overview(tx, project_id, site.clock()).revision)
 
 
-def _load_overview(tx: Transaction, project_id: UUID) -> Overview:
+def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:
     cases = case_counts.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
     labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Overview(
         cases,
+        proposals.list_open(tx, project_id, now),
         pending_actions.list_waiting_stops(tx, project_id, MOST_SHOWN),
         pending_actions.list_suspect_runs(tx, project_id, MOST_SHOWN),
         pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),

@@ -7,9 +7,10 @@ from uuid import UUID
 
 from fastapi import APIRouter, Form, Response
 
-from evalstop_service.decisions import commands
+from evalstop_service.decisions import commands, second_person
 from evalstop_service.rules.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import DecisionOutcome
+from evalstop_service.store import decisions
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
@@ -35,7 +36,13 @@ def release_stop(
     decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
 ) -> Response:
     """Carry out a stop that is on hold."""
-    return _apply_command(Released, decision_id, site, visitor, reason, target)
+    now = site.clock()
+    released = Released(now, visitor.actor, forms.parse_reason(reason))
+    second_person.release_stop(site.database, visitor.author(now), decision_id, released)
+    with site.database.reading() as tx:
+        decision = decisions.find_decision(tx, visitor.project.id, decision_id)
+    assert decision is not None, "it was released, or its release proposed"
+    return forms.redirect_back(decision.run_id, target)
 
 
 @router.post("/decisions/{decision_id}/undo")
@@ -47,8 +54,9 @@ def undo_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason
 @router.post("/runs/{run_id}/stop")
 def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
     """Stop a run now."""
-    command = StopOrdered(site.clock(), visitor.actor, forms.parse_reason(reason))
-    commands.stop_run(site.database, visitor.project.id, run_id, command)
+    now = site.clock()
+    command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
+    second_person.stop_run(site.database, visitor.author(now), run_id, command)
     return forms.redirect_back(run_id, target)
 
 
@@ -89,7 +97,7 @@ def _read_label(site: Site, visitor: Visitor, outcome: DecisionOutcome, turn_ste
 
 
 def _apply_command(
-    command: type[Vetoed | Released | Undone],
+    command: type[Vetoed | Undone],
     decision_id: UUID,
     site: Site,
     visitor: Visitor,

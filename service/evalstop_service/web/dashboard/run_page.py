@@ -20,6 +20,7 @@ from evalstop_service.store import (
     mlflow_runs,
     observations,
     outcomes,
+    proposals,
     run_health,
     runs,
     series,
@@ -57,6 +58,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         asked = eval_requests.list_requests(tx, run.id)
         resumed_from = runs.get_resumed_step(tx, run)
         stored = run_health.load_health(tx, [run.id]).get(run.id)
+        subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
+        proposed = [one for one in proposals.list_open(tx, run.project_id, site.clock()) if one.subject in subjects]
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
     current = _current_decision(run, on_record)
     return render_page(
@@ -68,6 +71,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         health=health.find_liveness(run, stored, visitor.project.stale_seconds, site.clock()),
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
+        proposals=proposed,
         histories=histories,
         outcomes=judged,
         states=formatting.STATES,

@@ -11,13 +11,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import pause as pausing
+from evalstop_service.decisions import second_person
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import (
     ProjectChange,
     RolePatterns,
-    change_project_settings,
     parse_form,
     parse_names,
 )
@@ -34,6 +34,12 @@ router = APIRouter(prefix="/settings", route_class=PageRoute)
 PAGE = 50
 
 _PATH = "/settings"
+
+KINDS = (
+    *("session", "project", "key", "policy", "rollout_stage", "proposal"),
+    *("run", "decision", "endpoint", "delivery"),
+)
+"""What the audit log can be filtered by: how actions begin."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,12 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
         (
             Setting("veto_window_seconds", "Veto window", "time to veto a stop before it is sent", "seconds"),
             Setting("confirm_seconds", "Confirmation", "unconfirmed stops are escalated after this time", "seconds"),
+            Setting(
+                "second_person",
+                "Second person",
+                "yes: another person confirms Stop now, releases, and what lets more be stopped",
+                choices=("no", "yes"),
+            ),
             Setting(
                 "held_out_share", "Held out", "share of stops that is not carried out, to measure precision", "0 to 1"
             ),
@@ -134,7 +146,7 @@ def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Res
             changes[setting.name] = None if not text and setting.empty is not None else value
     try:
         change = parse_form(ProjectChange, changes)
-        change_project_settings(site.database, visitor.author(site.clock()), change)
+        second_person.change_project(site.database, visitor.author(site.clock()), change)
     except (Invalid, Conflict) as error:
         return _render_settings(site, visitor, problem=str(error), written=written, status=422)
     return RedirectResponse(_PATH, 303)
@@ -213,7 +225,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
         entries=entries[:PAGE],
         actor=actor,
         action=action,
-        kinds=("session", "project", "key", "policy", "rollout_stage", "run", "decision", "endpoint", "delivery"),
+        kinds=KINDS,
         next_page=make_link(path, {**query, "cursor": entries[PAGE - 1].id}) if len(entries) > PAGE else None,
         first_page=make_link(path, query) if cursor else None,
     )
@@ -249,6 +261,8 @@ def _field_value(project: Project, setting: Setting, written: dict[str, str]) ->
     value = getattr(project, setting.name)
     if isinstance(value, list):
         value = ", ".join(value)
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
     stored = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return written.get(setting.name, stored)
 

@@ -20,6 +20,7 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
 from evalstop_service.web.context import Context, read_address
@@ -86,9 +87,19 @@ class Visitor:
             raise NotFound
         return run
 
+    @property
+    def identity(self) -> str:
+        """By which they are told from others: their subject at the provider, or their key."""
+        session = self.session
+        return f"user {session.issuer} {session.subject}" if session.key_id is None else f"key {session.key_id}"
+
+    def has_spoken_for(self, proposal: Proposal) -> bool:
+        """Whether they proposed or supported it."""
+        return any(word.identity == self.identity for word in proposal.words)
+
     def author(self, now: datetime) -> Author:
         """Who changes something now."""
-        return Author(self.project.id, self.actor, now)
+        return Author(self.project.id, self.actor, now, self.identity)
 
     def may(self, role: str) -> bool:
         """Whether their role covers this one; templates hide what would be refused."""

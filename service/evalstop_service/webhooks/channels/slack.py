@@ -63,9 +63,8 @@ def _headline(event: _Event) -> str:
         return f"*{_escape(data.run.name)}* {DECLARATIONS[event.type].headline}"
     if data.policy is not None and data.rollout_stage is not None:
         stage = data.rollout_stage
-        return (
-            f"The rollout stage of policy *{_escape(data.policy.name)}* changes from {stage.from_stage} to {stage.to}"
-        )
+        headline = DECLARATIONS[event.type].headline
+        return f"The policy *{_escape(data.policy.name)}* {headline} from {stage.from_stage} to {stage.to}"
     return f"EvalStop can reach this channel ({event.type})"
 
 

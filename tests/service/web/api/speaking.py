@@ -27,6 +27,11 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "confirm_seconds": 60.0,
         "stale_seconds": 600.0,
         "held_out_share": 0.2,
+        "second_person": False,
+        "case_seconds": 60.0,
+        "case_evals": 3,
+        "case_gpu_hours": 0.5,
+        "cases_per_key_and_day": 5,
         "price_per_gpu_hour": 2.5,
         "currency": "EUR",
     },
@@ -39,6 +44,11 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "confirm_seconds": 60.0,
         "stale_seconds": 600.0,
         "held_out_share": 0.0,
+        "second_person": False,
+        "case_seconds": 60.0,
+        "case_evals": 3,
+        "case_gpu_hours": 0.5,
+        "cases_per_key_and_day": 5,
         "price_per_gpu_hour": 2.5,
         "currency": "EUR",
     },
@@ -138,6 +148,10 @@ PLAIN = {
     ("GET", "/policies/{name}"),
     ("GET", "/policies/{name}/rollout-stage"),
     ("DELETE", "/policies/{name}/rollout-stage"),
+    ("GET", "/proposals"),
+    ("GET", "/proposals/{proposal_id}"),
+    ("POST", "/proposals/{proposal_id}/confirm"),
+    ("POST", "/proposals/{proposal_id}/refuse"),
     ("GET", "/precision"),
     ("GET", "/cases"),
     ("GET", "/policies/backtests"),
@@ -211,6 +225,7 @@ def populate(admin: httpx.Client) -> World:
     backtested = BODIES["POST", "/policies/backtests"]
     ids["backtest_id"] = said(admin.post("/policies/backtests", json=backtested), 202)["id"]
     ids["asked_run_id"], ids["request_id"] = populate_request(admin)
+    ids["proposal_id"] = populate_proposal(admin)
     return World(ids)
 
 
@@ -235,6 +250,17 @@ def populate_request(admin: httpx.Client) -> tuple[str, str]:
         if told["eval_request"] is not None:
             return run_id, told["eval_request"]["id"]
     raise AssertionError("nothing was asked for")
+
+
+def populate_proposal(admin: httpx.Client) -> str:
+    """The id of a stop that was proposed while the project asked for a second person; it asks for none afterwards."""
+    run_id = said(admin.post("/runs", json={"name": "proposed"}), 201)["id"]
+    said(admin.patch("/project", json={"second_person": True}), 200)
+    proposal_id: str = said(admin.post(f"/runs/{run_id}/stop", json={"reason": "it diverged"}), 202)["id"]
+    undone = said(admin.patch("/project", json={"second_person": False}), 202)["id"]
+    second = said(admin.post("/keys", json={"name": "second", "scopes": ["admin"]}), 201)["key"]
+    said(admin.post(f"/proposals/{undone}/confirm", headers={"Authorization": f"Bearer {second}"}), 200)
+    return proposal_id
 
 
 def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Response:

@@ -340,7 +340,10 @@ def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     if "{name}" in route[1] or "{event_type}" in route[1]:
         problem(ask(admin, route, World({"name": "nosuch", "event_type": "nosuch"})), 404)
         return
-    ids = ("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id", "request_id", "session_id")
+    ids = (
+        *("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id"),
+        *("request_id", "session_id", "proposal_id"),
+    )
     problem(ask(admin, route, World(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
     errors = problem(ask(admin, route, World(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]

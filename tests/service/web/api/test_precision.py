@@ -61,6 +61,8 @@ def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
         0.2,
         {"precision": None, "precision_since": None},
     )
+    lacking = dict.fromkeys(("duration", "evals", "gpu_hours", "key_and_day"), 0)
+    assert held["cases"] == {"counted": 0, "not_counted": lacking}
     changed = said(admin.put(path, json={"required_precision": 0.8, "canary_share": 0.5}), 200)
     assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]

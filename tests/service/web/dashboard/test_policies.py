@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -10,13 +11,14 @@ import httpx
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.evaluation import backtests
+from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store import policies
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard import policy_diff
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.service.cases_written import write
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
@@ -62,6 +64,30 @@ def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: T
     assert visitor.get("/policies/level?version=1").status_code == 200
     for path in ("/policies/level?version=9", "/policies/gone", f"/policies/backtests/{uuid4()}"):
         assert visitor.get(path).status_code == 404
+
+
+@EMBEDDED
+def test_a_step_up_is_confirmed_on_the_page(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The policy's page shows its stage, what does not count and why, and the step that waits for an admin."""
+    run, project_id = open_run(database, tenant, now, "hacking"), tenant.project.id
+    with database.transaction() as tx:
+        name = run.policy_name
+        rollout_stage.set_rollout_stage(tx, project_id, name, run.policy_version, 0.8, 0.25, now)
+    write(database, run, 60, now)
+    write(database, run, 3, now, seconds=40.0)
+    rollout_stage.review_rollout_stage(database, project_id, name, now)
+    shown = visitor.get(f"/policies/{name}").text
+    assert "Not counted: lasted less than 10 min" in shown
+    assert "lasted 40 s of the 10 min needed" in visitor.get("/cases").text
+    (path,) = re.findall(r'action="(/proposals/[^"]+/confirm)"', shown)
+    assert path in visitor.get("/").text
+    answer = visitor.post(path, data={"csrf": token_of(visitor)})
+    assert answer.headers["location"] == "/#proposals"
+    shown = visitor.get(f"/policies/{name}").text
+    assert "canary" in shown
+    assert path not in shown
 
 
 @EMBEDDED

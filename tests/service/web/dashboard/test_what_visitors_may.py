@@ -15,12 +15,15 @@ from evalstop_detectors import policy_from_document
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Observations
 from evalstop_service.projects import api_keys, policies
+from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import decisions, keys, sessions
+from evalstop_service.store import decisions, keys, proposals, sessions
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.sessions import Session
 from evalstop_service.web import dashboard
@@ -71,6 +74,8 @@ ROLES: dict[tuple[str, str], int] = {
     ("POST", "/decisions/{decision_id}/release"): OPERATOR,
     ("POST", "/decisions/{decision_id}/undo"): OPERATOR,
     ("POST", "/decisions/{decision_id}/outcome"): OPERATOR,
+    ("POST", "/proposals/{proposal_id}/confirm"): OPERATOR,
+    ("POST", "/proposals/{proposal_id}/refuse"): OPERATOR,
     ("GET", "/webhooks"): VIEWER,
     ("GET", "/webhooks/deliveries/{delivery_id}"): VIEWER,
     ("POST", "/webhooks/endpoints"): ADMIN,
@@ -109,7 +114,10 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
 }
 """What a form has to carry to be whole."""
 
-IDS = ("session_id", "run_id", "endpoint_id", "key_id", "delivery_id", "decision_id", "backtest_id", "name")
+IDS = (
+    *("session_id", "run_id", "endpoint_id", "key_id", "delivery_id"),
+    *("decision_id", "backtest_id", "proposal_id", "name"),
+)
 
 GUARDED = sorted(route for route, role in ROLES.items() if role != ANYONE)
 POSTS = [route for route in GUARDED if route[0] == "POST"]
@@ -151,6 +159,21 @@ class House:
         with self.database.reading() as tx:
             delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
             decision = decisions.list_decisions(tx, tenant.project.id)[0]
+        proposal = Proposal(
+            new_id(),
+            tenant.project.id,
+            ProposalKind.STOP_RUN,
+            str(run.id),
+            "Stop a run of somebody now",
+            "",
+            "it diverged",
+            "key test",
+            (Word("key test", "key test", now),),
+            ProposalState.OPEN,
+            now,
+        )
+        with self.database.transaction() as tx:
+            proposals.add_proposal(tx, proposal)
         session = Session("", "", "somebody", {}, now, now + timedelta(days=1), key.id)
         with self.database.transaction() as tx:
             sessions.create_session(tx, session)
@@ -162,6 +185,7 @@ class House:
             "delivery_id": str(delivery.id),
             "decision_id": str(decision.id),
             "backtest_id": str(backtest.id),
+            "proposal_id": str(proposal.id),
             "name": policy.name,
         }
 

@@ -20,7 +20,7 @@ def test_every_event_is_a_message(event_type: EventType) -> None:
     """A message has a text and blocks that Slack takes, and names its run, or what else it is about."""
     message = json.loads(render_message(json.dumps(example_event(event_type))))
     assert set(message) == {"text", "blocks"}
-    about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_CHANGED)
+    about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_PROPOSED, EventType.ROLLOUT_STAGE_CHANGED)
     assert event_type in about_no_run or message["text"] == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
     assert message["blocks"][0]["text"]["text"] == message["text"]
     assert event_type in message["blocks"][-1]["elements"][0]["text"]

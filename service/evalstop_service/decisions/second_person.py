@@ -1,0 +1,194 @@
+"""What takes a second person in projects that ask for one, and the word that confirms a proposal.
+
+    stop, release, change ──> project without second_person ──> done
+                          └─> with it: proposed, in this person's name ──> another one confirms, or asks for the same
+    rollout stage's step up: proposed by the service ──────────────────┘   (to `enforce`, with second_person: two)
+                                                                       ──> done, in the transaction of the last word
+
+A person is told from another by the identity that they proved: their OpenID subject, or their key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+from evalstop_service.decisions import commands
+from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.evaluation import rollout_stage
+from evalstop_service.projects import project_settings
+from evalstop_service.projects.project_settings import ProjectChange
+from evalstop_service.rules.decision_lifecycle import Released, StopOrdered
+from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word, has_enough_words
+from evalstop_service.rules.statuses import Stage
+from evalstop_service.store import decisions, projects, proposals, rollout_stages, runs
+from evalstop_service.store.audit import Author
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.proposals import Proposal
+
+
+def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrdered) -> Proposal | None:
+    """Stop a run because a person orders it, or propose to; gives the proposal that waits, None: it is done."""
+    with database.transaction() as tx:
+        if not projects.get_project(tx, author.project_id).second_person:
+            commands.order_run_stop(tx, author.project_id, run_id, command, author.actor)
+            return None
+        run = runs.find_run(tx, author.project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        return _propose(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", command.reason)
+
+
+def release_stop(database: Database, author: Author, decision_id: UUID, command: Released) -> Proposal | None:
+    """Release a stop on hold, or propose to; gives the proposal that waits, None: it is done."""
+    with database.transaction() as tx:
+        if not projects.get_project(tx, author.project_id).second_person:
+            commands.carry_out_command(tx, author.project_id, decision_id, command, author.actor)
+            return None
+        decision = decisions.find_decision(tx, author.project_id, decision_id)
+        if decision is None:
+            raise NotFound(f"there is no decision {decision_id} in this project")
+        summary = f"Release the stop of {decision.run_name}"
+        return _propose(tx, author, ProposalKind.RELEASE_STOP, str(decision_id), summary, command.reason)
+
+
+def change_project(database: Database, author: Author, change: ProjectChange) -> Proposal | None:
+    """Change settings of a project, or propose to if they let more be ended; gives the proposal, None: it is done."""
+    with database.transaction() as tx:
+        project = projects.get_project(tx, author.project_id)
+        widened = project_settings.describe_widening(project, change)
+        if not project.second_person or not widened:
+            project_settings.apply_change(tx, author, change)
+            return None
+        same = {name for name in change.model_fields_set if getattr(change, name) == getattr(project, name)}
+        argument = change.model_dump_json(exclude_unset=True, exclude=same)
+        return _propose(tx, author, ProposalKind.CHANGE_PROJECT, "settings", f"Set {widened}", "", argument)
+
+
+def remove_stage(database: Database, author: Author, policy_name: str) -> Proposal | None:
+    """Have the mode of a policy's runs alone count again, or propose to; gives the proposal, None: it is done."""
+    with database.transaction() as tx:
+        held = rollout_stages.find_stage(tx, author.project_id, policy_name)
+        if held is None or not projects.get_project(tx, author.project_id).second_person:
+            rollout_stage.remove_rollout_stage(tx, author, policy_name)
+            return None
+        summary = f"Remove the rollout stage of policy {policy_name}"
+        return _propose(tx, author, ProposalKind.REMOVE_STAGE, policy_name, summary, "")
+
+
+def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
+    """The proposal with this id; raises NotFound."""
+    proposal = proposals.find_proposal(tx, project_id, proposal_id)
+    if proposal is None:
+        raise NotFound(f"there is no proposal {proposal_id} in this project")
+    return proposal
+
+
+def confirm_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
+    """Say a person's word for a proposal, which the last word needed carries out; raises Conflict if it is not open."""
+    with database.transaction() as tx:
+        return _add_word(tx, author, find_proposal(tx, author.project_id, proposal_id))
+
+
+def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
+    """Close a proposal without doing it; whoever proposed it may do so too. Repeating it changes nothing."""
+    with database.transaction() as tx:
+        proposal = find_proposal(tx, author.project_id, proposal_id)
+        if proposal.state is ProposalState.REFUSED:
+            return proposal
+        _close(tx, author, proposal, ProposalState.REFUSED, "proposal.refused")
+    return replace(proposal, state=ProposalState.REFUSED, closed_at=author.at)
+
+
+def _propose(
+    tx: Transaction,
+    author: Author,
+    kind: ProposalKind,
+    subject: str,
+    summary: str,
+    reason: str,
+    argument: str = "",
+) -> Proposal | None:
+    """Propose something in a person's name; where another has proposed the very same, this is the second word."""
+    before = proposals.find_newest(tx, author.project_id, kind, subject)
+    if before is not None and before.is_open(author.at):
+        if before.argument != argument:
+            raise Conflict(f"another proposal is open, of {before.proposed_by}: {before.summary}; confirm or refuse it")
+        agreed = _add_word(tx, author, before)
+        return agreed if agreed.state is ProposalState.OPEN else None
+    if before is not None and before.state is ProposalState.OPEN:
+        proposals.close_proposal(tx, before, ProposalState.EXPIRED, author.at)
+    proposal = Proposal(
+        new_id(),
+        author.project_id,
+        kind,
+        subject,
+        summary,
+        argument,
+        reason,
+        author.actor,
+        (_word(author),),
+        ProposalState.OPEN,
+        author.at,
+    )
+    proposals.add_proposal(tx, proposal)
+    author.record(tx, "proposal.made", f"proposal {proposal.id}", {"summary": summary, "reason": reason})
+    return proposal
+
+
+def _add_word(tx: Transaction, author: Author, proposal: Proposal) -> Proposal:
+    """Add a person's word; with the last one needed carry it out.
+
+    1. Carry it out first, under its own locks: run before decision before project.
+    2. Close the proposal, unless somebody did meanwhile: then nothing of this is done.
+    """
+    if not proposal.is_open(author.at):
+        raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it anew")
+    word = _word(author)
+    if any(said.identity == word.identity for said in proposal.words):
+        return proposal
+    proposal = replace(proposal, words=(*proposal.words, word))
+    if not has_enough_words(proposal.words, _words_needed(tx, proposal)):
+        proposals.save_words(tx, proposal)
+        author.record(tx, "proposal.supported", f"proposal {proposal.id}", {"summary": proposal.summary})
+        return proposal
+    _carry_out(tx, author, proposal)
+    _close(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed")
+    return replace(proposal, state=ProposalState.CONFIRMED, closed_at=author.at)
+
+
+def _words_needed(tx: Transaction, proposal: Proposal) -> int:
+    if proposal.kind is not ProposalKind.RAISE_STAGE:
+        return 2
+    second_person = projects.get_project(tx, proposal.project_id).second_person
+    return 2 if second_person and proposal.argument == Stage.ENFORCE else 1
+
+
+def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
+    reason = f"{proposal.reason} (proposed by {proposal.proposed_by})"
+    match proposal.kind:
+        case ProposalKind.RAISE_STAGE:
+            rollout_stage.raise_stage(tx, author, proposal.subject, Stage(proposal.argument))
+        case ProposalKind.REMOVE_STAGE:
+            rollout_stage.remove_rollout_stage(tx, author, proposal.subject)
+        case ProposalKind.STOP_RUN:
+            command = StopOrdered(author.at, author.actor, reason)
+            commands.order_run_stop(tx, author.project_id, UUID(proposal.subject), command)
+        case ProposalKind.RELEASE_STOP:
+            released = Released(author.at, author.actor, reason)
+            commands.carry_out_command(tx, author.project_id, UUID(proposal.subject), released)
+        case ProposalKind.CHANGE_PROJECT:
+            change = ProjectChange.model_validate_json(proposal.argument)
+            project_settings.apply_change(tx, author, change)
+
+
+def _close(tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str) -> None:
+    if not proposals.close_proposal(tx, proposal, state, author.at):
+        raise Conflict(f"the proposal {proposal.id} was closed at the same time; read it and try again")
+    details = {"summary": proposal.summary, "proposed_by": proposal.proposed_by}
+    author.record(tx, action, f"proposal {proposal.id}", details)
+
+
+def _word(author: Author) -> Word:
+    return Word(author.identity or author.actor, author.actor, author.at)

@@ -1,0 +1,107 @@
+"""Proposals that wait for somebody's word, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.rules.proposals import OPEN_FOR, ProposalKind, ProposalState, Word
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import proposals
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is proposed, by whom and why.
+
+    `subject`: see `ProposalKind`. `summary`: what would be done, for people. `argument`: what carrying it out needs
+    beyond the subject. `words`: of those who are for it, the first of the person who proposed it; the service has none.
+    """
+
+    id: UUID
+    project_id: UUID
+    kind: ProposalKind
+    subject: str
+    summary: str
+    argument: str
+    reason: str
+    proposed_by: str
+    words: tuple[Word, ...]
+    state: ProposalState
+    created_at: datetime
+    closed_at: datetime | None = None
+
+    @property
+    def open_until(self) -> datetime | None:
+        """When it expires; None: the service withdraws it."""
+        return None if self.kind is ProposalKind.RAISE_STAGE else self.created_at + OPEN_FOR
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether it can still be confirmed."""
+        return self.state_at(now) is ProposalState.OPEN
+
+    def state_at(self, now: datetime) -> ProposalState:
+        """Its state, which is `expired` once nobody can confirm it any more."""
+        over = self.open_until is not None and now >= self.open_until
+        return ProposalState.EXPIRED if self.state is ProposalState.OPEN and over else self.state
+
+
+def add_proposal(tx: Transaction, proposal: Proposal) -> None:
+    """Store a new proposal; the database refuses a second open one of its kind and subject."""
+    tx.execute(proposals.insert().values(**vars(proposal)))
+
+
+def save_words(tx: Transaction, proposal: Proposal) -> None:
+    """Store who is for it by now."""
+    tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(words=proposal.words))
+
+
+def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, now: datetime) -> bool:
+    """Close an open proposal, with its words; False if somebody did before."""
+    query = proposals.update().where(*_of(proposal.project_id, proposal.id), proposals.c.state == ProposalState.OPEN)
+    return tx.execute(query.values(state=state, words=proposal.words, closed_at=now)).rowcount > 0
+
+
+def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal | None:
+    """The proposal with this id."""
+    row = tx.execute(sa.select(proposals).where(*_of(project_id, proposal_id))).mappings().one_or_none()
+    return Proposal(**row) if row else None
+
+
+def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: str) -> Proposal | None:
+    """The newest proposal about a subject; an open one is always the newest."""
+    query = sa.select(proposals).where(
+        proposals.c.project_id == project_id, proposals.c.kind == kind, proposals.c.subject == subject
+    )
+    row = tx.execute(query.order_by(proposals.c.id.desc()).limit(1)).mappings().one_or_none()
+    return Proposal(**row) if row else None
+
+
+def list_proposals(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    state: ProposalState | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> list[Proposal]:
+    """The proposals of a project, newest first, before the proposal `before`."""
+    query = sa.select(proposals).where(proposals.c.project_id == project_id)
+    if state is not None:
+        query = query.where(proposals.c.state == state)
+    if before is not None:
+        query = query.where(proposals.c.id < before)
+    return [Proposal(**row) for row in tx.execute(query.order_by(proposals.c.id.desc()).limit(limit)).mappings()]
+
+
+def list_open(tx: Transaction, project_id: UUID, now: datetime, limit: int = 50) -> list[Proposal]:
+    """The proposals of a project that can be confirmed, newest first."""
+    found = list_proposals(tx, project_id, state=ProposalState.OPEN, limit=limit)
+    return [proposal for proposal in found if proposal.is_open(now)]
+
+
+def _of(project_id: UUID, proposal_id: UUID) -> tuple[sa.ColumnElement[bool], ...]:
+    return proposals.c.project_id == project_id, proposals.c.id == proposal_id

@@ -1,0 +1,117 @@
+"""Routes of proposals: what waits for somebody's word, and that word."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from evalstop_service.decisions import second_person
+from evalstop_service.rules.proposals import ProposalKind, ProposalState
+from evalstop_service.store import proposals
+from evalstop_service.store.database import Database
+from evalstop_service.store.proposals import Proposal
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
+from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
+
+router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute)
+
+
+ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or answered with 202")]
+
+
+class WordOut(Answer):
+    """Somebody who is for it."""
+
+    actor: str = Field(description="`key NAME` or `user NAME`, as in the audit log")
+    at: Time = Field(description="when they said so")
+
+
+class ProposalOut(Answer):
+    """What is proposed and not done yet, by whom, and who is for it."""
+
+    id: UUID = Field(description="by which it is confirmed or refused")
+    kind: ProposalKind = Field(description="what would be done")
+    subject: str = Field(description="the name of the policy, or the id of the run or the decision")
+    summary: str = Field(
+        description="what would be done, in words", examples=["Move policy early version 3 from shadow to canary"]
+    )
+    reason: str = Field(description="why, in the words of whoever asks for it")
+    proposed_by: str = Field(description="`evalstop` for the service, else `key NAME` or `user NAME`")
+    words: list[WordOut] = Field(description="of those who are for it, the person who proposed it first")
+    state: ProposalState = Field(description="withdrawn: its numbers no longer hold")
+    created_at: Time = Field(description="when it was proposed")
+    open_until: Time | None = Field(description="after that nobody can confirm it; null: while its numbers hold")
+    closed_at: Time | None = Field(description="when it was confirmed, refused or withdrawn; null: it is open")
+
+
+class ProposalPage(Page):
+    """Proposals, newest first."""
+
+    items: list[ProposalOut] = Field(description="at most `limit` of them")
+
+
+def view_proposal(proposal: Proposal, now: datetime) -> ProposalOut:
+    """A proposal as the API shows it."""
+    return ProposalOut.model_validate(
+        vars(proposal) | {"state": proposal.state_at(now), "open_until": proposal.open_until}
+    )
+
+
+WAITS: dict[int | str, dict[str, Any]] = {202: {"model": ProposalOut, "description": "It waits for a second person."}}
+"""What a route answers besides, that proposes in projects with `second_person`."""
+
+
+def answer_proposal(proposal: Proposal, now: datetime) -> JSONResponse:
+    """The answer to a request that another person has to confirm."""
+    return JSONResponse(view_proposal(proposal, now).model_dump(mode="json"), 202)
+
+
+@router.get("")
+def list_proposals(
+    caller: Read,
+    database: Db,
+    now: Now,
+    state: Annotated[ProposalState | None, Query(description="those that stand so alone")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> ProposalPage:
+    """The project's proposals, newest first."""
+    with database.reading() as tx:
+        found = proposals.list_proposals(tx, caller.project_id, state=state, before=cursor, limit=limit)
+    items = [view_proposal(proposal, now) for proposal in found]
+    return ProposalPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)
+
+
+@router.get("/{proposal_id}")
+def get_proposal(proposal_id: ProposalId, caller: Read, database: Db, now: Now) -> ProposalOut:
+    """A proposal, and who is for it."""
+    with database.reading() as tx:
+        return view_proposal(second_person.find_proposal(tx, caller.project_id, proposal_id), now)
+
+
+@router.post("/{proposal_id}/confirm")
+def confirm_proposal(proposal_id: ProposalId, caller: Operate, database: Db, now: Now) -> ProposalOut:
+    """Confirm a proposal of somebody else: with the last word needed it is done. Stops take the scope `operate`, all
+    else `admin`. Takes no body; saying it twice is one word."""
+    _require_scope(database, caller, proposal_id)
+    return view_proposal(second_person.confirm_proposal(database, caller.author(now), proposal_id), now)
+
+
+@router.post("/{proposal_id}/refuse")
+def refuse_proposal(proposal_id: ProposalId, caller: Operate, database: Db, now: Now) -> ProposalOut:
+    """Refuse a proposal, or take back one's own, with the same scopes. Takes no body."""
+    _require_scope(database, caller, proposal_id)
+    return view_proposal(second_person.refuse_proposal(database, caller.author(now), proposal_id), now)
+
+
+def _require_scope(database: Database, caller: Caller, proposal_id: UUID) -> None:
+    with database.reading() as tx:
+        proposal = second_person.find_proposal(tx, caller.project_id, proposal_id)
+    if proposal.kind.needs_admin:
+        allowed(caller.key, "admin")

@@ -1,0 +1,42 @@
+"""Forms that confirm or refuse a proposal, and the proposals that pages show."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from evalstop_service.decisions import second_person
+from evalstop_service.security.scopes import VisitorRole
+from evalstop_service.web.dashboard.responses import Forbidden, PageRoute, SignInOutdated
+from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
+
+router = APIRouter(prefix="/proposals/{proposal_id}", route_class=PageRoute)
+
+
+@router.post("/confirm")
+def confirm_proposal(proposal_id: UUID, request: Request, site: SiteOf, visitor: Operator) -> Response:
+    """Confirm what somebody else, or the service, proposes."""
+    _require_right(proposal_id, request, site, visitor)
+    second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id)
+    return RedirectResponse("/#proposals", 303)
+
+
+@router.post("/refuse")
+def refuse_proposal(proposal_id: UUID, request: Request, site: SiteOf, visitor: Operator) -> Response:
+    """Refuse a proposal, or take back one's own."""
+    _require_right(proposal_id, request, site, visitor)
+    second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)
+    return RedirectResponse("/#proposals", 303)
+
+
+def _require_right(proposal_id: UUID, request: Request, site: Site, visitor: Visitor) -> None:
+    """Raise unless the visitor may speak: of what lets more be ended, an admin who has just signed in."""
+    with site.database.reading() as tx:
+        proposal = second_person.find_proposal(tx, visitor.project.id, proposal_id)
+    if proposal.kind.needs_admin:
+        if not visitor.role.covers(VisitorRole.ADMIN):
+            raise Forbidden(f"You are signed in as {visitor.role}. This needs the role admin.")
+        if not visitor.has_just_signed_in(site.clock()):
+            raise SignInOutdated(request.url.path)
