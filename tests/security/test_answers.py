@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -75,9 +76,24 @@ def test_readiness_says_nothing_of_the_database_s_address(database: Database) ->
         assert hidden not in refused["detail"]
 
 
-def test_cookies_are_secure_where_the_service_is_reached_by_https(client: httpx.Client) -> None:
-    """Behind a proxy that says nothing of TLS the public address says that cookies travel by https alone."""
-    assert "; secure" in client.get("/login").headers["set-cookie"].lower()
+def test_cookies_are_this_host_s_alone_where_the_service_is_reached_by_https(client: httpx.Client) -> None:
+    """The public address says that cookies travel by https alone; one that another host could plant opens nothing."""
+    form = client.get("/login")
+    assert form.headers["set-cookie"].startswith("__Host-evalstop_visit=")
+    assert {"; secure", "; path=/"} <= set(re.findall(r"; [a-z/=]+", form.headers["set-cookie"].lower()))
+    assert "domain" not in form.headers["set-cookie"].lower()
+    token = form.text.split('name="csrf" value="')[1].split('"')[0]
+    fields = {"key": client.headers["Authorization"].removeprefix("Bearer "), "csrf": token}
+    sent = {"Cookie": form.headers["set-cookie"].split(";")[0]}
+    set_cookies = client.post("/login", data=fields, headers=sent).headers.get_list("set-cookie")
+    (session,) = [one.split(";")[0] for one in set_cookies if one.startswith("__Host-evalstop_session=")]
+    page = client.get("/runs", headers={"Cookie": session})
+    assert page.status_code == 200
+    assert client.get("/runs", headers={"Cookie": session.removeprefix("__Host-")}).status_code == 303
+    out = {"csrf": page.text.split('name="csrf" value="')[1].split('"')[0]}
+    ended = client.post("/logout", data=out, headers={"Cookie": session}).headers.get_list("set-cookie")
+    assert any(re.match(r"__Host-evalstop_session=.*Max-Age=0.*Secure", one) for one in ended)
+    assert client.get("/runs", headers={"Cookie": session}).status_code == 303
 
 
 @pytest.mark.parametrize("address", ["dana@ex\u0430mple.com", "dan\u212a@example.com"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -83,6 +84,26 @@ def test_sessions_are_listed_and_ended(people: People) -> None:
     assert people.page(eve, "/runs") == 303
     problem(dana.delete(f"/sessions/{again}"), 404)
     assert len(said(dana.get("/audit", params={"action": "session.ended"}), 200)["items"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/settings/role-patterns", {"patterns": "reward eval"}),
+        ("/webhooks/endpoints", {"url": "https://receiver.example/", "event_types": "run.stop_requested"}),
+        (f"/webhooks/endpoints/{uuid4()}/enabled", {"enabled": "true"}),
+        (f"/webhooks/endpoints/{uuid4()}/rotate-secret", {}),
+    ],
+)
+def test_where_stops_go_and_what_judges_needs_a_fresh_sign_in(people: People, path: str, form: dict[str, str]) -> None:
+    """So do patterns of roles, and endpoints whose secret would be shown or to which stops would go."""
+    dana = people.person("dana", "admin")
+    people.now += timedelta(seconds=FRESH_SECONDS + 1)
+    before = said(dana.get("/audit"), 200)["items"]
+    refused = people.post(dana, path, **form)
+    page = path.split("/")[1]
+    assert (refused.status_code, refused.headers["location"]) == (303, f"/login?next=%2F{page}&again=1")
+    assert said(dana.get("/audit"), 200)["items"] == before
 
 
 @pytest.mark.parametrize(

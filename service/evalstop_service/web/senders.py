@@ -11,7 +11,7 @@ from starlette.types import Scope
 from evalstop_service.errors import TooOften
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.web.context import read_address
-from evalstop_service.web.dashboard.cookies import SESSION
+from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
 from evalstop_service.web.dashboard.visitor import Site, Visitor, find_visitor
 from evalstop_service.web.decision_paths import is_decision_path
 from evalstop_service.web.middleware.held_bodies import Sender
@@ -40,10 +40,10 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
                 operates = not {"operate", "admin"}.isdisjoint(key.scopes)
                 reports = operates or "report" in key.scopes
                 return Sender(f"key {key.id}", True, operates, reports, key.project_id)
-        elif SESSION in request.cookies:
+        elif cookie := read_cookie(request, SESSION):
             visitor = await to_thread.run_sync(_find_visitor, site, request, limiter=limiter)
             if visitor is not None:
-                session, operates = f"session {request.cookies[SESSION]}", visitor.role.covers(VisitorRole.OPERATOR)
+                session, operates = f"session {cookie}", visitor.role.covers(VisitorRole.OPERATOR)
                 return Sender(session, True, operates, operates, visitor.project.id)
         return Sender(f"address {address}")
 

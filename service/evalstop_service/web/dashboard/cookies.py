@@ -21,6 +21,10 @@ FLOW = "evalstop_openid"
 """The state of a sign-in at an OpenID provider, checked when the browser returns."""
 
 
+HOST_PREFIX = "__Host-"
+"""Of names that browsers take from this very host alone, by https: no other host of the domain can plant one."""
+
+
 def set_cookie(
     response: Response,
     request: Request,
@@ -30,18 +34,32 @@ def set_cookie(
     samesite: Literal["strict", "lax"] = "strict",
 ) -> None:
     """Set a cookie, Secure when the request came over https, or the service is reached by https."""
-    context: Context = request.app.state.context
     response.set_cookie(
-        name,
+        _full_name(request, name),
         value,
         max_age=seconds,
         path="/",
-        secure=request.url.scheme == "https" or (context.public_url or "").startswith("https:"),
+        secure=_is_secure(request),
         httponly=True,
         samesite=samesite,
     )
 
 
-def delete_cookie(response: Response, name: str) -> None:
+def read_cookie(request: Request, name: str) -> str:
+    """What a cookie holds, empty when there is none. Where cookies are Secure, one without the prefix is none."""
+    return request.cookies.get(_full_name(request, name), "")
+
+
+def delete_cookie(response: Response, request: Request, name: str) -> None:
     """Delete a cookie."""
-    response.delete_cookie(name, path="/", httponly=True, samesite="strict")
+    secure = _is_secure(request)
+    response.delete_cookie(_full_name(request, name), path="/", secure=secure, httponly=True, samesite="strict")
+
+
+def _full_name(request: Request, name: str) -> str:
+    return f"{HOST_PREFIX}{name}" if _is_secure(request) else name
+
+
+def _is_secure(request: Request) -> bool:
+    context: Context = request.app.state.context
+    return request.url.scheme == "https" or (context.public_url or "").startswith("https:")

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.web.dashboard.cookies import SESSION
+from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
 from evalstop_service.web.dashboard.visitor import Site, find_visitor
 
 
@@ -27,4 +27,4 @@ def stream_changes(request: Request, site: Site, seen: str, revision: Callable[[
         with site.database.reading() as tx:
             return None if find_visitor(tx, site, request) is None else revision(tx)
 
-    return site.streams.open_stream(request.cookies.get(SESSION, ""), seen, read_revision)
+    return site.streams.open_stream(read_cookie(request, SESSION), seen, read_revision)

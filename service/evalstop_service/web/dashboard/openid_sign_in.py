@@ -16,7 +16,7 @@ from evalstop_service.store import audit, projects, sessions
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.sessions import Session
-from evalstop_service.web.dashboard.cookies import FLOW, PROJECT, SESSION, delete_cookie, set_cookie
+from evalstop_service.web.dashboard.cookies import FLOW, PROJECT, SESSION, delete_cookie, read_cookie, set_cookie
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sessions import FLOW_SECONDS
 from evalstop_service.web.dashboard.sign_in import render_login_form, safe_path
@@ -53,11 +53,11 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
 def finish_sign_in(request: Request, site: SiteOf) -> Response:
     """Verify the provider's answer, and start a session for a user who has a role in a project."""
     openid = _require_openid(site)
-    flow = site.sessions.read_flow(request.cookies.get(FLOW, ""))
+    flow = site.sessions.read_flow(read_cookie(request, FLOW))
     response = (
         _start_session(request, site, openid, flow) if flow else render_login_form(request, site, "/", _EXPIRED, 401)
     )
-    delete_cookie(response, FLOW)  # an answer is valid once
+    delete_cookie(response, request, FLOW)  # an answer is valid once
     return response
 
 

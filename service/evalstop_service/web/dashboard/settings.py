@@ -153,7 +153,7 @@ def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Res
 
 
 @router.post("/role-patterns")
-def change_role_patterns(site: SiteOf, visitor: Admin, patterns: Annotated[str, Form()] = "") -> Response:
+def change_role_patterns(site: SiteOf, visitor: FreshAdmin, patterns: Annotated[str, Form()] = "") -> Response:
     """Set the role patterns, one per line."""
     try:
         lines = [_parse_pattern(line) for line in patterns.splitlines() if line.strip()]

@@ -16,7 +16,14 @@ from evalstop_service.store import keys, sessions
 from evalstop_service.store.keys import Key
 from evalstop_service.store.sessions import Session
 from evalstop_service.web.context import read_address
-from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, SIGN_IN_FORM, delete_cookie, set_cookie
+from evalstop_service.web.dashboard.cookies import (
+    PROJECT,
+    SESSION,
+    SIGN_IN_FORM,
+    delete_cookie,
+    read_cookie,
+    set_cookie,
+)
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sessions import SESSION_SECONDS
 from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf, find_visitor, is_cross_site, may_view
@@ -58,7 +65,7 @@ def sign_in(
 ) -> Response:
     """Sign in with a key."""
     target = safe_path(target)
-    form_id = request.cookies.get(SIGN_IN_FORM, "")
+    form_id = read_cookie(request, SIGN_IN_FORM)
     if is_cross_site(request) or not form_id or not site.sessions.verify_form_token(form_id, csrf):
         return render_login_form(request, site, target, _CROSS_SITE_FORM, 403)
     try:
@@ -80,13 +87,13 @@ def show_session(request: Request, site: SiteOf) -> Response:
 
 
 @router.post("/logout")
-def sign_out(site: SiteOf, visitor: SignedIn) -> Response:
+def sign_out(request: Request, site: SiteOf, visitor: SignedIn) -> Response:
     """End the session and delete its cookie."""
     with site.database.transaction() as tx:
         sessions.delete_session(tx, visitor.session.id)
     response = RedirectResponse("/login", 303)
-    delete_cookie(response, SESSION)
-    delete_cookie(response, PROJECT)
+    delete_cookie(response, request, SESSION)
+    delete_cookie(response, request, PROJECT)
     return response
 
 
@@ -104,7 +111,7 @@ def render_login_form(
     request: Request, site: Site, target: str, problem: str | None = None, status: int = 200
 ) -> Response:
     """The sign-in form, whose token is valid in this browser only."""
-    form_id = request.cookies.get(SIGN_IN_FORM) or secrets.token_urlsafe(16)
+    form_id = read_cookie(request, SIGN_IN_FORM) or secrets.token_urlsafe(16)
     response = render_page(
         "login.html",
         status,
@@ -124,5 +131,5 @@ def _start_session(response: Response, request: Request, site: Site, key: Key) -
     with site.database.transaction() as tx:
         token = sessions.create_session(tx, session)
     set_cookie(response, request, SESSION, token, SESSION_SECONDS)
-    delete_cookie(response, PROJECT)
+    delete_cookie(response, request, PROJECT)
     return response

@@ -24,7 +24,7 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
 from evalstop_service.web.context import Context, read_address
-from evalstop_service.web.dashboard.cookies import PROJECT, SESSION
+from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, read_cookie
 from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
@@ -125,7 +125,7 @@ def may_view(key: Key | None) -> bool:
 
 def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     """The visitor of a request's cookie, if their key or session is still valid."""
-    cookie = request.cookies.get(SESSION, "")
+    cookie = read_cookie(request, SESSION)
     session = sessions.find_session(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
     if session is None:
         return None
@@ -136,7 +136,7 @@ def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | Non
         if key is None or key.project_id is None or role is None:
             return None
         return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form_token, session)
-    project = _selected_project(tx, session, request.cookies.get(PROJECT, ""))
+    project = _selected_project(tx, session, read_cookie(request, PROJECT))
     role = find_role(session.grants, project.name) if project else None
     return Visitor(project, role, user_actor(session), form_token, session) if project and role else None
 
@@ -191,7 +191,7 @@ async def _require_form_token(
 ) -> Visitor:
     if request.method not in _SAFE:
         token = await read_form_token(request)
-        if is_cross_site(request) or not site.sessions.verify_form_token(request.cookies.get(SESSION, ""), token):
+        if is_cross_site(request) or not site.sessions.verify_form_token(read_cookie(request, SESSION), token):
             raise InvalidFormToken
     return visitor
 
@@ -223,4 +223,4 @@ def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin) -> Vi
 
 
 FreshAdmin = Annotated[Visitor, Depends(_require_fresh_sign_in)]
-"""An admin who has just signed in: what lets more be ended, or more people in."""
+"""An admin who has just signed in: what lets more be ended, or more people in, or shows a secret."""

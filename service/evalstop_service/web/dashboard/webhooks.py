@@ -20,7 +20,7 @@ from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries, pull
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
-from evalstop_service.web.dashboard.visitor import Admin, Operator, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks.channels import Format, render_body
@@ -71,7 +71,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 @router.post("/endpoints")
 def add_endpoint(
     site: SiteOf,
-    visitor: Admin,
+    visitor: FreshAdmin,
     url: Annotated[str, Form()] = "",
     event_types: Annotated[list[str] | None, Form()] = None,
     form: Annotated[str, Form(alias="format")] = "standard",
@@ -92,7 +92,7 @@ def add_endpoint(
 
 
 @router.post("/endpoints/{endpoint_id}/enabled")
-def enable_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Admin, enabled: Annotated[bool, Form()]) -> Response:
+def enable_endpoint(endpoint_id: UUID, site: SiteOf, visitor: FreshAdmin, enabled: Annotated[bool, Form()]) -> Response:
     """Enable or disable an endpoint."""
     changes = EndpointChanges(enabled=enabled)
     address_policy = site.context.address_policy
@@ -108,7 +108,7 @@ def delete_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Admin) -> Response
 
 
 @router.post("/endpoints/{endpoint_id}/rotate-secret")
-def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Admin) -> Response:
+def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: FreshAdmin) -> Response:
     """Rotate the secret of an endpoint and show the new one once."""
     encryption = site.context.encryption
     endpoint = webhooks.rotate_endpoint_secret(site.database, visitor.author(site.clock()), endpoint_id, encryption)
