@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -54,7 +54,8 @@ class Run:
     `total_steps` is the planned length: without it decisions come later.
     `evaluates` says that somebody evaluates checkpoints on request (`eval_requests`, or an evaluator beside the run):
     true, or the share of the run's time that one eval takes.
-    `config`, a mapping or an object with attributes, is shown on the run's page.
+    `config`, a mapping or an object with attributes, is shown on the run's page, as are `owner` (who is told of the
+    run, an e-mail address or a name), `group` (a sweep, the seeds of one configuration), `tags` and `notes`.
     `on_stop` is called once with the decision, in the trainer's thread, when `should_stop` is first read as true: the
     place to save and to test before the loop is left. What it raises is logged.
     `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
@@ -70,6 +71,10 @@ class Run:
         metrics: Metrics | None = None,
         labels: Mapping[str, LabelValue] | None = None,
         config: object = None,
+        owner: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str | None = None,
         policy: str | None = None,
         mode: Literal["shadow", "enforce"] | None = None,
         total_steps: int | None = None,
@@ -89,6 +94,7 @@ class Run:
             metrics=metrics,
             labels=labels,
             config=config,
+            said={"owner": owner, "group": group, "tags": list(tags) or None, "notes": notes},
             policy=policy,
             mode=mode,
             total_steps=total_steps,

@@ -25,6 +25,7 @@ TABLES = (
     "eval_requests",
     "attempts",
     "mlflow_runs",
+    "run_descriptions",
     "logged_models",
     "runs",
     "rollout_stages",
@@ -408,6 +409,26 @@ def _create_runs() -> None:
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_mlflow_runs")),
     )
     op.create_index("ix_mlflow_runs_experiment_id", "mlflow_runs", ["experiment_id"], unique=False)
+    op.create_table(
+        "run_descriptions",
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=True),
+        sa.Column("group", sa.Text(), nullable=True),
+        sa.Column("tags", sa.JSON(), nullable=False),
+        sa.Column("notes", sa.Text(), nullable=False),
+        sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_run_descriptions_project_id")),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_descriptions_run_id")),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_descriptions")),
+    )
+    for column in ("owner", "group"):
+        op.create_index(
+            f"ix_run_descriptions_project_id_{column}",
+            "run_descriptions",
+            ["project_id", column, "run_id"],
+            unique=False,
+        )
     op.create_table(
         "attempts",
         sa.Column("run_id", sa.Uuid(), nullable=False),

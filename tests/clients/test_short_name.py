@@ -35,7 +35,8 @@ def test_a_run_in_one_line_says_how_it_is_watched(
     config = argparse.Namespace(lr=1e-6, ppo={"clip": 0.2, "normalize": True})
     labels = {"gpus": 8, "final": False, "seed": "1"}
     named = {"eval": "eval/gsm8k", "proxy": "reward", "kl": "kl", "total_steps": 100}
-    with init(server, "ppo-7b", config=config, labels=labels, mode="enforce", **named) as run:
+    said = {"owner": "dana", "group": "seeds", "tags": ["baseline"], "notes": "n"}
+    with init(server, "ppo-7b", config=config, labels=labels, mode="enforce", **said, **named) as run:
         page = f"{server.url}/runs/run-1"
         assert capsys.readouterr().out == f"evalstop: ppo-7b: enforce, policy default@1, verdict continue, {page}\n"
         assert (run.mode, run.policy, run.url) == ("enforce", "default@1", page)
@@ -44,6 +45,7 @@ def test_a_run_in_one_line_says_how_it_is_watched(
         "eval/gsm8k": {"role": "eval"}, "reward": {"role": "proxy"}, "kl": {"role": "kl"}
     }  # fmt: skip
     assert opening["labels"] == {"gpus": "8", "final": "false", "seed": "1"}
+    assert {name: opening[name] for name in said} == said
     assert opening["params"] == {"lr": "1e-06", "ppo.clip": "0.2", "ppo.normalize": "true"}
 
 

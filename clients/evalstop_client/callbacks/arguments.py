@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -22,6 +22,10 @@ class NamedRunArguments(TypedDict, total=False):
     metrics: Metrics | None
     labels: Mapping[str, LabelValue] | None
     config: object
+    owner: str | None
+    group: str | None
+    tags: Sequence[str]
+    notes: str | None
     policy: str | None
     mode: Literal["shadow", "enforce"] | None
     total_steps: int | None

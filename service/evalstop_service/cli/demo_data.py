@@ -42,7 +42,7 @@ from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
 from evalstop_service.rules.statuses import DecisionOutcome
-from evalstop_service.store import audit, decisions, projects, runs
+from evalstop_service.store import audit, decisions, projects, run_lists, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -316,7 +316,7 @@ def fill(
                 f"filling the project {name!r} broke off half-way, or is going on; fill another by `--project NAME`, "
                 "or remove an embedded database that holds nothing else (its folder, .evalstop) and begin anew"
             )
-        if project is not None and runs.list_runs(tx, project.id, limit=1):
+        if project is not None and run_lists.list_runs(tx, project.id, limit=1):
             raise Conflict(f"the project {name!r} has runs of its own; give the name of another, or of a new one")
     if project is None:
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)

@@ -13,6 +13,7 @@ from evalstop_detectors import find_total_steps
 
 from evalstop_service.projects.policies import is_allowed
 from evalstop_service.rules.decision_lifecycle import SERVICE, Mode
+from evalstop_service.rules.run_descriptions import NOTHING_SAID, RunDescription
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -34,7 +35,7 @@ class OpenRequest:
     `total_steps`: the planned length, else a label or a param says it. `actor`: who sends it, for the audit log.
     `key`: that of who sends it; None for the service itself. `eval_version`: what the eval's measurement is called.
     `eval_share`: somebody evaluates checkpoints on request, see `store.runs.Run`. `params`: what a new run is trained
-    with, as text.
+    with, as text. `description`: what is said of it, where nothing is on record.
     """
 
     name: str
@@ -51,6 +52,7 @@ class OpenRequest:
     actor: str = SERVICE
     eval_version: str | None = None
     params: dict[str, str] | None = None
+    description: RunDescription = NOTHING_SAID
     key: Key | None = None
 
     @property

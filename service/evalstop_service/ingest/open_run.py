@@ -28,6 +28,7 @@ from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
 from evalstop_service.rules.labels import find_objection, list_job_changes
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
+from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -90,6 +91,7 @@ def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: dat
         if runs.add_run(tx, run):
             if request.params:
                 mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params=request.params))
+            fill_description(tx, run, request.description, now)
             _start_checks(tx, project, run, now)
             _record_opening(tx, run, request, "run.opened", now)
             return run
@@ -259,6 +261,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         )
     if run.last_step is not None:
         _refuse_other_terms(run, request)
+    fill_description(tx, run, request.description, now)
     labels = _merge_labels(run.labels, request.labels or {})
     opened_by = _refuse_other_job(tx, run, labels, request.key, now)
     _record_job_change(tx, run, labels, request.actor, now)

@@ -252,15 +252,27 @@ def list_decisions(
     *,
     state: DecisionState | None = None,
     run_id: UUID | None = None,
+    policy: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Decision]:
-    """A project's decisions, newest first, those made before the decision `before`."""
+    """A project's decisions, newest first, those made before the decision `before`.
+
+    `since`, `until`: made from then on, and before then.
+    """
     query = _SELECT.where(decisions.c.project_id == project_id)
     if state is not None:
         query = query.where(decisions.c.state == state)
     if run_id is not None:
         query = query.where(decisions.c.run_id == run_id)
+    if policy is not None:
+        query = query.where(policies.c.name == policy)
+    if since is not None:
+        query = query.where(decisions.c.created_at >= since)
+    if until is not None:
+        query = query.where(decisions.c.created_at < until)
     if before is not None:
         query = query.where(decisions.c.id < before)
     return [Decision(**row) for row in tx.execute(query.order_by(decisions.c.id.desc()).limit(limit)).mappings()]

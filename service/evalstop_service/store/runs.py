@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,18 +14,15 @@ import sqlalchemy as sa
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import Recognition
-from evalstop_service.rules.run_results import BestCheckpoint, Call, ChangePoint, RawMaximum, Verdict
+from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store.database import Transaction, contains_text, insert_if_new
+from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import (
     LIVE,
     attempts,
     checkpoints,
-    decision_changes,
     decisions,
-    outcomes,
     policies,
-    run_health,
     runs,
 )
 
@@ -231,74 +227,16 @@ def save_changes(tx: Transaction, before: Run, run: Run) -> None:
         tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
 
 
-@dataclass(frozen=True)
-class RunFilter:
-    """Which runs of a project: those whose name contains `name`, of this status, and so on; None: any.
-
-    `order`: `newest`, `updated` or `step`, the highest first. `before`: those that come after this run, as it stood
-    when its `place` in the order (its `updated_at` or `last_step`) was told; with `newest` the id is enough.
-    """
-
-    name: str | None = None
-    status: RunStatus | None = None
-    verdict: Call | None = None
-    mode: Mode | None = None
-    policy: str | None = None
-    job_kind: str | None = None
-    order: str = "newest"
-    before: UUID | None = None
-    place: datetime | int | None = None
-
-    @property
-    def bounded(self) -> bool:
-        """Whether no index finds them, so that only the newest runs are looked at.
-
-        What changes with every post has no index: each post would have to write to it.
-        """
-        rare = self.name is not None and len(self.name) < _TRIGRAM
-        return rare or self.order != "newest" or any((self.verdict, self.mode, self.policy, self.job_kind))
-
-
-def list_runs(
-    tx: Transaction,
-    project_id: UUID,
-    wanted: RunFilter = RunFilter(),
-    limit: int = 50,
-) -> list[Run]:
-    """A project's runs, newest first, or as they are wanted.
-
-    What no index finds is looked for in the newest 20,000 runs: see `RunFilter.bounded`.
-    """
-    # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
-    page = _page(sa.select(*runs.c), project_id, wanted, limit).subquery()
-    query = sa.select(page, *_OF_POLICY).join(policies, policies.c.id == page.c.policy_id)
-    return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
-
-
 def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
     """How many runs of a project have not ended, counted up to `most`."""
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING).limit(most)
     return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 
-def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
-    """Differs whenever the run, its pulse, or anything on record about its decisions, has changed."""
-    return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
+POLICY_COLUMNS = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
+"""What a run is read with besides its row."""
 
-
-def read_list_revision(
-    tx: Transaction,
-    project_id: UUID,
-    wanted: RunFilter = RunFilter(),
-    limit: int = 50,
-) -> str:
-    """Differs whenever `list_runs` of the same arguments would, or the decisions on those runs."""
-    return _digest(tx, _page(_REVISION, project_id, wanted, limit))
-
-
-_OF_POLICY = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
-
-_SELECT = sa.select(*runs.c, *_OF_POLICY).join(policies, policies.c.id == runs.c.policy_id)
+_SELECT = sa.select(*runs.c, *POLICY_COLUMNS).join(policies, policies.c.id == runs.c.policy_id)
 
 _SELECT_WITH_COUNTS = _SELECT.add_columns(
     sa.exists().where(decisions.c.run_id == runs.c.id, decisions.c.attempt == runs.c.attempt).label("has_decision"),
@@ -308,77 +246,10 @@ _SELECT_WITH_COUNTS = _SELECT.add_columns(
     .label("checkpoint_count"),
 )
 
-_TRIGRAM = 3
-_SEARCHED = 20_000
-
 _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at"),
 )
-
-_REVISION = sa.select(
-    runs.c.id,
-    runs.c.version,
-    runs.c.updated_at,
-    runs.c.status,
-    *(
-        sa.select(sa.func.count()).where(table.c.run_id == runs.c.id).scalar_subquery()
-        for table in (decision_changes, outcomes)
-    ),
-    *(
-        sa.select(column).where(run_health.c.run_id == runs.c.id).scalar_subquery()
-        for column in (run_health.c.state, sa.cast(run_health.c.metric_faults, sa.Text))
-    ),
-)
-
-
-def _page(query: sa.Select[Any], project_id: UUID, wanted: RunFilter, limit: int) -> sa.Select[Any]:
-    query = query.where(runs.c.project_id == project_id)
-    if wanted.name is not None:
-        query = query.where(contains_text(runs.c.name, wanted.name))
-    if wanted.status is not None:
-        query = query.where(runs.c.status == wanted.status)
-    if wanted.verdict is not None:
-        query = query.where(runs.c.verdict["verdict"].as_string() == wanted.verdict)
-    if wanted.mode is not None:
-        query = query.where(runs.c.mode == wanted.mode)
-    if wanted.policy is not None:
-        of_name = sa.select(policies.c.id).where(policies.c.project_id == project_id, policies.c.name == wanted.policy)
-        query = query.where(runs.c.policy_id.in_(of_name))
-    if wanted.job_kind is not None:
-        query = query.where(runs.c.labels["job_kind"].as_string() == wanted.job_kind)
-    if wanted.bounded:
-        newest = sa.select(runs.c.id).where(runs.c.project_id == project_id)
-        if wanted.before is not None and wanted.order == "newest":
-            newest = newest.where(runs.c.id < wanted.before)
-        oldest = newest.order_by(runs.c.id.desc()).offset(_SEARCHED - 1).limit(1).scalar_subquery()
-        query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
-    if wanted.before is not None:
-        query = query.where(_after(wanted))
-    return query.order_by(*_ordered(runs.c, wanted.order)).limit(limit)
-
-
-def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
-    newest = columns.id.desc()
-    match order:
-        case "updated":
-            return columns.updated_at.desc(), newest
-        case "step":
-            return sa.func.coalesce(columns.last_step, -1).desc(), newest
-    return (newest,)
-
-
-def _after(wanted: RunFilter) -> sa.ColumnElement[bool]:
-    """Those that come after the run `before` in the order."""
-    older = runs.c.id < wanted.before
-    if wanted.order == "newest" or wanted.place is None:
-        return older
-    key = runs.c.updated_at if wanted.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
-    return (key < wanted.place) | ((key == wanted.place) & older)
-
-
-def _digest(tx: Transaction, query: sa.Select[Any]) -> str:
-    return hashlib.sha256(repr([tuple(row) for row in tx.execute(query)]).encode()).hexdigest()[:16]
 
 
 def _one(tx: Transaction, query: sa.Select[Any]) -> Run | None:

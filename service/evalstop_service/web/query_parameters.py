@@ -6,6 +6,7 @@ import difflib
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
+from pydantic import BaseModel
 
 from evalstop_service.web.problems import Problem
 
@@ -27,4 +28,11 @@ def refuse_unknown_parameters(request: Request) -> None:
 
 def _list_parameters(dependant: Dependant) -> list[str]:
     below = [name for inner in dependant.dependencies for name in _list_parameters(inner)]
-    return [field.alias for field in dependant.query_params] + below
+    own: list[str] = []
+    for field in dependant.query_params:
+        model: object = field.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            own += model.model_fields
+        else:
+            own.append(field.alias)
+    return own + below

@@ -39,6 +39,7 @@ KEPT = (
     tables.runs,
     tables.attempts,
     tables.mlflow_runs,
+    tables.run_descriptions,
     tables.logged_models,
     tables.decisions,
     tables.decision_changes,

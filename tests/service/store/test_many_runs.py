@@ -13,13 +13,14 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.run_descriptions import RunDescription
 from evalstop_service.rules.run_results import Call
-from evalstop_service.store import monitor_states, observations, runs, sparklines, tables
+from evalstop_service.store import monitor_states, observations, run_descriptions, run_lists, runs, sparklines, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.runs import RunFilter
+from evalstop_service.store.run_lists import RunFilter
 from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, evals, set_up
@@ -206,7 +207,7 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
 
     def found(**wanted: Any) -> list[str]:
         with scene.database.reading() as tx:
-            return [run.name for run in runs.list_runs(tx, scene.project_id, RunFilter(**wanted))]
+            return [run.name for run in run_lists.list_runs(tx, scene.project_id, RunFilter(**wanted))]
 
     assert found() == ["x", "grpo-13b", "dpo-7B", "ppo-7b"]
     assert found(name="PO-7b") == ["dpo-7B", "ppo-7b"]
@@ -214,6 +215,31 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
     assert found(name="po", before=made[2].id) == ["dpo-7B", "ppo-7b"]
     assert found(name="po", status="failed") == ["grpo-13b"]
     assert found(name="xyz") == []
+
+
+def test_lists_runs_by_what_is_said_of_them(scene: Scene) -> None:
+    """Owner, group, tags and labels find runs, each alone and together, and so does the time at which they opened."""
+    made = {name: scene.open(name, labels={"team": name[0], "a.b[0]": "1"}) for name in ("ax", "ay", "bx", "plain")}
+    with scene.database.transaction() as tx:
+        for name, run in list(made.items())[:3]:
+            said = RunDescription(f"{name[0]}@example.org", f"seeds of {name[1]}", (name, 'a "tag", 100%', "Ω"), "n")
+            run_descriptions.save_description(tx, scene.project_id, run.id, said, NOW)
+
+    def found(**wanted: Any) -> list[str]:
+        with scene.database.reading() as tx:
+            return [run.name for run in run_lists.list_runs(tx, scene.project_id, RunFilter(**wanted))]
+
+    assert found(owner="a@example.org") == ["ay", "ax"]
+    assert found(group="seeds of x") == ["bx", "ax"]
+    assert found(owner="a@example.org", group="seeds of x") == ["ax"]
+    assert found(tags=('a "tag", 100%', "Ω")) == ["bx", "ay", "ax"]
+    assert found(tags=("ax", "Ω")) == ["ax"]
+    assert found(tags=("AX",)) == found(tags=("a",)) == found(owner="a") == found(owner="A@example.org") == []
+    assert found(labels=(("team", "a"), ("a.b[0]", "1"))) == ["ay", "ax"]
+    assert found(labels=(("team", "a"), ("a.b[0]", "2"))) == []
+    moment = made["plain"].created_at
+    assert found(since=moment) == ["plain", "bx", "ay", "ax"]
+    assert found(until=moment) == found(since=moment + timedelta(microseconds=1)) == []
 
 
 def test_lists_runs_in_other_orders(scene: Scene) -> None:
@@ -224,7 +250,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
 
     def listed(wanted: RunFilter = RunFilter(), limit: int = 50) -> list[runs.Run]:  # noqa: B008 - it is frozen
         with scene.database.reading() as tx:
-            return runs.list_runs(tx, scene.project_id, wanted, limit)
+            return run_lists.list_runs(tx, scene.project_id, wanted, limit)
 
     rows = listed()
     expected = {
@@ -245,7 +271,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
         RunFilter(verdict=Call.STOP),
         RunFilter(mode=Mode.ENFORCE),
         RunFilter(policy="gone"),
-        RunFilter(job_kind="dpo"),
+        RunFilter(labels=(("job_kind", "dpo"),)),
     ):
         assert listed(wanted) == [
             run
@@ -253,7 +279,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
             if (wanted.mode is None or run.mode == wanted.mode)
             and (wanted.verdict is None or run.verdict.verdict == wanted.verdict)
             and wanted.policy is None
-            and wanted.job_kind is None
+            and not wanted.labels
         ]
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
@@ -68,10 +69,16 @@ def list_deliveries(
     state: DeliveryState | None = None,
     endpoint_id: UUID | None = None,
     run_id: UUID | None = None,
+    event_type: EventType | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Delivery]:
-    """A project's deliveries, newest first, those made before the delivery `before`."""
+    """A project's deliveries, newest first, those made before the delivery `before`.
+
+    `since`, `until`: made from then on, and before then.
+    """
     query = _of(project_id)
     if state is not None:
         query = query.where(deliveries.c.state == state)
@@ -79,6 +86,12 @@ def list_deliveries(
         query = query.where(deliveries.c.endpoint_id == endpoint_id)
     if run_id is not None:
         query = query.where(deliveries.c.run_id == run_id)
+    if event_type is not None:
+        query = query.where(events.c.type == event_type)
+    if since is not None:
+        query = query.where(deliveries.c.created_at >= since)
+    if until is not None:
+        query = query.where(deliveries.c.created_at < until)
     if before is not None:
         query = query.where(deliveries.c.id < before)
     return [Delivery(**row) for row in tx.execute(query.order_by(deliveries.c.id.desc()).limit(limit)).mappings()]

@@ -67,6 +67,21 @@ runs = sa.Table(
     ),
 )
 
+# What people say of a run. In a table of its own it makes no new version of the run, which replicas would reload.
+run_descriptions = sa.Table(
+    "run_descriptions",
+    metadata,
+    of_run(),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("owner", sa.Text),
+    sa.Column("group", sa.Text),
+    sa.Column("tags", sa.JSON, nullable=False),
+    sa.Column("notes", sa.Text, nullable=False),
+    sa.Column("changed_at", UtcTime, nullable=False),
+    sa.Index("ix_run_descriptions_project_id_owner", "project_id", "owner", "run_id"),
+    sa.Index("ix_run_descriptions_project_id_group", "project_id", "group", "run_id"),
+)
+
 attempts = sa.Table(
     "attempts",
     metadata,

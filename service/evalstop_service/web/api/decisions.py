@@ -19,6 +19,7 @@ from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
+from evalstop_service.web.api.list_filters import OfPolicy, Since, Until
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
@@ -89,12 +90,25 @@ def list_decisions(
     database: Db,
     state: Annotated[DecisionState | None, Query(description="in this state")] = None,
     run_id: Annotated[UUID | None, Query(description="on this run")] = None,
+    policy: OfPolicy = None,
+    since: Since = None,
+    until: Until = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> DecisionPage:
     """The project's decisions, newest first."""
     with database.reading() as tx:
-        found = decisions.list_decisions(tx, caller.project_id, state=state, run_id=run_id, before=cursor, limit=limit)
+        found = decisions.list_decisions(
+            tx,
+            caller.project_id,
+            state=state,
+            run_id=run_id,
+            policy=policy,
+            since=since,
+            until=until,
+            before=cursor,
+            limit=limit,
+        )
         items = [view_decision(tx, decision) for decision in found]
     return DecisionPage(items=items, next_cursor=make_cursor(found, limit))
 

@@ -9,10 +9,12 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.web.api.list_filters import Since, Until
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, DeliveryId, Limit, Page, Time
@@ -83,6 +85,9 @@ def list_deliveries(
     state: Annotated[DeliveryState | None, Query(description="in this state")] = None,
     endpoint_id: Annotated[UUID | None, Query(description="to this endpoint")] = None,
     run_id: Annotated[UUID | None, Query(description="about this run")] = None,
+    event_type: Annotated[EventType | None, Query(description="of such events")] = None,
+    since: Since = None,
+    until: Until = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> DeliveryPage:
@@ -94,6 +99,9 @@ def list_deliveries(
             state=state,
             endpoint_id=endpoint_id,
             run_id=run_id,
+            event_type=event_type,
+            since=since,
+            until=until,
             before=cursor,
             limit=limit,
         )

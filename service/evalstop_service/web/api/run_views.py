@@ -17,7 +17,7 @@ from evalstop_service.rules.role_recognition import RoleOrigin
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
-from evalstop_service.store import cases, decisions, mlflow_runs, outcomes, projects, run_health
+from evalstop_service.store import cases, decisions, mlflow_runs, outcomes, projects, run_descriptions, run_health
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -217,6 +217,10 @@ class RunOut(Answer):
     )
     recognition: RecognitionOut = Field(description="where these roles come from")
     labels: dict[str, str] = Field(description="by which receivers find its job")
+    owner: str | None = Field(description="who is told of it; null: nobody")
+    group: str | None = Field(description="the runs that it is compared with; null: none")
+    tags: list[str] = Field(description="to find it by")
+    notes: str = Field(description="what people wrote about it")
     params: dict[str, str] = Field({}, description="what it is trained with, as the trainer says; empty in lists")
     policy: PolicyName = Field(description="the policy that judges it")
     mode: Mode = Field(description="shadow: decisions are recorded; enforce: it is stopped")
@@ -277,9 +281,11 @@ def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[Run
     """Runs of one project with the decisions on their current attempts."""
     health_by_run = _view_health(tx, listed, now)
     on_record = decisions.load_decisions(tx, [run.id for run in listed])
+    said = run_descriptions.load_descriptions(tx, [run.id for run in listed])
     return [
         RunOut.model_validate(
             structs.asdict(run)
+            | structs.asdict(said[run.id])
             | {
                 "recognition": recognition.describe_roles(run),
                 "length_known": run.length_known,

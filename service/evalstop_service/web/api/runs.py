@@ -17,11 +17,13 @@ from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.rules.decision_lifecycle import StopOrdered
-from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import projects, runs, verdicts
+from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn
+from evalstop_service.runs.descriptions import describe_run
+from evalstop_service.store import projects, run_lists, runs, verdicts
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run, RunFilter
+from evalstop_service.store.runs import Run
 from evalstop_service.web.api.decisions import read_label
+from evalstop_service.web.api.list_filters import RunListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
@@ -39,9 +41,7 @@ from evalstop_service.web.api.schemas import (
     ActionIn,
     Answer,
     Body,
-    Cursor,
     Integral,
-    Limit,
     Line,
     Mode,
     Name,
@@ -118,7 +118,7 @@ def complete_directions(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]
     }
 
 
-class RunIn(Body):
+class RunIn(DescriptionIn):
     """A run to open. A field that is left out keeps its value, or gets the project's default in a new run."""
 
     name: Name = Field(description="by which people know it; unique in the project", examples=["ppo-7b-seed3"])
@@ -240,6 +240,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
         resume=run_opening.Resume(body.resume) if body.resume else None,
         actor=caller.actor,
         key=caller.key,
+        description=body.change(NOTHING_SAID),
     )
     run, created = run_opening.open_run(database, caller.project_id, request, now)
     response.status_code = 201 if created else 200
@@ -251,19 +252,11 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
 
 
 @router.get("")
-def list_runs(
-    caller: Read,
-    database: Db,
-    now: Now,
-    name: Annotated[Annotated[str, Field(max_length=256), Plain] | None, Query(description="part of the name")] = None,
-    status: Annotated[RunStatus | None, Query(description="in this status")] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> RunPage:
-    """The project's runs, newest first."""
+def list_runs(caller: Read, database: Db, now: Now, query: Annotated[RunListQuery, Query()]) -> RunPage:
+    """The project's runs, newest first. By most filters the newest 20,000 are searched."""
     with database.reading() as tx:
-        listed = runs.list_runs(tx, caller.project_id, RunFilter(name=name, status=status, before=cursor), limit)
-        return RunPage(items=view_runs(tx, listed, now), next_cursor=make_cursor(listed, limit))
+        listed = run_lists.list_runs(tx, caller.project_id, query.to_filter(query.cursor), query.limit)
+        return RunPage(items=view_runs(tx, listed, now), next_cursor=make_cursor(listed, query.limit))
 
 
 @router.get("/{run_id}")
@@ -272,6 +265,14 @@ def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now
     with database.reading() as tx:
         view = view_run(tx, load_run(tx, caller.project_id, run_id), now)
     return view.model_copy(update={"url": context.locate_run(run_id)})
+
+
+@router.patch("/{run_id}")
+def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, database: Db, now: Now) -> RunOut:
+    """Change what is said of a run: owner, group, tags, notes."""
+    describe_run(database, caller.author(now), run_id, body)
+    with database.reading() as tx:
+        return view_run(tx, load_run(tx, caller.project_id, run_id), now)
 
 
 @router.post("/{run_id}/resume")

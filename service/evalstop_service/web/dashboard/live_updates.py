@@ -12,8 +12,8 @@ from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
 from evalstop_service.web.dashboard.visitor import Site, find_visitor
 
 
-def _seen_revision(since: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:
-    return last_event_id or since
+def _seen_revision(seen: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:
+    return last_event_id or seen
 
 
 SeenRevision = Annotated[str, Depends(_seen_revision)]

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 
 from evalstop_service.evaluation import figures
-from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, proposals, runs
+from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, proposals, run_lists
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -83,5 +83,5 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
         pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
         pending_actions.list_runs_without_data(tx, project_id, MOST_SHOWN),
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
-        bool(recent) or bool(runs.list_runs(tx, project_id, limit=1)),
+        bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
     )

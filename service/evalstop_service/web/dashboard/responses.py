@@ -93,7 +93,7 @@ def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLRes
 
 def make_link(path: str, query: Mapping[str, object]) -> str:
     """The address with those parameters that are not empty."""
-    text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+    text = urlencode({name: value for name, value in query.items() if value not in (None, "")}, doseq=True)
     return f"{path}?{text}" if text else path
 
 

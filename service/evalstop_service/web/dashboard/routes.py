@@ -20,6 +20,7 @@ from evalstop_service.web.dashboard import (
     precision,
     proposals,
     run_actions,
+    run_description,
     run_list,
     run_page,
     run_roles,
@@ -34,7 +35,7 @@ from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
     *(static_files, sign_in, openid_sign_in, overview, precision, run_list, run_page, analysis, observations),
-    *(run_actions, run_roles, backtests, policies, proposals, webhooks, settings),
+    *(run_actions, run_description, run_roles, backtests, policies, proposals, webhooks, settings),
     not_found,  # last, because it matches any path
 )
 

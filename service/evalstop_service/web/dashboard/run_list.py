@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
-from evalstop_service.rules.run_results import Call
+from evalstop_service.rules.run_descriptions import RunDescription
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, watched_metrics
-from evalstop_service.store import decisions, policies, run_health, runs, sparklines
+from evalstop_service.store import decisions, policies, run_descriptions, run_health, run_lists, sparklines
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
-from evalstop_service.store.runs import Run, RunFilter
-from evalstop_service.web.dashboard import formatting, forms, sparkline
+from evalstop_service.store.run_lists import RunFilter
+from evalstop_service.store.runs import Run
+from evalstop_service.store.sparklines import Segment
+from evalstop_service.web.api.list_filters import RunQuery
+from evalstop_service.web.dashboard import formatting, forms, group_chart, sparkline
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
@@ -58,51 +60,56 @@ class Row:
     sparkline: Sparkline | None
     health: Liveness
     metric_faults: Sequence[MetricFault]
+    said: RunDescription
+    evals: Sequence[Segment]
 
 
-class Filters(BaseModel):
+class Filters(RunQuery):
     """The filters in the query string; an empty one is off."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    name: str = ""
-    status: Literal[""] | RunStatus = ""
-    verdict: Literal[""] | Call = ""
-    policy: Annotated[str, Field(max_length=100)] = ""
-    mode: Literal[""] | Mode = ""
-    job_kind: Annotated[str, Field(max_length=256)] = ""
-    order: Literal["", "updated", "step"] = ""
-    cursor: UUID | Literal[""] = ""
+    order: Literal["newest", "updated", "step"] = "newest"
+    cursor: UUID | None = None
     place: Annotated[str, Field(max_length=40)] = ""
 
-    def to_query(self) -> RunFilter:
-        """The filters as the store takes them; raises NotFound for an invalid cursor."""
-        order = self.order or "newest"
-        return RunFilter(
-            name=forms.clean_text(self.name) or None,
-            status=self.status or None,
-            verdict=self.verdict or None,
-            mode=self.mode or None,
-            policy=forms.remove_control_characters(self.policy) or None,
-            job_kind=forms.remove_control_characters(self.job_kind) or None,
-            order=order,
-            before=self.cursor or None,
-            place=_parse_place(order, self.place),
-        )
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_empty(cls, given: Any) -> Any:
+        """What the fields of a form send: nothing for what is not filled in, a date for a time."""
+        cleaned: dict[str, Any] = {}
+        for name, value in dict(given).items():
+            texts = [
+                clean for item in (value if isinstance(value, list) else [value]) if (clean := forms.clean_text(item))
+            ]
+            cleaned[name] = texts if isinstance(value, list) else "".join(texts)
+            if name in ("since", "until") and len(cleaned[name]) == len("2026-01-01"):
+                cleaned[name] += "T00:00Z"
+        return {name: value for name, value in cleaned.items() if value}
+
+    def to_page(self) -> RunFilter:
+        """The filter of this page of the list; raises NotFound for an invalid cursor."""
+        wanted = self.to_filter(self.cursor)
+        return replace(wanted, order=self.order, place=_parse_place(self.order, self.place))
+
+    def list_values(self) -> list[tuple[str, str]]:
+        """What is filtered by, as the hidden fields of a form."""
+        given = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "place"})
+        return [
+            (name, item) for name, value in given.items() for item in (value if isinstance(value, list) else [value])
+        ]
 
     def link(self, path: str = "/runs", **changes: str) -> str:
         """The address of the list with some filters changed."""
-        return make_link(path, self.model_dump() | changes)
+        return make_link(path, self.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
 @router.get("/runs")
 def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()]) -> Response:
     """The project's runs, newest first by default."""
-    wanted = filters.to_query()
+    wanted = filters.to_page()
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
-        revision = runs.read_list_revision(tx, visitor.project.id, wanted, PAGE)
-        page_of_runs = runs.list_runs(tx, visitor.project.id, wanted, PAGE + 1)
+        revision = run_lists.read_list_revision(tx, visitor.project.id, wanted, PAGE)
+        page_of_runs = run_lists.list_runs(tx, visitor.project.id, wanted, PAGE + 1)
         rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
         names = sorted({policy.name for policy in policies.list_policies(tx, visitor.project.id)})
     first = {"cursor": "", "place": ""}
@@ -114,6 +121,10 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         states=formatting.STATES,
         filters=filters,
         policies=[(name, name) for name in names],
+        hidden=filters.list_values(),
+        group_chart=group_chart.draw_group([row.run for row in rows], {row.run.id: row.evals for row in rows})
+        if filters.group
+        else None,
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: filters.link(status=choice, **first) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order),
@@ -131,14 +142,17 @@ def follow_runs(
     request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()], seen: SeenRevision
 ) -> Response:
     """Send an event whenever the list has changed."""
-    wanted = filters.to_query()
-    return stream_changes(request, site, seen, lambda tx: runs.read_list_revision(tx, visitor.project.id, wanted, PAGE))
+    wanted = filters.to_page()
+    return stream_changes(
+        request, site, seen, lambda tx: run_lists.read_list_revision(tx, visitor.project.id, wanted, PAGE)
+    )
 
 
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
     evals = {run.id: metric for run in page_of_runs if (metric := watched_metrics.find_eval_metric(run)) is not None}
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
+    said = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
     drawn = sparklines.load_segments(tx, evals, sparkline.STRETCHES)
     return [
         Row(
@@ -147,6 +161,8 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
             sparkline.draw_sparkline(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
+            said[run.id],
+            drawn.get(run.id, ()),
         )
         for run in page_of_runs
     ]

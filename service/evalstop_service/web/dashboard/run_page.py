@@ -21,7 +21,9 @@ from evalstop_service.store import (
     observations,
     outcomes,
     proposals,
+    run_descriptions,
     run_health,
+    run_lists,
     runs,
     series,
     verdicts,
@@ -32,7 +34,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import formatting, run_roles
 from evalstop_service.web.dashboard.downsampling import downsample, outline_buckets
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -48,7 +50,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """A run with its current decision and those of its earlier attempts."""
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
-        revision = runs.read_run_revision(tx, visitor.project.id, run_id)
+        revision = run_lists.read_run_revision(tx, visitor.project.id, run_id)
         run = visitor.load_run(tx, run_id)
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
         histories = {decision.id: decisions.list_changes(tx, decision) for decision in on_record}
@@ -60,6 +62,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         stored = run_health.load_health(tx, [run.id]).get(run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = [one for one in proposals.list_open(tx, run.project_id, site.clock()) if one.subject in subjects]
+        said = run_descriptions.load_descriptions(tx, [run.id])[run.id]
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
     current = _current_decision(run, on_record)
     return render_page(
@@ -87,6 +90,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         params=params,
+        said=said,
+        link=make_link,
         turn_step=_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
         summary=formatting.run_summary(run, current, site.clock()),
@@ -137,7 +142,7 @@ def follow_run(run_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, 
     """Send an event whenever the run or a decision on it has changed."""
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
-    return stream_changes(request, site, seen, lambda tx: runs.read_run_revision(tx, visitor.project.id, run_id))
+    return stream_changes(request, site, seen, lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
 
 
 def _current_decision(run: Run, on_record: list[Decision]) -> Decision | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from evalstop_service.rules.run_results import BestCheckpoint
 from evalstop_service.store.sparklines import Segment
@@ -11,6 +12,50 @@ from evalstop_service.store.sparklines import Segment
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 
 STRETCHES = 124  # one per pixel
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a drawing shows, by steps and values, and its size in pixels."""
+
+    first: int
+    last: int
+    lowest: float
+    highest: float
+    width: int
+    height: int
+    margin: int
+
+    @classmethod
+    def around(cls, stretches: Sequence[Segment], width: int, height: int, margin: int) -> Self:
+        """The frame that holds all of these, of which there are some."""
+        steps = [item.step for item in stretches]
+        lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
+        return cls(min(steps), max(steps), lowest, highest, width, height, margin)
+
+    def x(self, step: int) -> float:
+        """How far from the left a step is."""
+        share = (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
+        return round(self.margin + min(1.0, max(0.0, share)) * (self.width - 2 * self.margin), 1)
+
+    def y(self, value: float) -> float:
+        """How far from the top a value is."""
+        # Halves, because the difference of two doubles may overflow.
+        lowest, highest = self.lowest / 2, self.highest / 2
+        share = (value / 2 - lowest) / (highest - lowest) if highest > lowest else 0.5
+        return round(self.height - self.margin - min(1.0, max(0.0, share)) * (self.height - 2 * self.margin), 1)
+
+    def line(self, stretches: Sequence[Segment]) -> str:
+        """The points of a line through the lowest and the highest value of each stretch."""
+        return " ".join(f"{x},{y}" for x, y in self.corners(stretches))
+
+    def corners(self, stretches: Sequence[Segment]) -> list[tuple[float, float]]:
+        """The same as pairs."""
+        return [
+            (self.x(item.step), self.y(value))
+            for item in stretches
+            for value in dict.fromkeys((item.lowest, item.highest))
+        ]
 
 
 @dataclass(frozen=True)
@@ -29,22 +74,10 @@ def draw_sparkline(
     """The sparkline of a run; None without observations."""
     if not stretches:
         return None
-    first, last = stretches[0].step, stretches[-1].step
-    lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
-
-    def x(step: int) -> float:
-        share = (step - first) / (last - first) if last > first else 0.5
-        return round(MARGIN + min(1.0, max(0.0, share)) * (WIDTH - 2 * MARGIN), 1)
-
-    def y(value: float) -> float:
-        # Halves, because the difference of two doubles may overflow.
-        share = (value / 2 - lowest / 2) / (highest / 2 - lowest / 2) if highest / 2 > lowest / 2 else 0.5
-        return round(HEIGHT - MARGIN - min(1.0, max(0.0, share)) * (HEIGHT - 2 * MARGIN), 1)
-
-    corners = [(x(item.step), y(value)) for item in stretches for value in dict.fromkeys((item.lowest, item.highest))]
+    frame = Frame.around(stretches, WIDTH, HEIGHT, MARGIN)
     return Sparkline(
-        line=" ".join(f"{across},{down}" for across, down in corners),
-        last=corners[-1],
-        best=(x(best.step), y(best.score)) if best else None,
-        stop_x=x(stop_step) if stop_step is not None else None,
+        line=frame.line(stretches),
+        last=frame.corners(stretches[-1:])[-1],
+        best=(frame.x(best.step), frame.y(best.score)) if best else None,
+        stop_x=frame.x(stop_step) if stop_step is not None else None,
     )

@@ -32,6 +32,7 @@ ACTIONS = {
     ("DELETE", "/policies/{name}/rollout-stage"): "rollout_stage.removed",
     ("POST", "/policies/backtests"): "policy.backtested",
     ("PUT", "/project/role-patterns"): "project.changed",
+    ("PATCH", "/runs/{run_id}"): "run.described",
     ("PATCH", "/runs/{run_id}/metrics"): "run.metrics_changed",
     ("POST", "/decisions/{decision_id}/veto"): "decision.vetoed",
     ("POST", "/decisions/{decision_id}/release"): "decision.released",

@@ -48,6 +48,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/precision"): {"read"},
     ("GET", "/cases"): {"read"},
     ("PUT", "/project/role-patterns"): set(),
+    ("PATCH", "/runs/{run_id}"): {"operate"},
     ("PATCH", "/runs/{run_id}/metrics"): {"operate"},
     ("POST", "/runs/{run_id}/stop"): {"operate"},
     ("POST", "/policies/backtests"): {"operate"},

@@ -16,7 +16,10 @@ from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.run_descriptions import DescriptionIn
+from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import schema
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
@@ -100,7 +103,17 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     document = policy_to_document(POLICIES["cautious"])
     backtest = backtests.request_backtest(database, tenant.project.id, document, 50, "dana", NOW)
     backtests.run_next_backtest(database, utc_now)
-    fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/observations"]
+    said = DescriptionIn(owner="dana@example.org", group="seeds & co", tags=["baseline", "<b>"], notes="two\nlines")
+    for run in (pending, ended):
+        describe_run(database, Author(tenant.project.id, "dana", NOW), run.id, said)
+    fixed = [
+        "/",
+        "/runs",
+        "/runs?group=seeds+%26+co&tag=baseline",
+        "/runs?verdict=stop&order=updated",
+        f"/runs/{pending.id}",
+        f"/runs/{ended.id}/observations",
+    ]
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
     return [*fixed, *odd], str(pending.id)
@@ -125,7 +138,7 @@ def told(
 def test_everybody_can_read_it(house: House, browser: Browser, scheme: str) -> None:
     """On no page axe finds anything against WCAG 2.1 AA, contrast among it, in light or dark."""
     house.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    found = [fault for path in house.paths[:14] for fault in faults(house.visit(path))]
+    found = [fault for path in house.paths[:15] for fault in faults(house.visit(path))]
     house.page.emulate_media(color_scheme="light")
     with browser.new_context(color_scheme="dark" if scheme == "dark" else "light") as stranger:
         page = stranger.new_page()

@@ -37,7 +37,7 @@ def test_head_is_get_without_the_body(visitor: httpx.Client, path: str, status: 
 @EMBEDDED
 def test_the_head_of_a_stream_has_an_end(visitor: httpx.Client) -> None:
     """The head of a stream that would go on is answered at once, and the connection takes the next request."""
-    answer = visitor.head("/runs/events", params={"since": "nothing"}, timeout=10)
+    answer = visitor.head("/runs/events", params={"seen": "nothing"}, timeout=10)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert visitor.get("/livez", timeout=10).status_code == 200

@@ -59,7 +59,7 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
     run = open_run(database, tenant, now, "ppo", mode="enforce")
     receipt = report(database, tenant, run.id, EVALS[:28], now)
     path = f"/runs/{run.id}"
-    with events(visitor, f"{path}/events?since={revision(visitor, path)}") as names:
+    with events(visitor, f"{path}/events?seen={revision(visitor, path)}") as names:
         receipt = report(database, tenant, run.id, EVALS[28:29], now)
         assert next(names) == "changed"
         assert receipt.decision is not None
@@ -84,8 +84,8 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
 def test_news_of_the_list(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A new run is news for a list that would show it, and for no other."""
     with (
-        events(visitor, f"/runs/events?since={revision(visitor, '/runs')}") as of_all,
-        events(visitor, f"/runs/events?name=other&since={revision(visitor, '/runs?name=other')}") as of_others,
+        events(visitor, f"/runs/events?seen={revision(visitor, '/runs')}") as of_all,
+        events(visitor, f"/runs/events?name=other&seen={revision(visitor, '/runs?name=other')}") as of_others,
     ):
         open_run(database, tenant, now, "one")
         assert next(of_all) == "changed"
@@ -101,7 +101,7 @@ def test_what_was_missed_is_told_at_once(
     """A page that comes back with the revision that it knows hears at once that there is another."""
     known = revision(visitor, "/runs")
     open_run(database, tenant, now, "meanwhile")
-    with events(visitor, f"/runs/events?since={known}") as names:
+    with events(visitor, f"/runs/events?seen={known}") as names:
         assert next(names) == "changed"
 
 
@@ -110,7 +110,7 @@ def test_a_revoked_key_ends_the_stream(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """An open page is told that it is over when its key is revoked."""
-    with events(visitor, f"/runs/events?since={revision(visitor, '/runs')}") as names:
+    with events(visitor, f"/runs/events?seen={revision(visitor, '/runs')}") as names:
         with database.transaction() as tx:
             keys.revoke_key(tx, tenant.project.id, tenant.key.id, now)
         assert list(names) == ["gone"]
@@ -158,7 +158,7 @@ def test_a_server_with_open_streams_shuts_down(
     try:
         with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
             client.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id, lambda: now)})
-            with events(client, "/runs/events?since=") as names:
+            with events(client, "/runs/events?seen=") as names:
                 assert next(names) == "changed"
                 server.send_signal(ending)
                 with suppress(httpx.RemoteProtocolError):  # the last chunk is missing: the stream was cut, not ended

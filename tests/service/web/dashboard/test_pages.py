@@ -15,7 +15,7 @@ from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.ingest import CheckpointSaved, EvalChanged, Observations, Receipt, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported, Undone, Vetoed
-from evalstop_service.store import decisions, projects
+from evalstop_service.store import decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -25,7 +25,7 @@ from evalstop_service.web.dashboard.run_page import MOST_POINTS
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED, SECRET
+from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
 
 HACKING = recorded("np-0044")
 
@@ -182,6 +182,39 @@ def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tena
         html = visitor.get("/runs", params=parameters).text
         assert html.count('class="row-link"') == found, parameters
         assert ("No run matches" in html) == (found == 0)
+
+
+@EMBEDDED
+def test_what_is_said_of_runs_is_written_shown_and_searched(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The form of a run's page sets owner, group, tags and notes; a group is a list with the evals of its runs."""
+    for name in ("seed-1", "seed-2", "other"):
+        run = open_run(database, tenant, now, name)
+        report(database, tenant, run.id, HACKING[:20], now)
+        if name != "other":
+            form = {"owner": " dana@example.org ", "group": "seeds & co", "tags": "a, b ,", "notes": "one\r\n<two>"}
+            sent = visitor.post(f"/runs/{run.id}/description", data=form | {"csrf": token_of(visitor)})
+            assert sent.headers["location"] == f"/runs/{run.id}"
+    page = seen(visitor, f"/runs/{find_run(database, tenant, 'seed-2')}")
+    assert [words in page for words in ("one\n&lt;two&gt;", "/runs?group=seeds+%26+co", 'value="a, b"')] == [True] * 3
+    for query, found in (
+        ({"group": "seeds & co"}, 2),
+        ({"owner": "dana@example.org", "tag": "b", "name": "1"}, 1),
+        ({"label": "gpus=8"}, 0),
+        ({"since": f"{now + timedelta(days=1):%Y-%m-%d}"}, 0),
+        ({"since": f"{now - timedelta(days=1):%Y-%m-%d}", "owner": "", "tag": "", "label": ""}, 3),
+    ):
+        html = visitor.get("/runs", params=query).text
+        assert html.count('class="row-link"') == found, query
+        assert html.count('<polyline class="verdict-') == (found if "group" in query else 0)
+
+
+def find_run(database: Database, tenant: Tenant, name: str) -> UUID:
+    with database.reading() as tx:
+        run = runs.find_run_by_name(tx, tenant.project.id, name)
+    assert run is not None
+    return run.id
 
 
 @EMBEDDED

@@ -61,6 +61,7 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs"): VIEWER,
     ("GET", "/runs/events"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
+    ("POST", "/runs/{run_id}/description"): OPERATOR,
     ("POST", "/runs/{run_id}/metrics"): OPERATOR,
     ("GET", "/runs/{run_id}/series.json"): VIEWER,
     ("GET", "/runs/{run_id}/events"): VIEWER,

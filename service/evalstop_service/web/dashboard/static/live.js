@@ -79,7 +79,7 @@ let retry = 0;
 function follow() {
   if (stream || document.hidden) return;
   const url = new URL(main.dataset.events, location.href);
-  url.searchParams.set("since", main.dataset.revision);
+  url.searchParams.set("seen", main.dataset.revision);
   stream = new EventSource(url);
   stream.addEventListener("open", () => showLiveState("on", "Live"));
   stream.addEventListener("changed", refresh);

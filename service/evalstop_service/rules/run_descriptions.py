@@ -1,0 +1,54 @@
+"""What people say of a run: who is told of it, what it belongs to, tags and notes. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from pydantic import Field
+
+from evalstop_service.rules.fields import Body, Name, Plain
+
+MOST_TAGS = 50
+LONGEST_TAG = 100
+LONGEST_NOTES = 20_000
+
+Tag = Annotated[Name, Field(max_length=LONGEST_TAG)]
+
+
+class RunDescription(msgspec.Struct, frozen=True):
+    """What is on record. `group`: of the runs that it is compared with."""
+
+    owner: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+
+
+NOTHING_SAID = RunDescription()
+
+
+class DescriptionIn(Body):
+    """What is said of a run. A field that is left out stays as it is; null takes away what was there."""
+
+    owner: Name | None = Field(
+        None, description="who is told of it: an e-mail address, or any name", examples=["dana@example.org"]
+    )
+    group: Name | None = Field(
+        None, description="what it is compared with: a sweep, or the seeds of one configuration", examples=["ppo-7b"]
+    )
+    tags: Annotated[list[Tag], Field(max_length=MOST_TAGS)] | None = Field(
+        None, description="short words to find it by", examples=[["baseline"]]
+    )
+    notes: Annotated[str, Field(max_length=LONGEST_NOTES), Plain] | None = Field(
+        None, description="text for people, of any number of lines", examples=["the grader was down from 14:00 on"]
+    )
+
+    def change(self, before: RunDescription) -> RunDescription:
+        """The description with what is said here."""
+        said = {name: getattr(self, name) for name in DescriptionIn.model_fields if name in self.model_fields_set}
+        if "tags" in said:
+            said["tags"] = tuple(dict.fromkeys(said["tags"] or ()))
+        if "notes" in said:
+            said["notes"] = said["notes"] or ""
+        return msgspec.structs.replace(before, **said)

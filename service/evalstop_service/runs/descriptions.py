@@ -1,0 +1,45 @@
+"""Changes what is said of a run: when it is opened, and by people, whose changes are in the audit log."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from evalstop_service.errors import NotFound
+from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn, RunDescription
+from evalstop_service.store import run_descriptions, runs
+from evalstop_service.store.audit import Author
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.runs import Run
+
+
+def describe_run(database: Database, author: Author, run_id: UUID, said: DescriptionIn) -> None:
+    """Change owner, group, tags or notes of a run; raises NotFound. The audit log has no notes: they may be long."""
+    with database.transaction() as tx:
+        # Locked, so that of two changes at a time neither takes back the other's.
+        run = runs.lock_run(tx, author.project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        before = run_descriptions.load_descriptions(tx, [run_id])[run_id]
+        after = said.change(before)
+        if after != before:
+            run_descriptions.save_description(tx, author.project_id, run_id, after, author.at)
+            old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+            details = {name: value for name, value in new.items() if value != old[name]}
+            if "notes" in details:
+                details["notes"] = f"{len(after.notes)} characters"
+            author.record(tx, "run.described", f"run {run.name}", details)
+
+
+def fill_description(tx: Transaction, run: Run, said: RunDescription, now: datetime) -> None:
+    """Take in what a trainer says of its run where nothing is said: what people have written since stands."""
+    if said == NOTHING_SAID:
+        return
+    before = run_descriptions.load_descriptions(tx, [run.id])[run.id]
+    after = RunDescription(
+        before.owner or said.owner, before.group or said.group, before.tags or said.tags, before.notes or said.notes
+    )
+    if after != before:
+        run_descriptions.save_description(tx, run.project_id, run.id, after, now)

@@ -1,0 +1,175 @@
+"""Runs as they are listed: filtered, ordered, page by page; and what tells that a list or a run has changed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.run_results import Call
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.database import Transaction, contains_text
+from evalstop_service.store.runs import POLICY_COLUMNS, Run
+from evalstop_service.store.tables import decision_changes, outcomes, policies, run_descriptions, run_health, runs
+
+_TRIGRAM = 3
+_SEARCHED = 20_000
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs of a project: those whose name contains `name`, of this status, and so on; None: any.
+
+    `labels`: names and values that it has, all of them; `tags`: all of them. `since`, `until`: opened from then on, and
+    before then.
+    `order`: `newest`, `updated` or `step`, the highest first. `before`: those that come after this run, as it stood
+    when its `place` in the order (its `updated_at` or `last_step`) was told; with `newest` the id is enough.
+    """
+
+    name: str | None = None
+    status: RunStatus | None = None
+    verdict: Call | None = None
+    mode: Mode | None = None
+    policy: str | None = None
+    owner: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    order: str = "newest"
+    before: UUID | None = None
+    place: datetime | int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no index finds them, so that only the newest runs are looked at.
+
+        What changes with every post has no index: each post would have to write to it.
+        """
+        rare = self.name is not None and len(self.name) < _TRIGRAM
+        unindexed = (self.verdict, self.mode, self.policy, self.tags, self.labels, self.since, self.until)
+        return rare or self.order != "newest" or any(unindexed)
+
+
+def list_runs(
+    tx: Transaction,
+    project_id: UUID,
+    wanted: RunFilter = RunFilter(),
+    limit: int = 50,
+) -> list[Run]:
+    """A project's runs, newest first, or as they are wanted.
+
+    What no index finds is looked for in the newest 20,000 runs: see `RunFilter.bounded`.
+    """
+    # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
+    page = _page(tx, sa.select(*runs.c), project_id, wanted, limit).subquery()
+    query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
+    return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
+
+
+def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
+    """Differs whenever the run, its pulse, or anything on record about its decisions, has changed."""
+    return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
+
+
+def read_list_revision(
+    tx: Transaction,
+    project_id: UUID,
+    wanted: RunFilter = RunFilter(),
+    limit: int = 50,
+) -> str:
+    """Differs whenever `list_runs` of the same arguments would, or the decisions on those runs."""
+    return _digest(tx, _page(tx, _REVISION, project_id, wanted, limit))
+
+
+_REVISION = sa.select(
+    runs.c.id,
+    runs.c.version,
+    runs.c.updated_at,
+    runs.c.status,
+    *(
+        sa.select(sa.func.count()).where(table.c.run_id == runs.c.id).scalar_subquery()
+        for table in (decision_changes, outcomes)
+    ),
+    *(
+        sa.select(column).where(run_health.c.run_id == runs.c.id).scalar_subquery()
+        for column in (run_health.c.state, sa.cast(run_health.c.metric_faults, sa.Text))
+    ),
+    sa.select(run_descriptions.c.changed_at).where(run_descriptions.c.run_id == runs.c.id).scalar_subquery(),
+)
+
+
+def _page(tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: RunFilter, limit: int) -> sa.Select[Any]:
+    query = query.where(runs.c.project_id == project_id)
+    if wanted.name is not None:
+        query = query.where(contains_text(runs.c.name, wanted.name))
+    if wanted.status is not None:
+        query = query.where(runs.c.status == wanted.status)
+    if wanted.verdict is not None:
+        query = query.where(runs.c.verdict["verdict"].as_string() == wanted.verdict)
+    if wanted.mode is not None:
+        query = query.where(runs.c.mode == wanted.mode)
+    if wanted.policy is not None:
+        of_name = sa.select(policies.c.id).where(policies.c.project_id == project_id, policies.c.name == wanted.policy)
+        query = query.where(runs.c.policy_id.in_(of_name))
+    for name, value in wanted.labels:
+        query = query.where(runs.c.labels[name].as_string() == value)
+    if wanted.since is not None:
+        query = query.where(runs.c.created_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(runs.c.created_at < wanted.until)
+    if wanted.owner is not None or wanted.group is not None or wanted.tags:
+        query = query.where(runs.c.id.in_(_described(tx, project_id, wanted)))
+    if wanted.bounded:
+        newest = sa.select(runs.c.id).where(runs.c.project_id == project_id)
+        if wanted.before is not None and wanted.order == "newest":
+            newest = newest.where(runs.c.id < wanted.before)
+        oldest = newest.order_by(runs.c.id.desc()).offset(_SEARCHED - 1).limit(1).scalar_subquery()
+        query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
+    if wanted.before is not None:
+        query = query.where(_after(wanted))
+    return query.order_by(*_ordered(runs.c, wanted.order)).limit(limit)
+
+
+def _described(tx: Transaction, project_id: UUID, wanted: RunFilter) -> sa.Select[Any]:
+    """The ids of the runs of which this is said."""
+    table = run_descriptions.c
+    query = sa.select(table.run_id).where(table.project_id == project_id)
+    if wanted.owner is not None:
+        query = query.where(table.owner == wanted.owner)
+    if wanted.group is not None:
+        query = query.where(table.group == wanted.group)
+    unfold = sa.func.json_array_elements_text if tx.dialect.name == "postgresql" else sa.func.json_each
+    for tag in wanted.tags:
+        item = unfold(table.tags).table_valued("value")
+        query = query.where(sa.select(item.c.value).where(item.c.value == tag).exists())
+    return query
+
+
+def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
+    newest = columns.id.desc()
+    match order:
+        case "updated":
+            return columns.updated_at.desc(), newest
+        case "step":
+            return sa.func.coalesce(columns.last_step, -1).desc(), newest
+    return (newest,)
+
+
+def _after(wanted: RunFilter) -> sa.ColumnElement[bool]:
+    """Those that come after the run `before` in the order."""
+    older = runs.c.id < wanted.before
+    if wanted.order == "newest" or wanted.place is None:
+        return older
+    key = runs.c.updated_at if wanted.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
+    return (key < wanted.place) | ((key == wanted.place) & older)
+
+
+def _digest(tx: Transaction, query: sa.Select[Any]) -> str:
+    return hashlib.sha256(repr([tuple(row) for row in tx.execute(query)]).encode()).hexdigest()[:16]

@@ -1,0 +1,74 @@
+"""What lists can be narrowed by: the same words in the API and on the pages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.fields import Name, Plain, Rule
+from evalstop_service.rules.run_results import Call
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.run_lists import RunFilter
+from evalstop_service.web.api.schemas import Time
+
+Since = Annotated[Time | None, Query(description="made at this time or later")]
+Until = Annotated[Time | None, Query(description="made before this time")]
+OfPolicy = Annotated[Name | None, Query(description="by a policy of this name")]
+
+
+def _check_label(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not name or not equals or '"' in name or "\\" in name:
+        raise ValueError("write NAME=VALUE, the name without quotes and backslashes")
+    return text
+
+
+Label = Annotated[str, Field(max_length=2300), Plain, Rule(_check_label, {"pattern": r'^[^="\\\x00-\x1f\x7f-\x9f]+='})]
+
+
+class RunQuery(BaseModel):
+    """Which runs to list; what is left out does not matter."""
+
+    name: Annotated[str, Field(max_length=256), Plain] | None = Field(None, description="part of it")
+    status: RunStatus | None = Field(None, description="whether it runs, or how it ended")
+    verdict: Call | None = Field(None, description="what its policy says of it now")
+    policy: Name | None = Field(None, description="watched by a policy of this name")
+    mode: Mode | None = Field(None, description="enforce: a stop is carried out; shadow: it is recorded")
+    owner: Name | None = Field(None, description="as the run has it, letter by letter")
+    group: Name | None = Field(None, description="as the run has it, letter by letter")
+    tag: Annotated[list[Name], Field(max_length=10)] = Field([], description="a tag that it has; of several, each")
+    label: Annotated[list[Label], Field(max_length=10)] = Field(
+        [], description="NAME=VALUE, a label that it has; of several, each"
+    )
+    job_kind: Name | None = Field(None, description="its label of this name")
+    since: Time | None = Field(None, description="opened at this time or later")
+    until: Time | None = Field(None, description="opened before this time")
+
+    def to_filter(self, before: UUID | None = None) -> RunFilter:
+        """The filter as the store takes it; `before`: the last run of the page before."""
+        labels = [(name, value) for name, _, value in (item.partition("=") for item in self.label)]
+        return RunFilter(
+            name=self.name or None,
+            status=self.status,
+            verdict=self.verdict,
+            mode=self.mode,
+            policy=self.policy,
+            owner=self.owner,
+            group=self.group,
+            tags=tuple(self.tag),
+            labels=(*labels, *([("job_kind", self.job_kind)] if self.job_kind else [])),
+            since=self.since,
+            until=self.until,
+            before=before,
+        )
+
+
+class RunListQuery(RunQuery):
+    """Which runs to list, and which page of them."""
+
+    cursor: UUID | None = Field(None, description="`next_cursor` of the page before; by default the first page")
+    limit: int = Field(50, ge=1, le=200, description="the most items of a page")

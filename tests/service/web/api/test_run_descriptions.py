@@ -1,0 +1,79 @@
+"""Owner, group, tags and notes of runs by HTTP: said when a run is opened, changed afterwards, searched by."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import problem, said
+
+SAID = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
+
+
+def test_what_is_said_of_a_run_is_kept_changed_and_found(service: Service) -> None:
+    """An opening fills what is empty and changes nothing that people wrote; null takes it away; filters find it."""
+    admin = service.client(service.key(service.project()))
+    run = said(admin.post("/runs", json={"name": "one", "labels": {"team": "a=b"}, **SAID}), 201)
+    assert {name: run[name] for name in SAID} == SAID
+    other = said(admin.post("/runs", json={"name": "two"}), 201)
+    assert [other[name] for name in SAID] == [None, None, [], ""]
+
+    changed = said(admin.patch(f"/runs/{run['id']}", json={"notes": "read by a person", "tags": ["b", "b"]}), 200)
+    assert {name: changed[name] for name in SAID} == SAID | {"notes": "read by a person", "tags": ["b"]}
+    again = said(admin.post("/runs", json={"name": "one", **SAID}), 200)
+    assert (again["notes"], again["tags"]) == ("read by a person", ["b"])
+    assert said(admin.patch(f"/runs/{other['id']}", json={"owner": "lee"}), 200)["owner"] == "lee"
+    assert said(admin.post("/runs", json={"name": "two", **SAID}), 200)["group"] == "ppo-7b"
+
+    terms = {"policy": run["policy"]["name"], "mode": run["mode"]}
+    for query, names in (
+        ({"owner": "dana@example.org"}, ["one"]),
+        ({"group": "ppo-7b"}, ["two", "one"]),
+        ({"group": "ppo-7b", "tag": "seed 3"}, ["two"]),
+        ({"label": "team=a=b"}, ["one"]),
+        ({"label": ["team=a=b", "team=c"]}, []),
+        ({"status": "running", "verdict": "continue", **terms}, ["two", "one"]),
+        ({"since": "2001-01-01T00:00:00Z", "name": "on"}, ["one"]),
+        ({"until": "2001-01-01T00:00:00Z"}, []),
+        ({"limit": 1}, ["two"]),
+        ({"limit": 1, "cursor": other["id"]}, ["one"]),
+    ):
+        found = said(admin.get("/runs", params=query), 200)["items"]
+        assert [item["name"] for item in found] == names, query
+
+    assert said(admin.patch(f"/runs/{run['id']}", json=dict.fromkeys(SAID)), 200)["tags"] == []
+    assert said(admin.get("/runs", params={"owner": "dana@example.org"}), 200)["items"] == []
+    entry = next(item for item in said(admin.get("/audit"), 200)["items"] if item["action"] == "run.described")
+    assert entry["details"] == {"owner": None, "group": None, "tags": [], "notes": "0 characters"}
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"label": "team"}, "NAME=VALUE"),
+        ({"label": 'te"am=a'}, "without quotes"),
+        ({"verdict": "halt"}, "'continue', 'suspect' or 'stop'"),
+        ({"onwer": "dana"}, "did you mean 'owner'"),
+        ({"since": "yesterday"}, "a time as in"),
+    ],
+)
+def test_a_filter_that_cannot_be_meant_is_refused(service: Service, query: dict[str, str], words: str) -> None:
+    """Rather than listing what nobody asked for, the answer says what would be right."""
+    admin = service.client(service.key(service.project()))
+    assert words in str(problem(admin.get("/runs", params=query), 422))
+
+
+@pytest.mark.parametrize(
+    "body", [{"tags": ["x"] * 51}, {"tags": ["x" * 101]}, {"tags": ["a\nb"]}, {"notes": "x" * 20_001}, {"owner": ""}]
+)
+def test_what_is_said_is_bounded(service: Service, body: dict[str, object]) -> None:
+    """A run has at most 50 tags of 100 characters, and notes of 20,000."""
+    admin = service.client(service.key(service.project()))
+    problem(admin.post("/runs", json={"name": "one", **body}), 422)
+
+
+def test_decisions_and_deliveries_are_narrowed_by_time_and_kind(service: Service) -> None:
+    """Decisions by policy and time, deliveries by event and time."""
+    admin = service.client(service.key(service.project()))
+    assert said(admin.get("/decisions", params={"policy": "default", "since": "2026-01-01T00:00Z"}), 200)["items"] == []
+    assert said(admin.get("/deliveries", params={"event_type": "run.stopped"}), 200)["items"] == []
