@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from typing import Any
 
@@ -29,9 +30,14 @@ def stop_event(labels: dict[str, str], decision_id: str = "decision-1") -> dict[
 
 
 def send(
-    url: str, event: Any, webhook_id: str = "msg_1", secret: str = SECRET, age_seconds: float = 0
+    url: str,
+    event: Any,
+    webhook_id: str = "msg_1",
+    secret: str = SECRET,
+    age_seconds: float = 0,
+    verify: ssl.SSLContext | bool = True,
 ) -> httpx.Response:
-    """Sign and post `event` (an object, or the bytes of a body)."""
+    """Sign and post `event` (an object, or the bytes of a body); `verify`: whose certificates are trusted."""
     body = event if isinstance(event, bytes) else json.dumps(event).encode()
     headers = sign(secret, webhook_id, int(time.time() - age_seconds), body)
-    return httpx.post(url, content=body, headers=headers, timeout=20)
+    return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify)

@@ -24,6 +24,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
+from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.security.private_files import keep_secret
 from evalstop_service.settings import Settings
@@ -104,7 +105,8 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
 
     service_metrics, tracer = app.create_service_metrics(database), tracing.create_tracer(os.environ)
     port = settings.metrics_port
-    with prometheus.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
+    guard = None if settings.metrics_public else KeyCache(database, settings.key_cache_seconds, utc_now)
+    with prometheus.listening(service_metrics, settings.host, port, guard) if port is not None else nullcontext():
         uvloop.run(run())
     tracer.close()
     return OK

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import socket
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.stop.http_server import BODY_LIMIT_BYTES
-from evalstop_client.receivers.stop.options import load_secrets
+from evalstop_client.receivers.stop.options import listen, load_secrets
+from evalstop_service.clock import utc_now
 
 from tests.clients.programs import eventually
 from tests.clients.receivers.receiving import Setup
 from tests.clients.webhooks import SECRET, send, stop_event
+from tests.fixtures.certificates import create_certificate
 
 OTHER = "whsec_" + base64.b64encode(b"another secret").decode()
 
@@ -164,3 +169,55 @@ def test_a_public_key_takes_the_place_of_secrets(monkeypatch: pytest.MonkeyPatch
     for broken in ("whpk_", "whpk_?!", key[:-8]):
         with pytest.raises(ConfigurationError, match="whpk_"):
             load_secrets("THE_SECRET", None, [broken])
+
+
+@pytest.fixture
+def secured(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ssl.SSLContext]]:
+    """Where a receiver listens by TLS, with a key for its metrics; and who trusts its certificate."""
+    certificate = create_certificate(tmp_path, utc_now())
+    monkeypatch.setenv("METRICS_KEY", "let-me-read")
+    options = argparse.Namespace(tls_cert=certificate, tls_key=None, metrics_key_env="METRICS_KEY")
+    listening = listen("127.0.0.1:0", options)
+    listening.read_seconds = 0.5
+    listening.serve(setup.receiver)
+    yield listening.url, ssl.create_default_context(cafile=str(certificate))
+    listening.shutdown()
+    listening.server_close()
+
+
+def test_webhooks_come_by_tls(setup: Setup, secured: tuple[str, ssl.SSLContext]) -> None:
+    """Who trusts the certificate posts by HTTPS; one who speaks plain HTTP, or nothing at all, holds nobody up."""
+    url, trust = secured
+    host, port = url.removeprefix("https://").rstrip("/").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as silent:
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(url.replace("https:", "http:"), json={}, trust_env=False)
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            httpx.get(f"{url}livez", trust_env=False)
+        assert send(url, stop_event({}), verify=trust).status_code == 202
+        assert silent.recv(1) == b""  # hung up on, although it never shook hands
+
+
+def test_metrics_may_ask_for_a_key(secured: tuple[str, ssl.SSLContext]) -> None:
+    """Without the key that a variable names /metrics is closed, and /livez is not."""
+    url, trust = secured
+    with httpx.Client(base_url=url, verify=trust, trust_env=False) as client:
+        assert client.get("/livez").status_code == 200
+        for sent in ("", "Bearer", "Bearer let-me", "let-me-read"):
+            assert client.get("/metrics", headers={"Authorization": sent}).status_code == 401
+        answer = client.get("/metrics", headers={"Authorization": "Bearer let-me-read"})
+        assert (answer.status_code, "evalstop_receiver_webhooks_total" in answer.text) == (200, True)
+
+
+def test_a_certificate_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
+    """So is a key without a certificate, and a variable of metrics that is not set."""
+    (tmp_path / "no.pem").write_text("nothing")
+    nothing = {"tls_cert": None, "tls_key": None, "metrics_key_env": None}
+    for odd in (
+        {"tls_cert": tmp_path / "no.pem"},
+        {"tls_cert": tmp_path / "away.pem"},
+        {"tls_key": tmp_path / "no.pem"},
+        {"metrics_key_env": "NOWHERE_SET"},
+    ):
+        with pytest.raises(ConfigurationError, match=r"tls|metrics"):
+            listen("127.0.0.1:0", argparse.Namespace(**(nothing | odd)))

@@ -16,6 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, pause, stale_runs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
+from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, policies, projects, tables
@@ -29,6 +30,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from tests.fixtures.projects import create_project
 from tests.service import scenes
 from tests.service.watched import Watched, watched
 
@@ -207,6 +209,21 @@ def test_a_port_of_its_own(embedded_database: Database) -> None:
         assert samples(text)["evalstop_database_up"] == {(): 1}
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+
+
+def test_a_port_of_its_own_may_ask_for_a_key(embedded_database: Database) -> None:
+    """With `EVALSTOP_METRICS_PUBLIC` off a key to the installation opens it, and neither a project's nor none."""
+    create_project(embedded_database, "p", "shadow", 0.0, utc_now(), "paper")
+    opens, closed = (
+        api_keys.create_named_key(embedded_database, project, "prometheus", ("read",), utc_now())[1]
+        for project in (None, "p")
+    )
+    key_cache = KeyCache(embedded_database, 10.0, utc_now)
+    with metrics.listening(ServiceMetrics(), "127.0.0.1", 0, key_cache) as port:
+        for sent, status in ((f"Bearer {opens}", 200), (f"Bearer {closed}", 401), ("Bearer esk_", 401), ("", 401)):
+            answer = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": sent}, trust_env=False)
+            assert answer.status_code == status, sent
+            assert ("evalstop_" in answer.text) == (status == 200)
 
 
 def test_tells_where_the_installation_stands(database: Database) -> None:

@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     receiver_id = create_receiver_id()
     environment = label_environment(_job_environment(options), receiver_id)
     forbid_tracing()
-    server = listen(options.listen)  # before the job, which must not start if nobody could stop it
+    server = listen(options.listen, options)  # before the job, which must not start if nobody could stop it
     forwarding = Forwarding()
     ancestor = os.getpid() if adopt_orphans() else None
     try:

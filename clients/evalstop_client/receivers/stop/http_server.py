@@ -1,14 +1,17 @@
-"""A receiver behind a socket: webhooks by POST to any path, /livez and /metrics."""
+"""A receiver behind a socket, by TLS if wished: webhooks by POST to any path, /livez and /metrics."""
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from evalstop_client.receivers.stop.webhook_handler import Receiver, Reply
 from evalstop_client.version import __version__
@@ -22,18 +25,36 @@ SHUTDOWN_SECONDS = 0.05
 
 
 class ReceiverServer(ThreadingHTTPServer):
-    """A receiver behind a socket; a webhook may be posted to any path."""
+    """A receiver behind a socket; a webhook may be posted to any path.
+
+    `tls`: whom it proves to be, else it speaks plain HTTP. `metrics_key`: what /metrics asks for as a bearer token.
+    """
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, read_seconds: float = 10.0) -> None:
-        self.read_seconds = read_seconds
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        read_seconds: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        metrics_key: str | None = None,
+    ) -> None:
+        self.read_seconds, self.tls, self.metrics_key = read_seconds, tls, metrics_key
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
         """Bind without a reverse DNS lookup, which may be slow and is not needed."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in its thread, which shakes hands too: a slow sender holds up nobody else."""
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        with self.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
+            super().finish_request(secured, client_address)
 
     def serve(self, receiver: Receiver) -> None:
         """Hand what arrives to `receiver`, from a thread; what arrived since the socket was bound has waited."""
@@ -44,7 +65,7 @@ class ReceiverServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Where it listens."""
         host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}/"
+        return f"{'http' if self.tls is None else 'https'}://{host!s}:{port}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -57,6 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._deadline.daemon = True
         self._deadline.start()
         try:
+            if isinstance(self.connection, ssl.SSLSocket):
+                self.connection.do_handshake()
             super().handle()
         except OSError as error:
             logger.info("a sender went away: %s", error)
@@ -67,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer /livez and /metrics."""
         if self.path == "/livez":
             self._reply(Reply(200, {"status": "ok"}))
+        elif self.path == "/metrics" and not self._may_read_metrics():
+            self._reply(Reply(401, {"error": "Send Authorization: Bearer and the key that --metrics-key-env names."}))
         elif self.path == "/metrics":
             self._send(200, "text/plain; version=0.0.4; charset=utf-8", self.server.receiver.metrics.text().encode())
         else:
@@ -89,6 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
         """Log requests at DEBUG."""
         logger.debug("%s %s", self.address_string(), format % args)
+
+    def _may_read_metrics(self) -> bool:
+        key, given = self.server.metrics_key, self.headers.get("authorization", "")
+        return key is None or hmac.compare_digest(given.encode(errors="replace"), f"Bearer {key}".encode())
 
     def _reply(self, reply: Reply) -> None:
         self._send(reply.status, "application/json", json.dumps(reply.body).encode())

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import re
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="variable with a key of scope report (default: EVALSTOP_KEY)",
     )
+    add("--tls-cert", type=Path, metavar="FILE", help="receive by HTTPS: the certificate and its chain, as PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="the private key of --tls-cert, unless that file has it")
+    add("--metrics-key-env", metavar="NAME", help="variable with a key that /metrics then asks for as a bearer token")
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
 
 
@@ -126,15 +130,31 @@ def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = 
     return read
 
 
-def listen(address: str) -> ReceiverServer:
-    """A socket that takes webhooks."""
+def listen(address: str, options: argparse.Namespace) -> ReceiverServer:
+    """A socket that takes webhooks, by TLS if the options name a certificate."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"listen {address!r}: write host:port, such as 127.0.0.1:9000.")
+    tls, metrics_key = _load_certificate(options.tls_cert, options.tls_key), None
+    if options.metrics_key_env and not (metrics_key := os.environ.get(options.metrics_key_env)):
+        raise ConfigurationError(f"metrics key: {options.metrics_key_env} is not set.")
     try:
-        return ReceiverServer(host, int(port))
+        return ReceiverServer(host, int(port), tls=tls, metrics_key=metrics_key)
     except OSError as error:
         raise ConfigurationError(f"listen {address!r}: {error}.") from None
+
+
+def _load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        if key is not None:
+            raise ConfigurationError("tls: --tls-key wants --tls-cert.")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigurationError(f"tls: {certificate} and {key or certificate}: {error}.") from None
+    return context
 
 
 def choose_state_folder(given: Path | None, scheduler: str) -> Path:

@@ -43,7 +43,7 @@ def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> in
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
     ending = ShutdownSignal()
     memory = _memory(options, scheduler)
-    server = listen(address) if address else None
+    server = listen(address, options) if address else None
     context = ReceiverContext(
         action=action,
         memory=memory,

@@ -6,19 +6,15 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.retry import Answer
 
+from tests.fixtures.certificates import create_certificate
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, utc_now
 
 
@@ -115,7 +111,7 @@ def test_a_redirect_leads_nowhere(status: int) -> None:
 def test_a_stranger_s_certificate_is_refused(tmp_path: Path) -> None:
     """TLS is verified against the name: nothing is sent to a server that cannot prove it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(_certificate(tmp_path, utc_now()))
+    context.load_cert_chain(create_certificate(tmp_path, utc_now()))
     with FakeEndpoint(Reply()) as endpoint:
         endpoint.speak_tls(context)
         (answer,) = send(endpoint.url.replace("http:", "https:"), address_policy=LOOPBACK)
@@ -123,21 +119,3 @@ def test_a_stranger_s_certificate_is_refused(tmp_path: Path) -> None:
     assert answer.error is not None
     assert "certificate" in answer.error.lower()
     assert endpoint.received == []
-
-
-def _certificate(folder: Path, now: datetime) -> Path:
-    """A certificate for localhost that nobody vouches for, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    file = folder / "server.pem"
-    file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + signed.public_bytes(serialization.Encoding.PEM)
-    )
-    return file
