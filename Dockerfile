@@ -5,6 +5,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 COPY constraints.txt ./
 RUN pip install -c constraints.txt build hatchling mkdocs-material && python -m venv /opt/evalstop
+COPY clients clients
 COPY detectors detectors
 COPY migrations migrations
 COPY service service
@@ -12,6 +13,7 @@ COPY docs docs
 COPY mkdocs.yml ./
 RUN mkdocs --quiet build
 RUN python -m build --no-isolation --wheel --outdir /wheels detectors \
+ && python -m build --no-isolation --wheel --outdir /wheels clients \
  && python -m build --no-isolation --wheel --outdir /wheels service \
  && /opt/evalstop/bin/pip install -c constraints.txt /wheels/*.whl \
  && /opt/evalstop/bin/pip uninstall --yes pip

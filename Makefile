@@ -231,6 +231,9 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	$(INSTALL) --upgrade pip
 	$(INSTALL) --group dev
 	$(INSTALL) --no-build-isolation $(EDITABLE)
+	if [ ! -x $(BIN)/evalstop ]; then  # it was the service's once, and went with that
+	  $(INSTALL) --no-build-isolation --no-deps --force-reinstall -e ./clients
+	fi
 	for program in evalstop evalstop-lab evalstop-receiver; do $(BIN)/$$program --help >/dev/null; done  # compiles them
 	touch $@
 

@@ -13,7 +13,8 @@ EvalStopError
 │   ├── ServiceAway
 │   ├── KeyRefused
 │   ├── NotFound
-│   └── Rejected
+│   ├── Rejected
+│   └── ConfirmationNeeded
 ├── LibraryMissing
 └── SchedulerError
     ├── SchedulerUnavailable
@@ -87,6 +88,10 @@ class NotFound(ApiError):
 
 class Rejected(ApiError):
     """The service does not do this."""
+
+
+class ConfirmationNeeded(ApiError):
+    """Nothing is done yet: another person has to confirm it."""
 
 
 class LibraryMissing(EvalStopError):

@@ -1,6 +1,18 @@
 """The EvalStop service: takes in metrics, decides, keeps the best checkpoint, delivers signed stop events."""
 
-from evalstop_service.app import create_app, create_database
-from evalstop_service.settings import Settings
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evalstop_service.app import create_app, create_database
+    from evalstop_service.settings import Settings
 
 __all__ = ["Settings", "create_app", "create_database"]
+
+
+def __getattr__(name: str) -> object:
+    """What the package names, imported when it is asked for: a command need not wait for what it does not use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module("evalstop_service.settings" if name == "Settings" else "evalstop_service.app")
+    return getattr(module, name)

@@ -85,7 +85,7 @@ class Api:
 
     def run(self, id_or_name: str) -> RunRecord:
         """The run with this id, or of exactly this name. Raises NotFound."""
-        if _is_id(id_or_name):
+        if is_id(id_or_name):
             return RunRecord.from_json(self.connection.get(f"/runs/{quote(id_or_name, safe='')}"), self.connection)
         for run in self.runs(name=id_or_name):
             if run.name == id_or_name:
@@ -108,7 +108,8 @@ class Api:
         return DecisionRecord.from_json(fields, self.connection)
 
 
-def _is_id(text: str) -> bool:
+def is_id(text: str) -> bool:
+    """Whether a text has the form of an id, rather than of a name."""
     try:
         return str(UUID(text)) == text.lower()
     except ValueError:

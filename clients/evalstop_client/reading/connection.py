@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
-from evalstop_client.errors import KeyRefused, NotFound, Rejected, ServiceAway
+from evalstop_client.errors import ConfirmationNeeded, KeyRefused, NotFound, Rejected, ServiceAway
 from evalstop_client.service import Accepted, Answer, Json, Service, Unauthorized, Unavailable
 
 PAGE = 100
@@ -30,11 +30,11 @@ class Connection:
 
     def post(self, path: str, body: Json | None = None) -> Json:
         """POST to a path, with a body where the route takes one."""
-        return _document(self._service.send("POST", path, body))
+        return _done(_document(self._service.send("POST", path, body)))
 
     def patch(self, path: str, body: Json) -> Json:
         """PATCH what is at a path."""
-        return _document(self._service.send("PATCH", path, body))
+        return _done(_document(self._service.send("PATCH", path, body)))
 
     def delete(self, path: str) -> None:
         """DELETE what is at a path."""
@@ -42,13 +42,12 @@ class Connection:
 
     def pages(self, path: str, query: Query, page: int = PAGE) -> Iterator[Json]:
         """The items of a list, whose pages are fetched as they are needed."""
-        cursor: str | None = None
         while True:
-            answer = self.get(path, {**query, "limit": page, "cursor": cursor})
+            answer = self.get(path, {**query, "limit": page})
             yield from answer["items"]
-            cursor = answer["next_cursor"]
-            if cursor is None:
+            if answer["next_cursor"] is None:
                 return
+            query = {**query, "cursor": answer["next_cursor"]}
 
     def page_of(self, run_id: str) -> str:
         """The page of a run, where the service does not say it."""
@@ -57,6 +56,13 @@ class Connection:
     def close(self) -> None:
         """Close the connection; the next request opens another."""
         self._service.close()
+
+
+def _done(document: Json) -> Json:
+    """The document; raises ConfirmationNeeded where it is a proposal instead of what was asked for."""
+    if "proposed_by" in document:
+        raise ConfirmationNeeded(f"{document['summary']}: proposal {document['id']}, on the page Overview.")
+    return document
 
 
 def _document(answer: Answer) -> Json:

@@ -19,6 +19,9 @@ Outcome = Literal["right", "wrong", "unknown"]
 
 CURVE_POINTS = 200
 
+LAST_ATTEMPT = 999_999_999
+"""In a cursor behind a step: all that was observed there has been read."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -117,9 +120,9 @@ class DecisionRecord:
         """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
         return self._act("undo", reason)
 
-    def label(self, outcome: Outcome, note: str = "") -> DecisionRecord:
-        """Say what turned out to be true of it."""
-        body = {"outcome": outcome, "note": note}
+    def label(self, outcome: Outcome, note: str = "", *, turn_step: int | None = None) -> DecisionRecord:
+        """Say what turned out to be true of it, and where the eval turned."""
+        body = {"outcome": outcome, "note": note, "turn_step": turn_step}
         return DecisionRecord.from_json(self._connection.post(f"/decisions/{self.id}/outcome", body), self._connection)
 
     def to_row(self) -> dict[str, Cell]:
@@ -194,7 +197,9 @@ class RunRecord:
         """The metric that decides about the run; None where no metric has that role."""
         return find_eval(self.metrics)
 
-    def history(self, metric: str | None = None, *, superseded: bool = False) -> Table[ObservationRecord]:
+    def history(
+        self, metric: str | None = None, *, after_step: int | None = None, superseded: bool = False
+    ) -> Table[ObservationRecord]:
         """The observations of a metric, by default of the eval, by step.
 
         `superseded`: with those of earlier attempts that a resume has replaced.
@@ -203,7 +208,8 @@ class RunRecord:
         path = f"/runs/{self.id}/observations"
 
         def fetch() -> Iterator[ObservationRecord]:
-            items = self._connection.pages(path, {"metric": name}, page=1000) if name else ()
+            cursor = f"{after_step}.{LAST_ATTEMPT}" if after_step is not None else None
+            items = self._connection.pages(path, {"metric": name, "cursor": cursor}, page=1000) if name else ()
             records = map(ObservationRecord.from_json, items)
             return (record for record in records if superseded or record.superseded_by is None)
 

@@ -60,8 +60,10 @@ def run_service(
 def prepare_service(environment: Mapping[str, str], python: str = sys.executable) -> str:
     """Migrate the database that the environment names and create a project; returns an admin key."""
     _run_evalstop(python, ["migrate"], environment)
-    _run_evalstop(python, ["project", "create", "default", "--held-out-share", "0"], environment)
-    created = _run_evalstop(python, ["key", "create", "--name", "bench", "--scopes", "admin", "--json"], environment)
+    _run_evalstop(python, ["admin", "project", "create", "default", "--held-out-share", "0"], environment)
+    created = _run_evalstop(
+        python, ["admin", "key", "create", "--name", "bench", "--scopes", "admin", "--json"], environment
+    )
     key: str = json.loads(created)["key"]
     return key
 

@@ -12,25 +12,23 @@ from uuid import UUID
 
 from evalstop_service import app
 from evalstop_service.cli import demo_data as demonstration
-from evalstop_service.cli.command import OK, Add, Subcommands, open_database, tell
+from evalstop_service.cli.command import OK, Add, Subcommands, tell
+from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause as pausing
-from evalstop_service.decisions import second_person
-from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
-from evalstop_service.projects.project_settings import NewProject, ProjectChange, parse_form, parse_names
+from evalstop_service.projects.project_settings import NewProject, parse_form
 from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
-from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES, KeyLimits
 from evalstop_service.store.schema import Phase
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add all that is done once: `migrate`, `project create`, `pause`, ..."""
+    """Add all that is done once: `migrate`, `admin project create`, `pause`, ..."""
     migration = add(commands, "migrate", migrate)
     migration.add_argument(
         "--phase",
@@ -61,17 +59,15 @@ def add_to(commands: Subcommands, add: Add) -> None:
     pruning.add_argument("--dry-run", action="store_true", help="count what would go, and leave it")
     sealing = commands.add_parser("secrets", help="Seal webhook secrets.").add_subparsers(required=True, metavar="VERB")
     add(sealing, "rotate", secrets_rotate)
-    _add_project(commands, add)
-    _add_key(commands, add)
+    administered = commands.add_parser("admin", help="Make projects and keys in the database itself.").add_subparsers(
+        required=True, metavar="NOUN"
+    )
+    _add_project(administered, add)
+    _add_key(administered, add)
 
 
 def _add_project(commands: Subcommands, add: Add) -> None:
-    project = commands.add_parser("project", help="Make a project, or change its settings.").add_subparsers(
-        required=True, metavar="VERB"
-    )
-    change = add(project, "set", project_set)
-    change.add_argument("settings", nargs="+", metavar="SETTING=VALUE", help="such as max_mode=enforce; none: no value")
-    change.add_argument("--project", default=api_keys.FIRST_PROJECT, metavar="NAME", help="(default: %(default)s)")
+    project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
     create = add(project, "create", project_create)
     create.add_argument("name")
     create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
@@ -214,32 +210,6 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
         utc_now(),
     )
     tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
-    return OK
-
-
-def project_set(settings: Settings, options: argparse.Namespace) -> int:
-    """Change settings of a project."""
-    values: dict[str, str | list[str] | None] = {}
-    for written in options.settings:
-        name, equals, value = written.partition("=")
-        if not equals or name not in ProjectChange.model_fields:
-            raise Invalid(
-                f"{written!r}: write SETTING=VALUE; there are {', '.join(sorted(ProjectChange.model_fields))}"
-            )
-        given = parse_names(value) if name == "allowed_policies" else value
-        values[name] = None if value == "none" else given
-    database = open_database(settings)
-    project = project_settings.find_project(database, options.project)
-    author = Author(project.id, COMMAND_LINE, utc_now())
-    waiting = second_person.change_project(database, author, parse_form(ProjectChange, values))
-    if waiting is not None:
-        text = f"nothing is changed yet: another admin confirms the proposal {waiting.id}, as on the page Overview"
-        tell(options, {"proposal": str(waiting.id)}, text)
-        return OK
-    changed = project_settings.find_project(database, options.project)
-    document = {name: getattr(changed, name) for name in values}
-    text = ", ".join(f"{name} is {'none' if value is None else value}" for name, value in document.items())
-    tell(options, document, f"project {changed.name}: {text}")
     return OK
 
 

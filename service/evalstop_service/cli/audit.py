@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from datetime import datetime, timedelta
 
-from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, open_database, tell
+from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, tell
+from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import in_utc, utc_now
 from evalstop_service.errors import Invalid
 from evalstop_service.projects import audit_trail, project_settings

@@ -1,51 +1,48 @@
-"""The line itself: what is asked for is read, done, and answered by an exit code."""
+"""The line itself: what is asked for is read, done, and answered by an exit code.
+
+Each command is imported when it is asked for: together they bring the web framework and the database's drivers.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import sqlalchemy as sa
-from pydantic import ValidationError
+from evalstop_service.cli.command import Command, Subcommands
 
-from evalstop_service import app
-from evalstop_service.cli import administration, audit, servers
-from evalstop_service.cli.command import FAILED, USAGE, Command, Subcommands
-from evalstop_service.errors import InvalidSetting, ServiceError
-from evalstop_service.observability import logs
-from evalstop_service.settings import Settings
+COMMANDS = {
+    "up": "Everything in one process: schema, HTTP and deliveries.",
+    "serve": "HTTP alone, on a schema that is at head.",
+    "deliver": "Deliveries alone.",
+    "migrate": "Bring the schema to head, or do one half of the way.",
+    "openapi": "Print the OpenAPI document.",
+    "demo-data": "Fill a project with some 300 example runs.",
+    "pause": "Stop nothing more in a project until it is resumed.",
+    "resume": "Let stops go on in a project that was paused.",
+    "prune": "Remove the details of runs that ended long ago.",
+    "secrets": "Seal webhook secrets.",
+    "audit": "Verify, export or prune the audit log.",
+    "admin": "Make projects and keys in the database itself, such as the first key.",
+}
+"""What the service adds to `evalstop`, by the entry point `evalstop.commands`: it works on the installation itself."""
+
+MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "audit"}
+"""Where commands are that are not in `administration`."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 when it did what it was asked, 1 when it could not, 2 when it was asked wrongly."""
-    options = parser().parse_args(arguments)
-    try:
-        settings = _settings(options)
-        app.check_settings(settings)
-    except ValidationError as error:
-        for item in error.errors():
-            setting = "".join(f"EVALSTOP_{str(name).upper()}: " for name in item["loc"])
-            print(f"evalstop: {setting}{item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
-        return USAGE
-    except InvalidSetting as error:
-        print(f"evalstop: {error}", file=sys.stderr)
-        return USAGE
-    logs.configure_logging(settings.log_level, settings.log_format)
-    try:
-        command: Command = options.command
-        return command(settings, options)
-    except sa.exc.DBAPIError as error:
-        print(f"evalstop: the database does not answer: {str(error.orig).strip()}", file=sys.stderr)
-    except (ServiceError, OSError) as error:
-        print(f"evalstop: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        pass
-    return FAILED
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser(words).parse_args(words)
+    return int(import_module("evalstop_service.cli.execution").execute(options))
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands; what is parsed holds the function that runs its command as `command`."""
+def parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The commands, with the options of the one that `words` name; what is parsed holds its function as `command`."""
     root = argparse.ArgumentParser(
         prog="evalstop",
         description="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -56,11 +53,31 @@ def parser() -> argparse.ArgumentParser:
         "  evalstop migrate --database-url postgresql://evalstop@db/evalstop\n"
         "  evalstop serve   --database-url postgresql://evalstop@db/evalstop --host 0.0.0.0\n"
         "  evalstop deliver --database-url postgresql://evalstop@db/evalstop\n"
-        "  evalstop key create --name trainers --scopes ingest\n"
+        "  evalstop admin key create --name provisioning --scopes admin --installation\n"
         "  evalstop pause alignment --reason 'the eval set is broken'\n"
         "  evalstop prune --project alignment --older-than-days 90 --dry-run",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    named = words[0] if words and words[0] in COMMANDS else None
+    if named is None:
+        for name, text in COMMANDS.items():
+            commands.add_parser(name, help=text)
+    else:
+        module: Any = import_module(f"evalstop_service.cli.{MODULES.get(named, 'administration')}")
+        module.add_to(commands, _add)
+    return root
+
+
+def _add(to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = to.add_parser(
+        name, parents=[_shared_options(), *parents], help=run.__doc__, description=run.__doc__
+    )
+    command.set_defaults(command=run)
+    return command
+
+
+def _shared_options() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--data-folder", type=Path, metavar="DIR", help="of the embedded database (default .evalstop)")
     shared.add_argument(
@@ -69,23 +86,4 @@ def parser() -> argparse.ArgumentParser:
     shared.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     shared.add_argument("--log-format", choices=["text", "json"], help="json: one object a line (default text)")
     shared.add_argument("--json", action="store_true", help="print for machines")
-    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def add(to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = to.add_parser(
-            name, parents=[shared, *parents], help=run.__doc__, description=run.__doc__
-        )
-        command.set_defaults(command=run)
-        return command
-
-    servers.add_to(commands, add)
-    administration.add_to(commands, add)
-    audit.add_to(commands, add)
-    return root
-
-
-def _settings(options: argparse.Namespace) -> Settings:
-    given = {
-        name: value for name, value in vars(options).items() if name in Settings.model_fields and value is not None
-    }
-    return Settings(**given)
+    return shared

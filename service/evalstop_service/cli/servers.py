@@ -19,7 +19,8 @@ import uvicorn
 import uvloop
 
 from evalstop_service import app
-from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, open_database
+from evalstop_service.cli.command import FAILED, OK, Add, Subcommands
+from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing

@@ -176,7 +176,7 @@ def find_project(database: Database, name: str) -> Project:
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, name)
     if project is None:
-        raise NotFound(f"there is no project {name!r}; `evalstop project create` makes one")
+        raise NotFound(f"there is no project {name!r}; `evalstop admin project create` makes one")
     return project
 
 

@@ -240,7 +240,7 @@ def installation(key: AnyKey) -> Key:
         raise Problem(
             403,
             "The key is bound to one project",
-            "this is done with a key to the installation; `evalstop key create --installation` makes one",
+            "this is done with a key to the installation; `evalstop admin key create --installation` makes one",
         )
     return key
 

@@ -61,7 +61,7 @@ PROBLEM_KINDS = (
     ProblemKind(
         "key_of_one_project",
         "The key is bound to one project",
-        "Use a key to the installation: `evalstop key create --installation`.",
+        "Use a key to the installation: `evalstop admin key create --installation`.",
     ),
     ProblemKind(
         "not_found",

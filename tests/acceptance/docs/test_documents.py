@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from evalstop_client.cli import entry as client_cli
 from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_lab import cli as lab_cli
-from evalstop_service import cli
+from evalstop_service.cli import entry as service_cli
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES
 from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.settings import Settings
@@ -93,7 +94,8 @@ def test_shell_examples_call_what_exists(block: Block, capsys: pytest.CaptureFix
         words = words[: next((index for index, word in enumerate(words) if word in (">", ">>", "|")), len(words))]
         match words[0]:
             case "evalstop":
-                cli.parser().parse_args(words[1:])
+                line = client_cli if words[1] in client_cli.COMMANDS else service_cli
+                line.parser(words[1:]).parse_args(words[1:])
             case "evalstop-receiver":
                 ours = words[1 : words.index("--")] if "--" in words else words[1:]
                 assert_parses(receiver_cli.main, ours, capsys)

@@ -80,7 +80,7 @@ def test_every_command_is_one_of_the_command_line(
     assert json.loads(words["ENTRYPOINT"]) == ["evalstop"]
     commands = [json.loads(words["CMD"]), *(service["command"] for service in ours(services).values())]
     for command in commands:
-        assert cli.parser().parse_args(command).command.__name__ == command[0]
+        assert cli.parser(command).parse_args(command).command.__name__ == command[0]
 
 
 def test_the_settings_accept_what_compose_sets(

@@ -77,6 +77,13 @@ def test_the_client_brings_httpx_and_nothing_of_the_server(client_only: tuple[Pa
     assert not installed & SERVER_PACKAGES
 
 
+def test_the_client_alone_has_the_command(client_only: tuple[Path, frozenset[str]], tmp_path: Path) -> None:
+    """On a laptop with the client `evalstop` is there, and lists what works over HTTP."""
+    python, _ = client_only
+    assert run(python.parent / "evalstop", "--version", cwd=tmp_path).startswith("evalstop ")
+    assert "doctor" in run(python.parent / "evalstop", "--help", cwd=tmp_path)
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_every_wheel_ships_its_types_license_and_all_of_its_files(distribution: str, built: Path) -> None:
     """A wheel holds py.typed, the license, every tracked file of its package, and no file of another."""
@@ -155,7 +162,8 @@ def test_the_installed_service_migrates_and_comes_up_outside_the_repository(bare
 
 
 def test_the_other_commands_are_installed(bare: Path, tmp_path: Path) -> None:
-    """The receiver's and the lab's commands start from their wheels."""
+    """The receiver's and the lab's commands start from their wheels, and the service's are listed with the client's."""
+    assert all(word in run(bare / "evalstop", "--help", cwd=tmp_path) for word in ("doctor", "demo-data"))
     assert "process" in run(bare / "evalstop-receiver", "--help", cwd=tmp_path)
     assert "train" in run(bare / "evalstop-lab", "--help", cwd=tmp_path)
 

@@ -23,9 +23,9 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     """An installation with the project `p`, a key of it and a key of the installation."""
     monkeypatch.setenv("EVALSTOP_DATA_FOLDER", str(tmp_path))
     assert cli.main(["migrate", "--database-url", Settings().url]) == 0
-    assert cli.main(["project", "create", "p"]) == 0
+    assert cli.main(["admin", "project", "create", "p"]) == 0
     for of in (["--project", "p"], ["--installation"]):
-        assert cli.main(["key", "create", "--name", "a", *of]) == 0
+        assert cli.main(["admin", "key", "create", "--name", "a", *of]) == 0
     return Database(Settings().url)
 
 

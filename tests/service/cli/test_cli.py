@@ -94,14 +94,14 @@ def test_up_tells_a_person(environment: dict[str, str]) -> None:
 def test_prepares_by_hand(environment: dict[str, str]) -> None:
     """Migrate, make a project, make keys: each says what it did, for machines too."""
     assert json.loads(run(environment, "migrate", "--json").stdout) == {"before": None, "after": schema.head_revision()}
-    project = run(
-        environment, "project", "create", "alignment", "--mode", "enforce", "--veto-window-seconds", "5", "--json"
-    )
+    words = ("alignment", "--mode", "enforce", "--veto-window-seconds", "5", "--json")
+    project = run(environment, "admin", "project", "create", *words)
     assert json.loads(project.stdout)["name"] == "alignment"
-    made = run(environment, "key", "create", "--project", "alignment", "--name", "k", "--scopes", "read", "--json")
+    key_words = ("--project", "alignment", "--name", "k", "--scopes", "read", "--json")
+    made = run(environment, "admin", "key", "create", *key_words)
     key = json.loads(made.stdout)
     assert (key["scopes"], key["key"][:4]) == (["read"], "esk_")
-    plain = run(environment, "key", "create", "--installation", "--name", "landlord", "--scopes", "admin")
+    plain = run(environment, "admin", "key", "create", "--installation", "--name", "landlord", "--scopes", "admin")
     assert plain.stdout.startswith("esk_")
     with running(environment, "serve", "--port", "0", "--json") as process:
         assert runs(first_line(process)["url"], key["key"]) == 200
@@ -110,40 +110,23 @@ def test_prepares_by_hand(environment: dict[str, str]) -> None:
     assert "resumed" in run(environment, "resume", "alignment").stdout
     lost = run(environment, "pause", "nosuch")
     assert (lost.returncode, "nosuch" in lost.stderr) == (1, True)
-    again = run(environment, "project", "create", "alignment")
+    again = run(environment, "admin", "project", "create", "alignment")
     assert (again.returncode, "alignment" in again.stderr) == (1, True)
-    nosuch = run(environment, "key", "create", "--project", "nosuch", "--name", "k")
+    nosuch = run(environment, "admin", "key", "create", "--project", "nosuch", "--name", "k")
     assert (nosuch.returncode, "project create" in nosuch.stderr) == (1, True)
     for name in ("a\nb", " ", "\udcff"):
-        assert run(environment, "key", "create", "--project", "alignment", "--name", name).returncode == 1
+        assert run(environment, "admin", "key", "create", "--project", "alignment", "--name", name).returncode == 1
 
 
 def test_a_wrong_folder_is_not_filled(environment: dict[str, str]) -> None:
     """A command that needs an installation says where it looked for one, and makes none."""
-    done = run(environment, "key", "create", "--name", "k")
+    done = run(environment, "admin", "key", "create", "--name", "k")
     assert done.returncode == 1
     assert f"there is no installation in {environment['EVALSTOP_DATA_FOLDER']}" in done.stderr
     assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
 
 
-def test_settings_of_a_project_are_changed(environment: dict[str, str]) -> None:
-    """A project is let stop runs by one command; what there is no setting for is named beside those that there are."""
-    assert run(environment, "migrate").returncode == 0
-    assert run(environment, "project", "create", "default").returncode == 0
-    words = ("max_mode=enforce", "held_out_share=0", "allowed_policies=default,early", "stops_per_hour=none", "--json")
-    done = run(environment, "project", "set", *words)
-    assert json.loads(done.stdout) == {
-        "max_mode": "enforce",
-        "held_out_share": 0.0,
-        "allowed_policies": ["default", "early"],
-        "stops_per_hour": None,
-    }
-    for wrong, said in (("mode=enforce", "max_mode"), ("max_mode=loud", "max_mode"), ("max_mode", "SETTING=VALUE")):
-        done = run(environment, "project", "set", wrong)
-        assert (done.returncode, said in done.stderr) == (1, True)
-
-
-@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["deliver"], ["project", "create", "p"]])
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["deliver"], ["admin", "project", "create", "p"]])
 def test_needs_a_schema(environment: dict[str, str], command: list[str]) -> None:
     """On a database that was not migrated a command ends with 1 and says what to run."""
     folder = Path(environment["EVALSTOP_DATA_FOLDER"])
@@ -216,7 +199,12 @@ def test_a_newer_schema(environment: dict[str, str], tmp_path: Path) -> None:
 
 def test_usage(environment: dict[str, str]) -> None:
     """Asked wrongly it ends with 2 and says how to ask; asked for help it gives examples."""
-    for arguments in ([], ["nosuch"], ["key", "create"], ["key", "create", "--name", "k", "--scopes", "nosuch"]):
+    for arguments in (
+        [],
+        ["nosuch"],
+        ["admin", "key"],
+        ["admin", "key", "create", "--name", "k", "--scopes", "nosuch"],
+    ):
         done = run(environment, *arguments)
         assert done.returncode == 2
         assert "usage: evalstop" in done.stderr

@@ -15,7 +15,7 @@ from evalstop_service.store import keys
 from evalstop_service.store.keys import KeyLimits
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Name, Scope, Time
-from evalstop_service.web.context import Admin, Db, Keys, Now
+from evalstop_service.web.context import Admin, AnyScope, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
 
@@ -23,7 +23,7 @@ NetworkIn = Annotated[str, Field(min_length=1, max_length=50), Rule(check_networ
 IdIn = Annotated[UUID, Field(strict=False)]
 KeyId = Annotated[UUID, Path(description="`id` of the key, as it was created or listed")]
 
-router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
+router = APIRouter(tags=["keys"], route_class=JsonRoute)
 
 
 class KeyIn(Body):
@@ -82,14 +82,20 @@ class KeyList(Answer):
     items: list[KeyOut] = Field(description="oldest first")
 
 
-@router.get("")
+@router.get("/key")
+def get_own_key(caller: AnyScope) -> KeyOut:
+    """The key of the request: what it may do, and until when."""
+    return KeyOut.model_validate(caller.key)
+
+
+@router.get("/keys")
 def list_keys(caller: Admin, database: Db) -> KeyList:
     """All keys of the project, revoked ones included."""
     with database.reading() as tx:
         return KeyList.model_validate({"items": keys.list_keys(tx, caller.project_id)})
 
 
-@router.post("", status_code=201)
+@router.post("/keys", status_code=201)
 def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
     """Create a key."""
     made = (database, caller.project_id, caller.actor, body.name, body.scopes, now, body.limits)
@@ -97,14 +103,14 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 
-@router.post("/{key_id}/rotate")
+@router.post("/keys/{key_id}/rotate")
 def rotate_key(key_id: KeyId, body: RotationIn, caller: Admin, database: Db, key_cache: Keys, now: Now) -> NewKeyOut:
     """Give a key a new secret. Its id and all that is on record of it stay."""
     key, secret = api_keys.rotate_key(database, key_cache, caller.author(now), key_id, body.overlap_seconds)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 
-@router.delete("/{key_id}", status_code=204)
+@router.delete("/keys/{key_id}", status_code=204)
 def revoke_key(key_id: KeyId, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
     """Revoke a key."""
     api_keys.revoke_key(database, key_cache, caller.author(now), key_id)

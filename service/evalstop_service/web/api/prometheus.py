@@ -42,7 +42,7 @@ def _any_key_to_the_installation(key: AnyKey) -> None:
         raise Problem(
             403,
             "The key is bound to one project",
-            "/metrics tells of all of them; `evalstop key create --installation --scopes read` makes a key for it",
+            "/metrics tells of all of them; `evalstop admin key create --installation --scopes read` makes a key",
         )
 
 

@@ -1,4 +1,4 @@
-"""Routes of metric roles: corrections of a run, and patterns of a project."""
+"""Routes of metrics and their roles: what a run reports, corrections, and patterns of a project."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pydantic import Field
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
+from evalstop_service.store import observations
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
-from evalstop_service.web.api.runs import Roles, complete_directions
-from evalstop_service.web.api.schemas import Body, ProjectOut, RunId
-from evalstop_service.web.context import Admin, Commit, Db, Now, Operate
+from evalstop_service.web.api.runs import Roles, complete_directions, load_run
+from evalstop_service.web.api.schemas import Answer, Body, ProjectOut, RunId, Stored
+from evalstop_service.web.context import Admin, Commit, Db, Now, Operate, Read
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -24,6 +25,32 @@ class MetricsIn(Body):
         description="by metric; those that are not named lose their roles",
         examples=[{"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}}],
     )
+
+
+class MetricOut(Answer):
+    """A metric that a run has reported."""
+
+    metric: str = Field(description="its name")
+    role: str | None = Field(description="eval, proxy, kl or loss; null: it is stored, and nobody watches it")
+    count: int = Field(description="how many observations of it count")
+    step: int = Field(description="of the last one")
+    value: Stored = Field(description="at that step")
+
+
+class MetricList(Answer):
+    """What a run has reported."""
+
+    items: list[MetricOut] = Field(description="by name")
+
+
+@router.get("/runs/{run_id}/metrics", tags=["runs"])
+def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> MetricList:
+    """Every metric that the run has reported, with its role and its last value."""
+    with database.reading() as tx:
+        roles = load_run(tx, caller.project_id, run_id).metrics
+        latest = observations.list_latest(tx, run_id)
+    items = [vars(item) | {"role": roles.get(item.metric, {}).get("role")} for item in latest]
+    return MetricList.model_validate({"items": items})
 
 
 @router.patch("/runs/{run_id}/metrics", tags=["runs"])

@@ -145,6 +145,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
 PLAIN = {
     ("GET", "/projects"),
     ("GET", "/project"),
+    ("GET", "/key"),
     ("GET", "/keys"),
     ("DELETE", "/keys/{key_id}"),
     ("GET", "/sessions"),
@@ -164,6 +165,7 @@ PLAIN = {
     ("GET", "/runs"),
     ("GET", "/runs/{run_id}"),
     ("POST", "/runs/{run_id}/heartbeat"),
+    ("GET", "/runs/{run_id}/metrics"),
     ("GET", "/runs/{run_id}/verdicts"),
     ("GET", "/runs/{run_id}/outcomes"),
     ("GET", "/runs/{run_id}/observations"),

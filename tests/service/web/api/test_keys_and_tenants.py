@@ -27,6 +27,7 @@ DOCUMENT = create_app(Settings(), Database("sqlite:///never-asked.db"), session_
 MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},
     ("PATCH", "/project"): set(),
+    ("GET", "/key"): {"read", "ingest", "report", "operate"},
     ("GET", "/keys"): set(),
     ("POST", "/project/pause"): {"operate"},
     ("POST", "/project/resume"): {"operate"},
@@ -49,6 +50,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/cases"): {"read"},
     ("PUT", "/project/role-patterns"): set(),
     ("PATCH", "/runs/{run_id}"): {"operate"},
+    ("GET", "/runs/{run_id}/metrics"): {"read"},
     ("PATCH", "/runs/{run_id}/metrics"): {"operate"},
     ("POST", "/runs/{run_id}/stop"): {"operate"},
     ("POST", "/policies/backtests"): {"operate"},

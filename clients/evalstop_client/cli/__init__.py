@@ -1,0 +1,5 @@
+"""The command line `evalstop`: runs, decisions, endpoints, settings and keys over HTTP, and what the service adds."""
+
+from evalstop_client.cli.entry import main
+
+__all__ = ["main"]

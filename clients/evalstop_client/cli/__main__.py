@@ -1,0 +1,7 @@
+"""The same by `python -m evalstop_client.cli`."""
+
+import sys
+
+from evalstop_client.cli import main
+
+sys.exit(main())

@@ -1,0 +1,56 @@
+"""What the commands share: how they are added to the line, whom they ask, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.reading.api import Api
+
+OK, FAILED, USAGE = 0, 1, 2
+
+KEY_VARIABLE = "EVALSTOP_KEY"
+
+Command = Callable[[argparse.Namespace], int]
+"""Does what it is asked and gives the exit code; its docstring is its help."""
+
+Subcommands = Any
+"""Of argparse, which names their type for itself alone."""
+
+
+def add_command(to: Subcommands, name: str, run: Command, *aliases: str) -> argparse.ArgumentParser:
+    """Add a command with the options of all; what is parsed holds its function as `command`."""
+    command: argparse.ArgumentParser = to.add_parser(name, aliases=aliases, help=run.__doc__, description=run.__doc__)
+    command.add_argument("--url", help="of the service (default: EVALSTOP_URL)")
+    command.add_argument(
+        "--key-env", metavar="NAME", default=KEY_VARIABLE, help="the variable that holds the key (default: %(default)s)"
+    )
+    command.add_argument("--json", action="store_true", help="print for machines")
+    command.set_defaults(command=run)
+    return command
+
+
+def add_group(commands: Subcommands, name: str, text: str) -> Subcommands:
+    """Add a noun, whose verbs are commands."""
+    return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar="VERB")
+
+
+def connect(options: argparse.Namespace) -> Api:
+    """The service that the options name. Raises ConfigurationError."""
+    if not os.environ.get(options.key_env):
+        raise ConfigurationError(f"key: set {options.key_env} to a key of the project.")
+    return Api(options.url, os.environ[options.key_env])
+
+
+def parse_pairs(written: list[str], name: str) -> dict[str, str]:
+    """What was written as NAME=VALUE, by name. Raises ConfigurationError."""
+    pairs = {}
+    for text in written:
+        left, equals, right = text.partition("=")
+        if not equals or not left:
+            raise ConfigurationError(f"{name} {text!r}: write NAME=VALUE.")
+        pairs[left] = right
+    return pairs

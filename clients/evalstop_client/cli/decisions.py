@@ -1,0 +1,89 @@
+"""`evalstop decisions`: list, veto, release, undo, label."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import islice
+
+from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect
+from evalstop_client.cli.output import print_json, print_table
+from evalstop_client.errors import NotFound
+from evalstop_client.reading.api import Api, is_id
+from evalstop_client.reading.records import DecisionRecord
+
+
+def add_to(commands: Subcommands, text: str) -> None:
+    """Add the noun and its verbs."""
+    verbs = add_group(commands, "decisions", text)
+    listing = add_command(verbs, "ls", list_decisions, "list")
+    listing.add_argument("--state", help="in this state, such as on_hold")
+    listing.add_argument("--run", metavar="RUN", help="of this run, by its name or its id")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: %(default)s)")
+    for name, run in (("veto", veto), ("release", release), ("undo", undo)):
+        command = add_command(verbs, name, run)
+        command.add_argument("--reason", required=True, help="on record with the decision")
+        _add_decision(command)
+    labeling = add_command(verbs, "label", label)
+    _add_decision(labeling)
+    labeling.add_argument("outcome", choices=["right", "wrong", "unknown"], help="what turned out to be true")
+    labeling.add_argument("--turn-step", type=int, metavar="STEP", help="where the eval turned")
+    labeling.add_argument("--note", default="", help="on record with the label")
+
+
+def list_decisions(options: argparse.Namespace) -> int:
+    """List decisions, the newest first."""
+    api = connect(options)
+    run_id = None if options.run is None else options.run if is_id(options.run) else api.run(options.run).id
+    found = list(islice(api.decisions(state=options.state, run_id=run_id), options.limit))
+    if options.json:
+        print_json([decision.document for decision in found])
+        return OK
+    columns = ("id", "run", "step", "state", "why", "policy", "outcome", "made")
+    print_table(
+        columns,
+        [(d.id, d.run_name, d.step, d.state, d.reason, d.policy, d.outcome, d.created_at) for d in found],
+    )
+    return OK
+
+
+def veto(options: argparse.Namespace) -> int:
+    """Cancel a stop that is on hold or pending: the run goes on."""
+    return _tell(_find(connect(options), options.decision).veto(options.reason), options)
+
+
+def release(options: argparse.Namespace) -> int:
+    """Carry out a stop that is on hold, despite its guards."""
+    return _tell(_find(connect(options), options.decision).release(options.reason), options)
+
+
+def undo(options: argparse.Namespace) -> int:
+    """Take back a stop that was requested; receivers resume the job where they can."""
+    return _tell(_find(connect(options), options.decision).undo(options.reason), options)
+
+
+def label(options: argparse.Namespace) -> int:
+    """Say whether a stop was right."""
+    decision = _find(connect(options), options.decision)
+    return _tell(decision.label(options.outcome, options.note, turn_step=options.turn_step), options)
+
+
+def _add_decision(command: argparse.ArgumentParser) -> None:
+    command.add_argument("decision", metavar="DECISION", help="its id, or the name of its run")
+
+
+def _find(api: Api, named: str) -> DecisionRecord:
+    if is_id(named):
+        return api.decision(named)
+    decision = api.run(named).decision
+    if decision is None:
+        raise NotFound(f"there is no decision on the run {named!r}.")
+    return decision
+
+
+def _tell(decision: DecisionRecord, options: argparse.Namespace) -> int:
+    if options.json:
+        print_json(decision.document)
+    else:
+        labeled = f", and was {decision.outcome}" if decision.outcome else ""
+        print(f"the stop of {decision.run_name} is {decision.state}{labeled}")
+    return OK

@@ -1,0 +1,216 @@
+"""Why a run is not stopped, from what the service says of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from evalstop_client.reading.records import RunRecord
+from evalstop_client.service import Json
+
+STOP = "run.stop_requested"
+
+
+class Finding(StrEnum):
+    """What a check comes to: `blocks` keeps a run from being stopped, `unknown` could not be looked at."""
+
+    OK = "ok"
+    NOTE = "note"
+    BLOCKS = "blocks"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: what was found, and what to do about it."""
+
+    name: str
+    finding: Finding
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class EndpointFacts:
+    """An endpoint, and the latest delivery to it; None where there was none."""
+
+    endpoint: Json
+    delivery: Json | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the service says. `run`: None where the project has none; `endpoints`: None without the scope admin.
+
+    `stops_despite`: the guards that the run's policy overrides.
+    """
+
+    url: str
+    key: Json
+    project: Json
+    run: RunRecord | None
+    metrics: Sequence[Json]
+    checkpoints: int
+    stage: Json | None
+    stops_despite: Sequence[str]
+    endpoints: Sequence[EndpointFacts] | None
+
+
+DECIDED = {
+    "shadow": (Finding.BLOCKS, "it is only recorded: run, project or policy is in shadow"),
+    "held_out": (Finding.BLOCKS, "`evalstop runs stop`, or a lower held_out_share: chance lets this one run on"),
+    "on_hold": (Finding.BLOCKS, "`evalstop decisions release` carries it out in spite of its guards"),
+    "pending": (Finding.NOTE, "it is sent when the veto window ends"),
+    "requested": (Finding.NOTE, "a receiver, or the trainer by should_stop, has to take it up"),
+    "acknowledged": (Finding.NOTE, "the receiver is at it"),
+    "escalated": (Finding.BLOCKS, "nobody confirmed it in time: see whether the receiver runs and finds the job"),
+    "failed": (Finding.BLOCKS, "no receiver could end the job: end it by hand"),
+    "vetoed": (Finding.BLOCKS, "a person let it go on; `evalstop runs stop` takes it up again"),
+    "undone": (Finding.BLOCKS, "a person took it back; `evalstop runs stop` takes it up again"),
+    "moot": (Finding.NOTE, "the run ended, or resumed, before anybody had the stop"),
+    "confirmed": (Finding.OK, ""),
+    "obeyed": (Finding.OK, ""),
+}
+"""By the state of a decision: what it comes to, and what to do."""
+
+
+def diagnose(facts: Facts) -> list[Check]:
+    """All checks, in the order in which one asks."""
+    return [*_check_access(facts), *_check_project(facts), *_check_run(facts), *_check_endpoints(facts)]
+
+
+def _check_access(facts: Facts) -> Iterator[Check]:
+    yield Check("service", Finding.OK, facts.url)
+    until = f", until {facts.key['expires_at']}" if facts.key["expires_at"] else ""
+    yield Check("key", Finding.OK, f"{facts.key['name']}: {', '.join(facts.key['scopes'])}{until}")
+
+
+def _check_project(facts: Facts) -> Iterator[Check]:
+    project = facts.project
+    if project["paused_at"] is not None:
+        paused = f"paused by {project['paused_by']}: {project['paused_reason'] or 'no reason given'}"
+        yield Check("project", Finding.BLOCKS, paused, "POST /api/v1/project/resume, or `evalstop resume`")
+    if project["max_mode"] == "shadow":
+        text = "max_mode is shadow: no run may ask to be stopped"
+        yield Check("project", Finding.BLOCKS, text, "`evalstop project set max_mode=enforce`, by an admin")
+    else:
+        yield Check("project", Finding.OK, f"max_mode is enforce; runs are {project['default_mode']} unless they ask")
+    if project["held_out_share"]:
+        yield Check("hold-outs", Finding.NOTE, f"{project['held_out_share']:.3g} of all stops are held out by chance")
+
+
+def _check_run(facts: Facts) -> Iterator[Check]:
+    run = facts.run
+    if run is None:
+        yield Check("run", Finding.BLOCKS, "the project has no run yet", "connect a trainer: docs/ways-in.md")
+        return
+    over = run.ended_at is not None
+    yield Check("run", Finding.NOTE if over else Finding.OK, f"{run.name}: {run.status}, {run.url}")
+    if run.mode == "shadow":
+        advice = "open it with mode=enforce, or `evalstop project set default_mode=enforce` for runs to come"
+        yield Check("mode", Finding.BLOCKS, "shadow: stops are only recorded", advice)
+    else:
+        yield Check("mode", Finding.OK, run.mode)
+    yield _check_policy(run, facts.stage)
+    yield from _check_eval(run, facts.metrics)
+    if run.document["length_known"]:
+        yield Check("length", Finding.OK, f"{run.total_steps} steps are planned")
+    else:
+        yield Check("length", Finding.NOTE, "not known, or overrun: decisions come later", "total_steps=")
+    if facts.checkpoints == 0:
+        text = "none is registered: a stop would leave nothing to ship"
+        yield Check("checkpoint", _guarded(facts, "no_checkpoint"), text, "run.checkpoint(uri, step=...)")
+    else:
+        yield Check("checkpoint", Finding.OK, f"{facts.checkpoints} are registered")
+    yield from _check_health(facts, run)
+    yield from _check_decision(run)
+
+
+def _check_policy(run: RunRecord, stage: Json | None) -> Check:
+    version = run.policy.partition("@")[2]
+    if stage is None:
+        return Check("policy", Finding.OK, f"{run.policy}; no rollout stage limits it")
+    if str(stage["version"]) != version:
+        text = f"{run.policy}: version {stage['version']} has the rollout stage, others are in shadow"
+        return Check("policy", Finding.BLOCKS, text, "see the policy's page")
+    if stage["stage"] == "shadow":
+        text = f"{run.policy}: its rollout stage is shadow until it has shown its precision"
+        return Check("policy", Finding.BLOCKS, text, "see the policy's page")
+    canary = f", {stage['canary_share']:.3g} of its stops are carried out" if stage["stage"] == "canary" else ""
+    return Check("policy", Finding.OK, f"{run.policy}: its rollout stage is {stage['stage']}{canary}")
+
+
+def _check_eval(run: RunRecord, metrics: Sequence[Json]) -> Iterator[Check]:
+    name = run.eval_metric
+    counts = {metric["metric"]: metric["count"] for metric in metrics}
+    unwatched = [metric["metric"] for metric in metrics if metric["role"] is None]
+    named = f"; nobody watches {', '.join(unwatched[:8])}" if unwatched else ""
+    if name is None:
+        yield Check("eval", Finding.BLOCKS, f"no metric has the role eval{named}", "declare it: eval=, or metrics=")
+    elif name not in counts:
+        yield Check("eval", Finding.BLOCKS, f"{name} has no value yet{named}", "log it, or declare the one logged")
+    elif run.document["recognition"]["origins"].get(name) == "guessed":
+        text = f"the role of {name} was guessed from its name, and a guess stops nothing"
+        yield Check("eval", Finding.BLOCKS, text, "confirm it on the run's page, or declare it")
+    else:
+        yield Check("eval", Finding.OK, f"{name}: {counts[name]} values")
+        if unwatched:
+            yield Check("metrics", Finding.NOTE, f"nobody watches {', '.join(unwatched[:8])}")
+
+
+def _guarded(facts: Facts, guard: str) -> Finding:
+    """What it comes to that a guard speaks against a stop."""
+    return Finding.NOTE if guard in facts.stops_despite else Finding.BLOCKS
+
+
+def _check_health(facts: Facts, run: RunRecord) -> Iterator[Check]:
+    health = run.document["health"]
+    if health is None:
+        return
+    for fault in health["metric_faults"]:
+        text = f"{fault['metric']}: {fault['reason']}"
+        yield Check("metric", _guarded(facts, "metric_fault"), text, "a stop is on hold meanwhile")
+    if health["state"] != "alive":
+        text = f"{health['state']}: the last report came {health['last_report_at']}"
+        yield Check("reports", _guarded(facts, "stale"), text, "a stop is on hold until the run reports again")
+
+
+def _check_decision(run: RunRecord) -> Iterator[Check]:
+    decision = run.decision
+    if decision is None:
+        text = f"{run.verdict}: {run.verdict.reason}"
+        yield Check("verdict", Finding.NOTE, text, "the policy calls for no stop")
+    else:
+        finding, advice = DECIDED.get(decision.state, (Finding.NOTE, ""))
+        guards = f" ({', '.join(decision.guards)})" if decision.guards else ""
+        yield Check("decision", finding, f"{decision.state}{guards}: {decision.reason}", advice)
+
+
+def _check_endpoints(facts: Facts) -> Iterator[Check]:
+    if facts.endpoints is None:
+        yield Check("endpoints", Finding.UNKNOWN, "this key may not list them", "ask with a key that has admin")
+        return
+    taking = [one for one in facts.endpoints if one.endpoint["enabled"] and STOP in one.endpoint["event_types"]]
+    if not taking:
+        text = "none takes stops: only a trainer that reads should_stop is stopped"
+        yield Check("endpoints", Finding.NOTE, text, "`evalstop endpoint add URL` for a receiver")
+    for one in taking:
+        yield _check_endpoint(one.endpoint, one.delivery)
+
+
+def _check_endpoint(endpoint: Json, delivery: Json | None) -> Check:
+    url = endpoint["url"]
+    if endpoint["open_until"] is not None or endpoint["failures"]:
+        text = f"{url} failed {endpoint['failures']} times in a row"
+        if delivery is not None and delivery["last_error"]:
+            text += f": {delivery['last_error']}"
+        return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
+    if delivery is None:
+        return Check(
+            "endpoints", Finding.NOTE, f"{url} takes stops; nothing was sent yet", f"`evalstop endpoint test {url}`"
+        )
+    if delivery["state"] == "dead":
+        text = f"{url}: the last delivery was given up: {delivery['last_error']}"
+        return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
+    return Check("endpoints", Finding.OK, f"{url} takes stops; the last delivery is {delivery['state']}")

@@ -1,0 +1,83 @@
+"""`evalstop endpoint`: where webhooks go."""
+
+from __future__ import annotations
+
+import argparse
+
+from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect
+from evalstop_client.cli.output import print_json, print_table
+from evalstop_client.errors import NotFound
+from evalstop_client.reading.api import Api, is_id
+from evalstop_client.service import Json
+
+STOPS = ["run.stop_requested", "run.stop_escalated", "run.resume_requested"]
+"""What a receiver acts on."""
+
+
+def add_to(commands: Subcommands, text: str) -> None:
+    """Add the noun and its verbs."""
+    verbs = add_group(commands, "endpoint", text)
+    add_command(verbs, "ls", list_endpoints, "list")
+    adding = add_command(verbs, "add", add_endpoint)
+    adding.add_argument("address", metavar="URL", help="of the receiver, such as https://receiver.example:8788/")
+    adding.add_argument(
+        "--event",
+        action="append",
+        metavar="TYPE",
+        help="send these; * for all that asks nobody to act (default: what a receiver acts on)",
+    )
+    adding.add_argument("--format", default="standard", help="slack: for people, as Slack's webhooks take it")
+    testing = add_command(verbs, "test", send_test)
+    testing.add_argument("endpoint", metavar="ENDPOINT", help="its id or its URL")
+
+
+def list_endpoints(options: argparse.Namespace) -> int:
+    """List the endpoints of the project."""
+    items = connect(options).connection.get("/endpoints")["items"]
+    if options.json:
+        print_json(items)
+        return OK
+    print_table(
+        ("id", "url", "events", "enabled", "failures in a row"),
+        [
+            (item["id"], item["url"], ", ".join(item["event_types"]), item["enabled"], item["failures"])
+            for item in items
+        ],
+    )
+    return OK
+
+
+def add_endpoint(options: argparse.Namespace) -> int:
+    """Add an endpoint and print the secret that signs what is sent to it, once."""
+    body = {"url": options.address, "event_types": options.event or STOPS, "format": options.format}
+    made = connect(options).connection.post("/endpoints", body)
+    if options.json:
+        print_json(made)
+    else:
+        print(made["secret"])
+    return OK
+
+
+def send_test(options: argparse.Namespace) -> int:
+    """Send an endpoint a signed test event, and say what it answered."""
+    api = connect(options)
+    tested = api.connection.post(f"/endpoints/{_find(api, options.endpoint)}/test")
+    if options.json:
+        print_json(tested)
+    else:
+        print(_describe_test(tested))
+    return OK if tested["delivered"] else FAILED
+
+
+def _find(api: Api, named: str) -> str:
+    if is_id(named):
+        return named
+    for item in api.connection.get("/endpoints")["items"]:
+        if item["url"] == named:
+            return str(item["id"])
+    raise NotFound(f"no endpoint has the URL {named!r}.")
+
+
+def _describe_test(tested: Json) -> str:
+    answered = f"answered {tested['status_code']}" if tested["status_code"] is not None else tested["error"]
+    return f"{tested['url']} {answered}: {'it works' if tested['delivered'] else 'it does not work'}"

@@ -1,0 +1,99 @@
+"""The line itself. Each command is imported when it is asked for.
+
+What is installed beside the client adds commands by the entry point group `evalstop.commands`: a module with
+`COMMANDS`, what each is for by its name, and `main(arguments)`. The service adds those that work on the installation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Protocol, cast
+
+from evalstop_client.errors import ConfigurationError, EvalStopError, LibraryMissing
+from evalstop_client.version import __version__
+
+GROUP = "evalstop.commands"
+
+OK, FAILED, USAGE = 0, 1, 2
+
+COMMANDS = {
+    "runs": ("evalstop_client.cli.runs", "List, show and follow runs, or stop one."),
+    "decisions": ("evalstop_client.cli.decisions", "List decisions; veto, release, undo or label one."),
+    "endpoint": ("evalstop_client.cli.endpoints", "List, add and test the webhook endpoints of the project."),
+    "policy": ("evalstop_client.cli.policies", "Try a policy on past runs."),
+    "project": ("evalstop_client.cli.project", "Show or change the settings of the key's project."),
+    "key": ("evalstop_client.cli.keys", "List, create and revoke keys of the project, with a key that has admin."),
+    "doctor": (
+        "evalstop_client.cli.doctor",
+        "Say why a run is not stopped: what stands in the way, on one screen.",
+    ),
+}
+"""By name: the module, and what it is for."""
+
+
+class Addition(Protocol):
+    """A module that adds commands."""
+
+    COMMANDS: Mapping[str, str]
+
+    def main(self, arguments: Sequence[str]) -> int:
+        """Run one of them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command: 0 it is done, 1 it could not be, or something blocks a stop, 2 it was asked for wrongly."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else ""
+    additions = [] if name in COMMANDS else load_additions()
+    for addition in additions:
+        if name in addition.COMMANDS:
+            return addition.main(words)
+    options = parser(words, additions).parse_args(words)
+    try:
+        return int(options.command(options))
+    except (ConfigurationError, LibraryMissing) as error:
+        sys.stderr.write(f"evalstop: {error}\n")
+        return USAGE
+    except EvalStopError as error:
+        sys.stderr.write(f"evalstop: {error}\n")
+        return FAILED
+    except BrokenPipeError:  # `evalstop runs ls | head`
+        sys.stderr.close()
+        return OK
+    except KeyboardInterrupt:
+        return FAILED
+
+
+def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
+    """The commands, with the options of the one that `words` name; what is parsed holds its function as `command`."""
+    root = argparse.ArgumentParser(
+        prog="evalstop",
+        description="Runs, decisions and settings of a project over HTTP, by EVALSTOP_URL and EVALSTOP_KEY.",
+        epilog=f"{_describe(additions)}exit codes: 0 done; 1 not done, or `doctor` found what blocks a stop; 2 asked "
+        "wrongly",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"evalstop {__version__}")
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command, (module, text) in COMMANDS.items():
+        if words and command == words[0]:
+            import_module(module).add_to(commands, text)
+        else:
+            commands.add_parser(command, help=text)
+    return root
+
+
+def load_additions() -> list[Addition]:
+    """What is installed beside the client."""
+    return [cast(Addition, point.load()) for point in entry_points(group=GROUP)]
+
+
+def _describe(additions: Sequence[Addition]) -> str:
+    lines = [f"  {name:<20} {text}" for addition in additions for name, text in addition.COMMANDS.items()]
+    if not lines:
+        return ""
+    return "\n".join(["commands of the service, on the machine of its installation:", *lines, "", ""])

@@ -1,0 +1,92 @@
+"""`evalstop key`: keys of the project, made and revoked over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime, timedelta
+
+from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect
+from evalstop_client.cli.output import print_json, print_table
+from evalstop_client.errors import NotFound, Rejected
+from evalstop_client.reading.api import Api, is_id
+from evalstop_client.service import Json
+
+SCOPES = ("ingest", "read", "report", "operate", "admin")
+
+FIRST = "The first key is printed by `evalstop up`, or made on its machine by `evalstop admin key create`."
+
+
+def add_to(commands: Subcommands, text: str) -> None:
+    """Add the noun and its verbs."""
+    verbs = add_group(commands, "key", f"{text} {FIRST}")
+    add_command(verbs, "list", list_keys, "ls")
+    create = add_command(verbs, "create", create_key)
+    create.add_argument("--name", required=True, help="what the key is for")
+    create.add_argument(
+        "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
+    )
+    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="after which it stops working")
+    create.add_argument(
+        "--network", action="append", default=[], metavar="CIDR", help="from which it is taken (default anywhere)"
+    )
+    create.add_argument(
+        "--endpoint", action="append", default=[], metavar="ID", help="with the scope report: bound to it"
+    )
+    revoke = add_command(verbs, "revoke", revoke_key)
+    revoke.add_argument("key", metavar="KEY", help="its id, or its name where one key in use has it")
+
+
+def list_keys(options: argparse.Namespace) -> int:
+    """List the keys of the project, revoked ones included."""
+    items = _load(connect(options))
+    if options.json:
+        print_json(items)
+        return OK
+    columns = ("id", "name", "scopes", "last used", "expires", "revoked")
+    fields = ("last_used_at", "expires_at", "revoked_at")
+    print_table(columns, [(k["id"], k["name"], ", ".join(k["scopes"]), *(k[field] for field in fields)) for k in items])
+    return OK
+
+
+def create_key(options: argparse.Namespace) -> int:
+    """Make a key of the project and print it, once."""
+    days = options.expires_in_days
+    expires_at = None if days is None else (datetime.now(UTC) + timedelta(days=days)).isoformat()
+    body = {
+        "name": options.name,
+        "scopes": options.scopes,
+        "expires_at": expires_at,
+        "networks": options.network,
+        "endpoint_ids": options.endpoint,
+    }
+    made = connect(options).connection.post("/keys", body)
+    if options.json:
+        print_json(made)
+    else:
+        print(made["key"])
+    return OK
+
+
+def revoke_key(options: argparse.Namespace) -> int:
+    """Revoke a key: it is refused from now on."""
+    api = connect(options)
+    key_id = options.key if is_id(options.key) else _find(api, options.key)
+    api.connection.delete(f"/keys/{key_id}")
+    if options.json:
+        print_json({"id": key_id, "revoked": True})
+    else:
+        print(f"key {options.key} is revoked")
+    return OK
+
+
+def _load(api: Api) -> list[Json]:
+    return list(api.connection.get("/keys")["items"])
+
+
+def _find(api: Api, name: str) -> str:
+    found = [key["id"] for key in _load(api) if key["name"] == name and key["revoked_at"] is None]
+    if not found:
+        raise NotFound(f"no key in use is called {name!r}.")
+    if len(found) > 1:
+        raise Rejected(f"{len(found)} keys in use are called {name!r}; give the id of one.")
+    return str(found[0])

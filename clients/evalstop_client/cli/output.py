@@ -1,0 +1,61 @@
+"""What commands print: tables for people by rich, documents for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from importlib import import_module
+
+from evalstop_client.errors import LibraryMissing
+
+Shown = str | int | float | bool | datetime | None
+
+
+def print_json(document: object) -> None:
+    """One JSON document on one line."""
+    sys.stdout.write(json.dumps(document, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
+    """A table; on a terminal as wide as that, elsewhere as wide as it needs. Raises LibraryMissing."""
+    box, console, table = (_import(name) for name in ("rich.box", "rich.console", "rich.table"))
+    shown = table.Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    for row in rows:
+        shown.add_row(*map(_text, row))
+    wide = console.Console(highlight=False, markup=False)
+    if not wide.is_terminal:
+        wide.width = 1000
+    wide.print(shown)
+
+
+def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
+    """A fact a line, those that are None left out. Raises LibraryMissing."""
+    print_table(("", ""), [(name, value) for name, value in facts if value is not None])
+
+
+def format_number(value: float) -> str:
+    """A measured value in few digits."""
+    return f"{value:.6g}"
+
+
+def _text(value: Shown) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M")
+    text = str(value)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _import(name: str):  # type: ignore[no-untyped-def]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise LibraryMissing("`pip install 'evalstop-client[shell]'` for tables, or add --json.") from error

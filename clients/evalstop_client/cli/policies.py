@@ -1,0 +1,78 @@
+"""`evalstop policy`: a backtest in the service."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect
+from evalstop_client.cli.output import print_facts, print_json, print_table
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.service import Json
+
+POLL_SECONDS = 0.5
+FINDINGS_SHOWN = 20
+
+
+def add_to(commands: Subcommands, text: str) -> None:
+    """Add the noun and its verb."""
+    verbs = add_group(commands, "policy", text)
+    trying = add_command(verbs, "try", try_policy)
+    trying.add_argument("policy", metavar="POLICY", help="NAME, NAME@VERSION, or a file with one as JSON")
+    trying.add_argument("--runs", type=int, metavar="N", help="on the newest N ended runs (default: as many as it may)")
+
+
+def try_policy(options: argparse.Namespace) -> int:
+    """Replay a policy on ended runs of the project: which it would have stopped, when, and how right that was."""
+    connection = connect(options).connection
+    body: Json = {"policy": _read_policy(options.policy)}
+    if options.runs is not None:
+        body["runs"] = options.runs
+    backtest = connection.post("/policies/backtests", body)
+    while backtest["state"] in ("waiting", "running"):
+        if not options.json and sys.stderr.isatty():
+            print(f"\r{backtest['done']} of {backtest['total']} runs", end="", file=sys.stderr, flush=True)
+        time.sleep(POLL_SECONDS)
+        backtest = connection.get(f"/policies/backtests/{backtest['id']}")
+    if options.json:
+        print_json(backtest)
+    else:
+        _print_backtest(backtest)
+    return OK if backtest["state"] == "done" else FAILED
+
+
+def _read_policy(named: str) -> str | Json:
+    """The name, or the document of a file."""
+    if not named.endswith(".json"):
+        return named
+    try:
+        document = json.loads(Path(named).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"policy {named!r}: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"policy {named!r}: it holds no policy.")
+    return document
+
+
+def _print_backtest(backtest: Json) -> None:
+    summary = backtest["summary"]
+    print_facts(
+        [
+            ("state", backtest["state"]),
+            ("runs", summary["runs"]),
+            ("would be stopped", summary["stops"]),
+            ("right, wrong, unknown", f"{summary['right']}, {summary['wrong']}, {summary['unknown']}"),
+            ("turned, and let go on", summary["missed"]),
+            ("GPU-hours after right stops", summary["hours_after"]),
+            ("GPU-hours after wrong stops", summary["hours_wrong"]),
+            ("could not be replayed", summary["failed"] or None),
+        ]
+    )
+    stops = [item for item in backtest["findings"] if item["step"] is not None]
+    rows = [(item["run_name"], item["step"], item["last_step"], item["outcome"], item["reason"]) for item in stops]
+    print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN])
+    if len(rows) > FINDINGS_SHOWN:
+        print(f"... and {len(rows) - FINDINGS_SHOWN} more; --json has them all")

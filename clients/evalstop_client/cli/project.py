@@ -1,0 +1,70 @@
+"""`evalstop project`: the settings of the key's project."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs
+from evalstop_client.cli.output import Shown, print_facts, print_json
+from evalstop_client.service import Json
+
+LISTS = ("allowed_policies",)
+WORDS = {"none": None, "yes": True, "no": False}
+
+
+def add_to(commands: Subcommands, text: str) -> None:
+    """Add the noun and its verbs."""
+    verbs = add_group(commands, "project", text)
+    add_command(verbs, "show", show_project)
+    setting = add_command(verbs, "set", set_project)
+    setting.add_argument(
+        "settings",
+        nargs="+",
+        metavar="SETTING=VALUE",
+        help="such as max_mode=enforce; none: no value; commas between several",
+    )
+
+
+def show_project(options: argparse.Namespace) -> int:
+    """Show the settings of the project."""
+    return _tell(connect(options).connection.get("/project"), options)
+
+
+def set_project(options: argparse.Namespace) -> int:
+    """Change settings of the project; takes a key with the scope admin."""
+    written = parse_pairs(options.settings, "setting")
+    changes = {name: parse_setting(name, text) for name, text in written.items()}
+    changed = connect(options).connection.patch("/project", changes)
+    return _tell(changed if options.json else {name: changed[name] for name in changes}, options)
+
+
+def parse_setting(name: str, text: str) -> object:
+    """The value of a setting as the API takes it.
+
+    >>> [parse_setting("stops_per_hour", text) for text in ("20", "none")], parse_setting("max_mode", "enforce")
+    ([20, None], 'enforce')
+    """
+    if text in WORDS:
+        return WORDS[text]
+    if name in LISTS:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+def _tell(settings: Json, options: argparse.Namespace) -> int:
+    if options.json:
+        print_json(settings)
+    else:
+        print_facts((name, _show(value)) for name, value in settings.items())
+    return OK
+
+
+def _show(value: object) -> Shown:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else value if isinstance(value, bool | int | float) else str(value)

@@ -1,0 +1,154 @@
+"""`evalstop runs`: list, show, follow, stop."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs
+from evalstop_client.cli.output import Shown, format_number, print_facts, print_json, print_table
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.latest_answer import ENDED
+from evalstop_client.reading.records import ObservationRecord, RunRecord
+
+POLL_SECONDS = 2.0
+
+
+def add_to(commands: Subcommands, text: str) -> None:
+    """Add the noun and its verbs."""
+    verbs = add_group(commands, "runs", text)
+    listing = add_command(verbs, "ls", list_runs, "list")
+    for option, what in (
+        ("name", "with this in their name"),
+        ("status", "running, completed, failed, stopped or lost"),
+        ("verdict", "continue, suspect or stop"),
+        ("policy", "judged by it: NAME or NAME@VERSION"),
+        ("since", "opened since then: 12h, 30d, or a time"),
+    ):
+        listing.add_argument(f"--{option}", help=what)
+    listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="with this label")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: %(default)s)")
+    shown = add_command(verbs, "show", show_run)
+    tail = add_command(verbs, "tail", tail_run)
+    tail.add_argument("--metric", help="another one than the eval")
+    tail.add_argument("-n", "--lines", type=int, default=10, help="the last so many first (default: %(default)s)")
+    tail.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    stop = add_command(verbs, "stop", stop_run)
+    stop.add_argument("--reason", required=True, help="on record with the decision")
+    for command in (shown, tail, stop):
+        command.add_argument("run", metavar="RUN", help="its name or its id")
+
+
+def list_runs(options: argparse.Namespace) -> int:
+    """List runs, the newest first."""
+    table = connect(options).runs(
+        name=options.name,
+        status=options.status,
+        verdict=options.verdict,
+        policy=options.policy,
+        since=options.since,
+        labels=parse_pairs(options.label, "label"),
+    )
+    found = list(islice(table, options.limit))
+    if options.json:
+        print_json([run.document for run in found])
+        return OK
+    columns = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
+    print_table(columns, map(_list_cells, found))
+    return OK
+
+
+def show_run(options: argparse.Namespace) -> int:
+    """Show a run: how it is watched, what the policy says, its decision and its best checkpoint."""
+    run = connect(options).run(options.run)
+    if options.json:
+        print_json(run.document)
+        return OK
+    best, decision = run.best_checkpoint, run.decision
+    roles = ", ".join(f"{name} ({role['role']})" for name, role in run.metrics.items())
+    print_facts(
+        [
+            ("name", run.name),
+            ("page", run.url),
+            ("status", f"{run.status}, attempt {run.attempt}"),
+            ("mode", run.mode),
+            ("policy", run.policy),
+            ("metrics", roles or "none has a role"),
+            ("step", f"{run.last_step if run.last_step is not None else 0} of {run.total_steps or 'unknown'}"),
+            ("verdict", f"{run.verdict}: {run.verdict.reason}"),
+            ("decision", f"{decision}: {decision.reason}" if decision else "none"),
+            ("decision id", decision.id if decision else None),
+            ("best checkpoint", f"step {best.step}, {format_number(best.score)}, {best.uri}" if best else "none"),
+            ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items()) or None),
+            ("opened", run.created_at),
+            ("ended", run.ended_at),
+        ]
+    )
+    return OK
+
+
+def tail_run(options: argparse.Namespace) -> int:
+    """Print the last evals of a run, and with --follow those that come."""
+    if options.lines < 0:
+        raise ConfigurationError(f"lines {options.lines}: it is a number from 0 on.")
+    run = connect(options).run(options.run)
+    metric = options.metric or run.eval_metric
+    if metric is None:
+        raise ConfigurationError(f"metric: no metric of {run.name!r} has the role of the eval; name one by --metric.")
+    last = deque(run.history(metric), maxlen=options.lines + 1)
+    step = last[-1].step if last else None
+    for item in list(last)[-options.lines :] if options.lines else ():
+        _print_observation(item, options)
+    if options.follow:
+        for item in _follow(run, metric, step):
+            _print_observation(item, options)
+    return OK
+
+
+def stop_run(options: argparse.Namespace) -> int:
+    """Stop a run now, regardless of its policy and mode."""
+    run = connect(options).run(options.run).stop(options.reason)
+    if options.json:
+        print_json(run.document)
+    else:
+        print(f"the stop of {run.name} is {run.decision}")
+    return OK
+
+
+def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
+    best = run.best_checkpoint
+    return (
+        run.name,
+        run.status,
+        run.mode,
+        run.policy,
+        run.last_step,
+        run.verdict.verdict,
+        run.decision.state if run.decision else None,
+        best.step if best else None,
+        best.score if best else None,
+        run.created_at,
+    )
+
+
+def _follow(run: RunRecord, metric: str, step: int | None) -> Iterator[ObservationRecord]:
+    """Observations after a step, or all, as they come, until the run has ended."""
+    while True:
+        ended = run.refresh().status in ENDED  # asked first: what came before the end is still to be read
+        for item in run.history(metric, after_step=step):
+            step = item.step
+            yield item
+        if ended:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _print_observation(item: ObservationRecord, options: argparse.Namespace) -> None:
+    if options.json:
+        print_json(item.to_row())
+    else:
+        stderr = f" ± {format_number(item.stderr)}" if item.stderr is not None else ""
+        print(f"{item.step:>10}  {format_number(item.value)}{stderr}", flush=True)

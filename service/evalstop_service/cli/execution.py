@@ -1,0 +1,48 @@
+"""Runs a command that was read from the line, with the settings that it asks for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import sqlalchemy as sa
+from pydantic import ValidationError
+
+from evalstop_service import app
+from evalstop_service.cli.command import FAILED, USAGE, Command
+from evalstop_service.errors import InvalidSetting, ServiceError
+from evalstop_service.observability import logs
+from evalstop_service.settings import Settings
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `options.command` and give the exit code; what went wrong is printed."""
+    try:
+        settings = _settings(options)
+        app.check_settings(settings)
+    except ValidationError as error:
+        for item in error.errors():
+            setting = "".join(f"EVALSTOP_{str(name).upper()}: " for name in item["loc"])
+            print(f"evalstop: {setting}{item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return USAGE
+    except InvalidSetting as error:
+        print(f"evalstop: {error}", file=sys.stderr)
+        return USAGE
+    logs.configure_logging(settings.log_level, settings.log_format)
+    try:
+        command: Command = options.command
+        return command(settings, options)
+    except sa.exc.DBAPIError as error:
+        print(f"evalstop: the database does not answer: {str(error.orig).strip()}", file=sys.stderr)
+    except (ServiceError, OSError) as error:
+        print(f"evalstop: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        pass
+    return FAILED
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = {
+        name: value for name, value in vars(options).items() if name in Settings.model_fields and value is not None
+    }
+    return Settings(**given)

@@ -1,0 +1,197 @@
+"""The command line over HTTP, against a real service: what it prints, for people and machines, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evalstop_client.cli import main
+from evalstop_client.cli.entry import COMMANDS, parser
+from evalstop_client.version import __version__
+
+from tests.clients.real_service import Project
+
+SERVER = ("fastapi", "sqlalchemy", "pydantic", "uvicorn", "evalstop_service.app")
+
+
+class Shell:
+    """Runs commands with the key of a project."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """What a command prints; it has to end with this code."""
+        ended = main(words)
+        said = self._capsys.readouterr()
+        assert ended == code, said
+        return said.out if code == 0 else said.out + said.err
+
+    def read(self, *words: str, code: int = 0) -> Any:
+        """The document that it prints."""
+        return json.loads(self.run(*words, "--json", code=code))
+
+
+@pytest.fixture
+def shell(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.setenv("EVALSTOP_URL", project.url)
+    monkeypatch.setenv("EVALSTOP_KEY", project.key)
+    return Shell(capsys)
+
+
+def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> None:
+    """A table and a document of the same runs; the last evals, and all that come until the run ends."""
+    with project.report("falls", labels={"team": "x"}), project.report("rises", (0.1, 0.2)):
+        assert [run["name"] for run in shell.read("runs", "ls")] == ["rises", "falls"]
+        assert [run["name"] for run in shell.read("runs", "ls", "--verdict", "stop", "--label", "team=x")] == ["falls"]
+        assert len(shell.read("runs", "ls", "--limit", "1")) == 1
+        table = shell.run("runs", "ls", "--since", "1d")
+        assert all(word in table for word in ("falls", "pending", "paper@1", "verdict"))
+        shown = shell.run("runs", "show", "falls")
+        assert "3 consecutive declines" in shown
+        assert shell.read("runs", "show", "falls")["labels"] == {"team": "x"}
+        assert shell.run("runs", "tail", "falls", "-n", "2").split() == ["3", "0.7", "4", "0.6"]
+    followed = shell.run("runs", "tail", "falls", "-n", "1", "--follow", "--json")
+    assert [json.loads(line)["value"] for line in followed.splitlines()] == [0.6]
+
+
+def test_a_run_is_followed_to_its_end(shell: Shell, project: Project) -> None:
+    """What is logged while the command runs is printed once, and the command ends with the run."""
+    run = project.report("followed", (0.5,))
+
+    def go_on() -> None:
+        run.log({"eval": 0.75}, step=7)
+        run.finish()
+
+    with ThreadPoolExecutor() as trainer:
+        trainer.submit(go_on)
+        assert shell.run("runs", "tail", "followed", "--follow").split() == ["0", "0.5", "7", "0.75"]
+    assert shell.run("runs", "tail", "followed", "-n", "0", "-f") == ""
+    assert [item.step for item in project.api.run("followed").history(after_step=0)] == [7]
+
+
+def test_decisions_are_made_by_the_name_of_their_run(shell: Shell, project: Project) -> None:
+    """A veto with a reason, once; what cannot follow ends with 1 and says why; a label; a stop by hand."""
+    with project.report("falls"):
+        (listed,) = shell.read("decisions", "ls", "--state", "pending", "--run", "falls")
+        assert "falls" in shell.run("decisions", "ls")
+        vetoed = shell.run("decisions", "veto", "falls", "--reason", "curriculum change")
+        assert vetoed == "the stop of falls is vetoed\n"
+        assert "vetoed" in shell.run("decisions", "release", listed["id"], "--reason", "no", code=1)
+        labeled = shell.run("decisions", "label", "falls", "wrong", "--note", "it rose", "--turn-step", "3")
+        assert labeled == "the stop of falls is vetoed, and was wrong\n"
+        assert shell.run("runs", "stop", "falls", "--reason", "over") == "the stop of falls is requested\n"
+        assert "undone" in shell.run("decisions", "undo", "falls", "--reason", "not yet")
+    with project.report("rises", (0.1, 0.2)):
+        assert "no decision" in shell.run("decisions", "veto", "rises", "--reason", "x", code=1)
+
+
+def test_settings_of_the_project(shell: Shell, project: Project) -> None:
+    """Numbers, words, lists and no value at all are set as the API takes them; a wrong one is named."""
+    words = ("max_mode=enforce", "held_out_share=0", "allowed_policies=default,early", "stops_per_hour=none")
+    assert "enforce" in shell.run("project", "set", *words)
+    settings = shell.read("project", "show")
+    assert (settings["max_mode"], settings["held_out_share"], settings["stops_per_hour"]) == ("enforce", 0.0, None)
+    assert settings["allowed_policies"] == ["default", "early"]
+    assert project.name in shell.run("project", "show")
+    for wrong, said in (("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
+        assert said in shell.run("project", "set", wrong, code=1)
+    assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
+
+
+def test_what_a_second_person_has_to_confirm_is_said(shell: Shell, project: Project) -> None:
+    """A stop by hand is a proposal in a project that wants two people: nothing is done, and the command says so."""
+    shell.run("project", "set", "second_person=yes")
+    with project.report("rises", (0.1, 0.2)):
+        assert "another person" in shell.run("runs", "stop", "rises", "--reason", "over", code=1)
+        assert project.api.run("rises").decision is None
+
+
+def test_keys_are_made_listed_and_revoked(
+    shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed is the secret alone, which works by another variable until it is revoked by its name."""
+    secret = shell.run("key", "create", "--name", "reader", "--scopes", "read", "--expires-in-days", "1").strip()
+    monkeypatch.setenv("READER", secret)
+    assert shell.read("runs", "ls", "--key-env", "READER") == []
+    assert "needs admin" in shell.run("key", "list", "--key-env", "READER", code=1)
+    assert {key["name"] for key in shell.read("key", "list")} == {"test", "reader"}
+    assert "reader" in shell.run("key", "ls")
+    assert shell.run("key", "revoke", "reader") == "key reader is revoked\n"
+    assert "401" in shell.run("runs", "ls", "--key-env", "READER", code=1)
+    assert "no key in use" in shell.run("key", "revoke", "reader", code=1)
+
+
+def test_endpoints_are_added_and_tested(shell: Shell) -> None:
+    """The secret is printed, once; a test that reaches nobody ends with 1 and says what happened."""
+    assert shell.run("endpoint", "add", "http://127.0.0.1:9/").startswith("whsec_")
+    (listed,) = shell.read("endpoint", "ls")
+    assert "run.stop_requested" in listed["event_types"]
+    assert "http://127.0.0.1:9/" in shell.run("endpoint", "ls")
+    assert "does not work" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
+    assert shell.read("endpoint", "test", listed["id"], code=1)["delivered"] is False
+
+
+def test_what_is_missing_is_said(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No key and no tables end with 2, no service and no such thing with 1; each says what to do."""
+    assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)
+    assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)
+    assert "there is no policy" in shell.run("policy", "try", "nosuch", code=1)
+    assert "ours.json" in shell.run("policy", "try", str(tmp_path / "ours.json"), code=2)
+    assert "Connect" in shell.run("runs", "ls", "--url", "http://127.0.0.1:1", code=1)
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert "evalstop-client[shell]" in shell.run("runs", "ls", code=2)
+    monkeypatch.delenv("EVALSTOP_KEY")
+    assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` of a command imports it and ends well; the line lists it."""
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: evalstop {name}")
+    assert f" {name} " in parser([]).format_help()
+
+
+class FakeAddition:
+    """What another distribution adds."""
+
+    COMMANDS: Mapping[str, str] = {"fly": "Leave the ground."}
+
+    def main(self, arguments: Sequence[str]) -> int:
+        return 7
+
+
+def test_what_others_add_is_listed() -> None:
+    """The help names commands that come with another distribution, apart."""
+    assert "fly                  Leave the ground." in parser([], [FakeAddition()]).format_help()
+
+
+def test_no_command_waits_for_the_server() -> None:
+    """Version, help and a list are there without the web framework, and so is the line of the service itself."""
+    script = """
+import sys
+from evalstop_client.cli import main
+for words in (["--version"], ["--help"], ["runs", "ls", "--help"]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+assert main(["runs", "ls", "--url", "http://127.0.0.1:1"]) == 1
+import evalstop_service.cli
+print(sorted(set(sys.argv[1:]) & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", script, *SERVER]
+    done = subprocess.run(command, env={"EVALSTOP_KEY": "esk_x"}, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"evalstop {__version__}\n")
+    assert done.stdout.splitlines()[-1] == "[]"
