@@ -18,6 +18,8 @@ def add_to(commands: Subcommands, text: str) -> None:
     listing = add_command(verbs, "ls", list_decisions, "list")
     listing.add_argument("--state", help="in this state, such as on_hold")
     listing.add_argument("--run", metavar="RUN", help="of this run, by its name or its id")
+    listing.add_argument("--policy", help="by a policy of this name")
+    listing.add_argument("--since", help="made since then: 12h, 30d, or a time")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: %(default)s)")
     for name, run in (("veto", veto), ("release", release), ("undo", undo)):
         command = add_command(verbs, name, run)
@@ -34,7 +36,8 @@ def list_decisions(options: argparse.Namespace) -> int:
     """List decisions, the newest first."""
     api = connect(options)
     run_id = None if options.run is None else options.run if is_id(options.run) else api.run(options.run).id
-    found = list(islice(api.decisions(state=options.state, run_id=run_id), options.limit))
+    table = api.decisions(state=options.state, run_id=run_id, policy=options.policy, since=options.since)
+    found = list(islice(table, options.limit))
     if options.json:
         print_json([decision.document for decision in found])
         return OK

@@ -25,10 +25,14 @@ def add_to(commands: Subcommands, text: str) -> None:
         ("name", "with this in their name"),
         ("status", "running, completed, failed, stopped or lost"),
         ("verdict", "continue, suspect or stop"),
-        ("policy", "judged by it: NAME or NAME@VERSION"),
+        ("policy", "judged by a policy of this name"),
+        ("mode", "shadow or enforce"),
+        ("owner", "of this owner"),
+        ("group", "of this group"),
         ("since", "opened since then: 12h, 30d, or a time"),
     ):
         listing.add_argument(f"--{option}", help=what)
+    listing.add_argument("--tag", action="append", default=[], help="with this tag")
     listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="with this label")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: %(default)s)")
     shown = add_command(verbs, "show", show_run)
@@ -49,6 +53,10 @@ def list_runs(options: argparse.Namespace) -> int:
         status=options.status,
         verdict=options.verdict,
         policy=options.policy,
+        mode=options.mode,
+        owner=options.owner,
+        group=options.group,
+        tags=options.tag,
         since=options.since,
         labels=parse_pairs(options.label, "label"),
     )
@@ -82,6 +90,10 @@ def show_run(options: argparse.Namespace) -> int:
             ("decision", f"{decision}: {decision.reason}" if decision else "none"),
             ("decision id", decision.id if decision else None),
             ("best checkpoint", f"step {best.step}, {format_number(best.score)}, {best.uri}" if best else "none"),
+            ("owner", run.owner),
+            ("group", run.group),
+            ("tags", ", ".join(run.tags) or None),
+            ("notes", run.notes),
             ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items()) or None),
             ("opened", run.created_at),
             ("ended", run.ended_at),

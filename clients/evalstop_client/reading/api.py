@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 from uuid import UUID
 
+from evalstop_client.config import LabelValue, format_value
 from evalstop_client.errors import ConfigurationError, NotFound
 from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.period import parse_since
@@ -60,26 +61,36 @@ class Api:
         status: str | None = None,
         verdict: str | None = None,
         policy: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        mode: str | None = None,
+        owner: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        labels: Mapping[str, LabelValue] | None = None,
         since: Since | None = None,
+        until: Since | None = None,
     ) -> Table[RunRecord]:
-        """The project's runs, the newest first. `name`: a part of it. `since`: a time, or `30d`: opened then or later.
+        """The project's runs that fit all of it, the newest first.
 
-        `policy`: NAME or NAME@VERSION.
+        `name`: a part of it. `policy`: its name. `tags`, `labels`: the run has all of them. `since`, `until`: a time,
+        or how long ago, such as `30d`: opened then or later, or before.
         """
-        begin = parse_since(since, datetime.now(UTC)) if since is not None else None
+        query = {
+            "name": name,
+            "status": status,
+            "verdict": verdict,
+            "policy": policy,
+            "mode": mode,
+            "owner": owner,
+            "group": group,
+            "tag": list(tags),
+            "label": [f"{label}={format_value(value)}" for label, value in (labels or {}).items()],
+            "since": _as_time(since),
+            "until": _as_time(until),
+        }
 
         def fetch() -> Iterator[RunRecord]:
-            for fields in self.connection.pages("/runs", {"name": name, "status": status}):
-                run = RunRecord.from_json(fields, self.connection)
-                if begin is not None and run.created_at < begin:
-                    return
-                if (
-                    verdict in (None, run.verdict.verdict)
-                    and policy in (None, run.policy, run.policy.partition("@")[0])
-                    and (labels or {}).items() <= run.labels.items()
-                ):
-                    yield run
+            for fields in self.connection.pages("/runs", query):
+                yield RunRecord.from_json(fields, self.connection)
 
         return Table(fetch)
 
@@ -92,9 +103,23 @@ class Api:
                 return self.run(run.id)  # with what lists leave out
         raise NotFound(f"no run is called {id_or_name!r}.")
 
-    def decisions(self, *, state: str | None = None, run_id: str | None = None) -> Table[DecisionRecord]:
-        """The project's decisions, the newest first."""
-        query = {"state": state, "run_id": run_id}
+    def decisions(
+        self,
+        *,
+        state: str | None = None,
+        run_id: str | None = None,
+        policy: str | None = None,
+        since: Since | None = None,
+        until: Since | None = None,
+    ) -> Table[DecisionRecord]:
+        """The project's decisions that fit all of it, the newest first."""
+        query = {
+            "state": state,
+            "run_id": run_id,
+            "policy": policy,
+            "since": _as_time(since),
+            "until": _as_time(until),
+        }
 
         def fetch() -> Iterator[DecisionRecord]:
             for fields in self.connection.pages("/decisions", query):
@@ -106,6 +131,10 @@ class Api:
         """The decision with this id. Raises NotFound."""
         fields = self.connection.get(f"/decisions/{quote(decision_id, safe='')}")
         return DecisionRecord.from_json(fields, self.connection)
+
+
+def _as_time(moment: Since | None) -> str | None:
+    return parse_since(moment, datetime.now(UTC)).isoformat() if moment is not None else None
 
 
 def is_id(text: str) -> bool:

@@ -12,7 +12,7 @@ from evalstop_client.service import Accepted, Answer, Json, Service, Unauthorize
 PAGE = 100
 
 Query = Mapping[str, str | int | list[str] | None]
-"""Parameters by name; those that are None are left out."""
+"""Parameters by name; those that are None or empty are left out."""
 
 
 class Connection:
@@ -25,7 +25,7 @@ class Connection:
 
     def get(self, path: str, query: Query | None = None) -> Json:
         """GET a path such as `/runs`."""
-        given = {name: value for name, value in (query or {}).items() if value is not None}
+        given = {name: value for name, value in (query or {}).items() if value not in (None, [])}
         return _document(self._service.get(f"{path}?{urlencode(given, doseq=True)}" if given else path))
 
     def post(self, path: str, body: Json | None = None) -> Json:

@@ -152,6 +152,10 @@ class RunRecord:
     metrics: Mapping[str, Mapping[str, str]]
     labels: Mapping[str, str]
     params: Mapping[str, str]
+    owner: str | None
+    group: str | None
+    tags: tuple[str, ...]
+    notes: str | None
     total_steps: int | None
     last_step: int | None
     verdict: Verdict
@@ -179,6 +183,10 @@ class RunRecord:
             metrics=fields["metrics"],
             labels=fields["labels"],
             params=fields["params"],
+            owner=fields["owner"],
+            group=fields["group"],
+            tags=tuple(fields["tags"]),
+            notes=fields["notes"],
             total_steps=fields["total_steps"],
             last_step=fields["last_step"],
             verdict=Verdict.from_json(fields["verdict"]),
@@ -225,7 +233,8 @@ class RunRecord:
 
     def to_row(self) -> dict[str, Cell]:
         """Its fields as plain values."""
-        shown = ("id", "name", "status", "attempt", "mode", "policy", "total_steps", "last_step", "should_stop")
+        named = ("id", "name", "owner", "group", "status", "attempt", "mode", "policy")
+        shown = (*named, "total_steps", "last_step", "should_stop")
         best = self.best_checkpoint
         return {name: getattr(self, name) for name in shown} | {
             "verdict": self.verdict.verdict,

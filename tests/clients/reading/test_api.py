@@ -20,17 +20,26 @@ from tests.clients.real_service import FALLING, Project
 
 def test_runs_are_found_by_what_one_asks_for(project: Project) -> None:
     """Name, status, verdict, policy, labels and time narrow the list, whose newest run comes first."""
-    with project.report("falls", labels={"team": "x", "seed": 1}) as falls, project.report("rises", (0.1, 0.2)):
+    falls = project.report("falls", owner="dana", group="sweep", tags=["a", "b"], labels={"team": "x", "seed": 1})
+    with falls, project.report("rises", (0.1, 0.2)):
         assert falls.verdict is not None
     api = project.api
     assert [run.name for run in api.runs()] == ["rises", "falls"]
-    (run,) = api.runs(verdict="stop", since="1h", policy="paper", labels={"seed": "1"}, status="completed", name="all")
+    words = {"verdict": "stop", "since": "1h", "policy": "paper", "status": "completed", "name": "all", "owner": "dana"}
+    (run,) = api.runs(**words, group="sweep", tags=["b"], labels={"seed": 1, "team": "x"}, mode="enforce")
+    assert (run.owner, run.group, run.tags) == ("dana", "sweep", ("a", "b"))
     assert (run.name, run.status, run.mode, run.policy) == ("falls", "completed", "enforce", "paper@1")
     assert run.best_checkpoint is not None
     assert run.best_checkpoint.uri == f"file:///{run.best_checkpoint.step}"
     assert (run.eval_metric, run.url) == ("eval", f"{project.url}/runs/{run.id}")
     later = datetime.now(UTC) + timedelta(hours=1)
-    others = ({"verdict": "suspect"}, {"since": later}, {"policy": "default"}, {"labels": {"team": "y"}}, {"name": "z"})
+    others = (
+        {"verdict": "suspect"},
+        {"since": later},
+        {"policy": "default"},
+        {"labels": {"team": "y"}},
+        {"until": "1h"},
+    )
     assert [list(api.runs(**other)) for other in others] == [[]] * len(others)
     assert api.run("falls").id == api.run(run.id).id == run.refresh().id
 
