@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from evalstop_service.settings import GROUPS
-from evalstop_service.web.problem_kinds import OTHER, PROBLEM_KINDS
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.webhooks.events import DECLARATIONS, example_event
 from pydantic import BaseModel
 
@@ -41,7 +41,7 @@ def _render_group(group: type[BaseModel]) -> str:
 
 def render_problems() -> str:
     """A table of the kinds of problems."""
-    rows = [f"| `{kind.code}` | {kind.title} | {kind.advice} |" for kind in (*PROBLEM_KINDS, OTHER)]
+    rows = [f"| `{kind.code}` | {kind.title} | {kind.advice} |" for kind in ProblemKind]
     return "\n".join(["| code | title | what to do |", "|---|---|---|", *rows, ""])
 
 

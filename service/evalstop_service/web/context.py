@@ -24,6 +24,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 from evalstop_service.web.decision_paths import is_decision_path
 from evalstop_service.web.fair_shares import FairShares, Places
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.web.query_parameters import refuse_unknown_parameters
 from evalstop_service.webhooks.links import locate_run
@@ -71,7 +72,7 @@ class Caller:
     def require_endpoint(self, endpoint_id: UUID) -> None:
         """Raise Problem when the key is bound to other endpoints."""
         if self.key.endpoint_ids and endpoint_id not in self.key.endpoint_ids:
-            raise Problem(403, "The key may not do this", "it is bound to other endpoints than this one")
+            raise Problem(403, ProblemKind.SCOPE_MISSING, "it is bound to other endpoints than this one")
 
     @property
     def actor(self) -> str:
@@ -136,7 +137,7 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 UNAUTHORIZED = Problem(
     401,
-    "No valid key",
+    ProblemKind.NO_KEY,
     "send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one",
     headers={"WWW-Authenticate": "Bearer"},
 )
@@ -144,7 +145,7 @@ UNAUTHORIZED = Problem(
 
 WITHOUT_SCHEME = Problem(
     401,
-    UNAUTHORIZED.title,
+    UNAUTHORIZED.kind,
     "the header holds a key without the word before it: send `Authorization: Bearer esk_...`; `evalstop key create` "
     "makes one",
     headers=UNAUTHORIZED.headers,
@@ -206,11 +207,11 @@ def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Call
 def allowed(key: Key, *scopes: str) -> Caller:
     """The caller behind a key, if it is bound to a project and has one of the scopes (or `admin`). Raises Problem."""
     if not {*scopes, "admin"} & set(key.scopes):
-        raise Problem(403, "The key may not do this", f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
+        raise Problem(403, ProblemKind.SCOPE_MISSING, f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
     if key.project_id is None:
         raise Problem(
             403,
-            "The key is bound to no project",
+            ProblemKind.KEY_WITHOUT_PROJECT,
             "a key to the installation makes and lists projects, and makes their keys",
         )
     logs.add_log_context(project_id=key.project_id)
@@ -239,7 +240,7 @@ def installation(key: AnyKey) -> Key:
     if key.project_id is not None or "admin" not in key.scopes:
         raise Problem(
             403,
-            "The key is bound to one project",
+            ProblemKind.KEY_OF_ONE_PROJECT,
             "this is done with a key to the installation; `evalstop admin key create --installation` makes one",
         )
     return key

@@ -3,19 +3,81 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from enum import Enum
 
 PATH = "/problems"
 """Of the page that explains them."""
 
 
-@dataclass(frozen=True)
-class ProblemKind:
-    """A kind of problem. Programs go by `code`, which never changes; `advice`: what to do about it."""
+_SMALLER = "Send it in smaller parts. Nothing was stored."
+_JSON = "Send JSON with the header `Content-Type: application/json`."
+_AGAIN = "Send the same again after the seconds that `Retry-After` names; what was stored already counts once."
 
-    code: str
-    title: str
-    advice: str
+
+class ProblemKind(Enum):
+    """A kind of problem, by its title and what to do about it. Programs go by its `code`, which never changes."""
+
+    INVALID_REQUEST = (
+        "The request is not valid",
+        "`errors` says what is wrong where, by a JSON pointer or the name of a parameter. Nothing was stored.",
+    )
+    INVALID_POLICY = ("The policy is not valid", "`detail` names the part of the document.")
+    ADDRESS_REFUSED = (
+        "Webhooks may not go there",
+        "Public addresses are allowed, and those that `EVALSTOP_WEBHOOK_NETWORKS` names.",
+    )
+    INVALID_JSON = ("The body is not JSON that can be read", "`detail` says where it breaks off.")
+    NOT_JSON = ("The body is not JSON", _JSON)
+    COMPRESSED_BODY = ("The body is compressed", "Send it without `Content-Encoding`.")
+    NOT_JSON_LINES = ("The body is not lines of JSON", "`detail` names the type to send it as.")
+    UNKNOWN_ENCODING = ("The body is packed in an unknown way", "`Accept-Encoding` names those known.")
+    UNREADABLE_ENCODING = ("The body cannot be unpacked", "Pack it anew and send the rest.")
+    NOT_A_SCRAPE = ("The body is no scrape", "`detail` names the types to send it as.")
+    UNREADABLE_TEXT = ("The body is no text that can be read", "Send UTF-8.")
+    BODY_TOO_LARGE = ("The body is too large", _SMALLER)
+    SCRAPE_TOO_LARGE = ("The scrape is too large", _SMALLER)
+    BODY_TOO_SLOW = ("The body takes too long", "`lines_stored` says where to go on.")
+    BODY_BROKE_OFF = ("The body broke off", "`lines_stored` says where to go on.")
+    NO_KEY = (
+        "No valid key",
+        "Send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one.",
+    )
+    SCOPE_MISSING = ("The key may not do this", "Use a key with the scope that `detail` names.")
+    KEY_WITHOUT_PROJECT = ("The key is bound to no project", "Use a key of the project.")
+    KEY_OF_ONE_PROJECT = (
+        "The key is bound to one project",
+        "Use a key to the installation: `evalstop admin key create --installation`.",
+    )
+    NOT_FOUND = (
+        "Not found",
+        "There is no such thing in the key's project, or nothing at this path: `/docs` shows what there is.",
+    )
+    MOVED = ("Moved", "Use the path in `Location`, without the slash at its end.")
+    WRONG_METHOD = ("Wrong method", "`Allow` names the methods of this path.")
+    CONFLICT = (
+        "Conflict with what is on record",
+        "`detail` names both; what is on record stands. Leave out what differs, or say it of something else.",
+    )
+    TOO_MANY_BODIES = ("Too many of your bodies arrive at one time", "Send fewer at a time.")
+    TOO_MANY_REQUESTS = ("Too many requests", _AGAIN)
+    TOO_MANY_RECEIVERS = ("Too many receivers are waiting", _AGAIN)
+    OVERLOADED = ("The service cannot take more just now", _AGAIN)
+    DATABASE_AWAY = ("The database does not answer", _AGAIN)
+    DISK_FULL = ("The database's disk is full", "Make room for the database, and send the same again.")
+    SCHEMA_TOO_OLD = ("The schema is too old", "Run `evalstop migrate`.")
+    SERVICE_TOO_OLD = ("The service is older than its database", "Run the newest release.")
+    UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that sealed it.")
+    FAULT = ("The service failed", "It is a fault of ours: the log says more under the `request_id`.")
+    OTHER = ("Other", "`title` and `detail` say what it is.")  # what the web server refuses by itself
+
+    def __init__(self, title: str, advice: str) -> None:
+        self.title = title
+        self.advice = advice
+
+    @property
+    def code(self) -> str:
+        """Its name for programs."""
+        return self.name.lower()
 
     @property
     def uri(self) -> str:
@@ -23,83 +85,11 @@ class ProblemKind:
         return f"{PATH}#{self.code}"
 
 
-_SMALLER = "Send it in smaller parts. Nothing was stored."
-_JSON = "Send JSON with the header `Content-Type: application/json`."
-_AGAIN = "Send the same again after the seconds that `Retry-After` names; what was stored already counts once."
-
-PROBLEM_KINDS = (
-    ProblemKind(
-        "invalid_request",
-        "The request is not valid",
-        "`errors` says what is wrong where, by a JSON pointer or the name of a parameter. Nothing was stored.",
-    ),
-    ProblemKind("invalid_policy", "The policy is not valid", "`detail` names the part of the document."),
-    ProblemKind(
-        "address_refused",
-        "Webhooks may not go there",
-        "Public addresses are allowed, and those that `EVALSTOP_WEBHOOK_NETWORKS` names.",
-    ),
-    ProblemKind("invalid_json", "The body is not JSON that can be read", "`detail` says where it breaks off."),
-    ProblemKind("not_json", "The body is not JSON", _JSON),
-    ProblemKind("compressed_body", "The body is compressed", "Send it without `Content-Encoding`."),
-    ProblemKind("not_json_lines", "The body is not lines of JSON", "`detail` names the type to send it as."),
-    ProblemKind("unknown_encoding", "The body is packed in an unknown way", "`Accept-Encoding` names those known."),
-    ProblemKind("unreadable_encoding", "The body cannot be unpacked", "Pack it anew and send the rest."),
-    ProblemKind("not_a_scrape", "The body is no scrape", "`detail` names the types to send it as."),
-    ProblemKind("unreadable_text", "The body is no text that can be read", "Send UTF-8."),
-    ProblemKind("body_too_large", "The body is too large", _SMALLER),
-    ProblemKind("scrape_too_large", "The scrape is too large", _SMALLER),
-    ProblemKind("body_too_slow", "The body takes too long", "`lines_stored` says where to go on."),
-    ProblemKind("body_broke_off", "The body broke off", "`lines_stored` says where to go on."),
-    ProblemKind(
-        "no_key",
-        "No valid key",
-        "Send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one.",
-    ),
-    ProblemKind("scope_missing", "The key may not do this", "Use a key with the scope that `detail` names."),
-    ProblemKind("key_without_project", "The key is bound to no project", "Use a key of the project."),
-    ProblemKind(
-        "key_of_one_project",
-        "The key is bound to one project",
-        "Use a key to the installation: `evalstop admin key create --installation`.",
-    ),
-    ProblemKind(
-        "not_found",
-        "Not found",
-        "There is no such thing in the key's project, or nothing at this path: `/docs` shows what there is.",
-    ),
-    ProblemKind("moved", "Moved", "Use the path in `Location`, without the slash at its end."),
-    ProblemKind("wrong_method", "Wrong method", "`Allow` names the methods of this path."),
-    ProblemKind(
-        "conflict",
-        "Conflict with what is on record",
-        "`detail` names both; what is on record stands. Leave out what differs, or say it of something else.",
-    ),
-    ProblemKind("too_many_bodies", "Too many of your bodies arrive at one time", "Send fewer at a time."),
-    ProblemKind("too_many_requests", "Too many requests", _AGAIN),
-    ProblemKind("too_many_receivers", "Too many receivers are waiting", _AGAIN),
-    ProblemKind("overloaded", "The service cannot take more just now", _AGAIN),
-    ProblemKind("database_away", "The database does not answer", _AGAIN),
-    ProblemKind("disk_full", "The database's disk is full", "Make room for the database, and send the same again."),
-    ProblemKind("schema_too_old", "The schema is too old", "Run `evalstop migrate`."),
-    ProblemKind("service_too_old", "The service is older than its database", "Run the newest release."),
-    ProblemKind(
-        "unreadable_secret", "A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that sealed it."
-    ),
-    ProblemKind("fault", "The service failed", "It is a fault of ours: the log says more under the `request_id`."),
-)
-
-OTHER = ProblemKind("other", "Other", "`title` and `detail` say what it is.")
-"""What the web server refuses by itself."""
-
-KINDS_BY_TITLE = {kind.title: kind for kind in PROBLEM_KINDS}
-
-
 def render_page() -> str:
     """All kinds as a page."""
     items = "".join(
         f'<dt id="{kind.code}"><code>{kind.code}</code>: {html.escape(kind.title)}</dt><dd>{_as_html(kind.advice)}</dd>'
-        for kind in (*PROBLEM_KINDS, OTHER)
+        for kind in ProblemKind
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Problems · EvalStop</title></head>'

@@ -23,7 +23,7 @@ from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
 from evalstop_service.store.database import is_disk_full
-from evalstop_service.web.problem_kinds import KINDS_BY_TITLE, OTHER, PATH, render_page
+from evalstop_service.web.problem_kinds import PATH, ProblemKind, render_page
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -36,21 +36,21 @@ _log = logging.getLogger(__name__)
 
 
 class Problem(Exception):
-    """The request cannot be answered as asked."""
+    """The request cannot be answered as asked. `title`: None takes that of its kind."""
 
     def __init__(
         self,
         status: int,
-        title: str,
+        kind: ProblemKind,
         detail: str,
         *,
+        title: str | None = None,
         errors: list[dict[str, str]] | None = None,
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(f"{title}: {detail}")
-        self.kind = KINDS_BY_TITLE.get(title, OTHER)
-        self.status, self.title, self.detail = status, title, detail
+        self.status, self.kind, self.title, self.detail = status, kind, title or kind.title, detail
+        super().__init__(f"{self.title}: {detail}")
         self.errors, self.headers, self.more = errors, headers, more
 
 
@@ -144,7 +144,7 @@ def _invalid_request(error: RequestValidationError, model: Any = None) -> Proble
         for item in found[:MOST_ERRORS]
     ]
     detail = f"{len(found)} thing{'s' if len(found) != 1 else ''} wrong with the request; nothing of it was stored"
-    return Problem(422, "The request is not valid", detail, errors=errors)
+    return Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
 
 
 def _pointer(location: tuple[int | str, ...]) -> str:
@@ -182,20 +182,22 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     if status == 404 and path.endswith("/") and _methods(request, path.rstrip("/")):
         query = f"?{request.url.query}" if request.url.query else ""
         problem = Problem(
-            308, "Moved", "the path has no slash at its end", headers={"Location": path.rstrip("/") + query}
+            308, ProblemKind.MOVED, "the path has no slash at its end", headers={"Location": path.rstrip("/") + query}
         )
     elif status == 404 and path.startswith(("/api/2.0/", "/ajax-api/2.0/")):
         detail = "MLflow's API is below /mlflow: the URI ends in /mlflow, such as http://HOST:8787/mlflow"
-        problem = Problem(404, "Not found", detail)
+        problem = Problem(404, ProblemKind.NOT_FOUND, detail)
     elif status == 404:
-        problem = Problem(404, "Not found", "there is nothing at this path; /docs shows what there is")
+        problem = Problem(404, ProblemKind.NOT_FOUND, "there is nothing at this path; /docs shows what there is")
     elif status == 405:
         methods = _methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))
         allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
         detail = f"this path takes {allowed}, not {request.method}; /docs shows what there is"
-        problem = Problem(405, "Wrong method", detail, headers={"Allow": allowed})
+        problem = Problem(405, ProblemKind.WRONG_METHOD, detail, headers={"Allow": allowed})
     else:
-        problem = Problem(status, HTTPStatus(status).phrase, str(error.detail), headers=error.headers)
+        problem = Problem(
+            status, ProblemKind.OTHER, str(error.detail), title=HTTPStatus(status).phrase, headers=error.headers
+        )
     return answer(problem, path)
 
 
@@ -211,11 +213,11 @@ def _database_away(error: Exception) -> Problem:
     if isinstance(error, sa.exc.DBAPIError) and is_disk_full(error):
         _log.error("the database's disk is full: %s", error.orig)
         detail = "the disk is full; nothing was stored, make room and send the same again"
-        return Problem(503, "The database's disk is full", detail, headers={"Retry-After": "10"})
+        return Problem(503, ProblemKind.DISK_FULL, detail, headers={"Retry-After": "10"})
     _log.error("the database does not answer: %s", error)
     return Problem(
         503,
-        "The database does not answer",
+        ProblemKind.DATABASE_AWAY,
         "this may not have been stored; send the same again, which is harmless if it was",
         headers={"Retry-After": "1"},
     )
@@ -223,17 +225,17 @@ def _database_away(error: Exception) -> Problem:
 
 def _bug(error: Exception) -> Problem:
     _log.error("a request failed", exc_info=error)
-    return Problem(500, "The service failed", "this is a fault of the service; its log says more")
+    return Problem(500, ProblemKind.FAULT, "this is a fault of the service; its log says more")
 
 
-def _ask_again(title: str, seconds: int) -> Callable[[Exception], Problem]:
-    return lambda error: Problem(503, title, str(error), headers={"Retry-After": str(seconds)})
+def _ask_again(kind: ProblemKind, seconds: int) -> Callable[[Exception], Problem]:
+    return lambda error: Problem(503, kind, str(error), headers={"Retry-After": str(seconds)})
 
 
 def _refused(error: Exception) -> Problem:
     return Problem(
         422,
-        "Webhooks may not go there",
+        ProblemKind.ADDRESS_REFUSED,
         "nothing was changed; deliveries are held to the same rule at every connection",
         errors=[{"pointer": "/url", "detail": str(error)}],
     )
@@ -241,18 +243,18 @@ def _refused(error: Exception) -> Problem:
 
 _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Problem: lambda error: error,
-    NotFound: lambda error: Problem(404, "Not found", str(error)),
-    Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
-    Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
+    NotFound: lambda error: Problem(404, ProblemKind.NOT_FOUND, str(error)),
+    Conflict: lambda error: Problem(409, ProblemKind.CONFLICT, str(error)),
+    Invalid: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, str(error)),
     TooOften: lambda error: Problem(
-        429, "Too many requests", str(error), headers={"Retry-After": str(math.ceil(error.seconds))}
+        429, ProblemKind.TOO_MANY_REQUESTS, str(error), headers={"Retry-After": str(math.ceil(error.seconds))}
     ),
-    Overloaded: _ask_again("The service cannot take more just now", 1),
-    Behind: _ask_again("The service is older than its database", 60),
-    Closed: _ask_again("The service cannot take more just now", 1),
-    UnreadableSecret: _ask_again("A secret cannot be read", 60),
+    Overloaded: _ask_again(ProblemKind.OVERLOADED, 1),
+    Behind: _ask_again(ProblemKind.SERVICE_TOO_OLD, 60),
+    Closed: _ask_again(ProblemKind.OVERLOADED, 1),
+    UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),
     AddressRefused: _refused,
-    InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
+    InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_POLICY, str(error)),
     RequestValidationError: _invalid_request,
     sa.exc.OperationalError: _database_away,
     sa.exc.TimeoutError: _database_away,

@@ -8,6 +8,7 @@ from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from pydantic import BaseModel
 
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 
@@ -23,7 +24,7 @@ def refuse_unknown_parameters(request: Request) -> None:
         errors.append({"pointer": f"query {name}", "detail": f"there is no such parameter{hint}"})
     if errors:
         detail = f"this path takes the parameters {', '.join(known)}" if known else "this path takes no parameters"
-        raise Problem(422, "The request is not valid", detail, errors=errors)
+        raise Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
 
 
 def _list_parameters(dependant: Dependant) -> list[str]:

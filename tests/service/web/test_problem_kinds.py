@@ -1,4 +1,4 @@
-"""Each problem that the code names has a code of its own, and a line in the docs."""
+"""Each kind of problem is one that is answered, and differs from the others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import ast
 from pathlib import Path
 
 import evalstop_service
-from evalstop_service.web.problem_kinds import KINDS_BY_TITLE
+from evalstop_service.web.problem_kinds import ProblemKind
 
 
-def test_every_title_has_a_kind() -> None:
-    """A problem whose title no kind has would be answered with the code `other`."""
-    titles = {
-        call.args[1].value
+def test_every_kind_is_answered_somewhere() -> None:
+    """The docs list no code that no answer has, and no two kinds have the same title."""
+    answered = {
+        node.attr
         for path in Path(evalstop_service.__file__).parent.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Problem"
-        if len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ProblemKind"
     }
-    assert titles
-    assert titles <= set(KINDS_BY_TITLE)
+    assert answered == {kind.name for kind in ProblemKind}
+    assert len({kind.title for kind in ProblemKind}) == len(ProblemKind)

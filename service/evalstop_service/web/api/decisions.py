@@ -32,6 +32,7 @@ from evalstop_service.web.api.run_views import (
 )
 from evalstop_service.web.api.schemas import ActionIn, Body, Cursor, DecisionId, Limit, Line, Name, OutcomeIn, Plain
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
@@ -189,7 +190,7 @@ def _require_addressed(database: Database, caller: Caller, decision_id: UUID) ->
     with database.reading() as tx:
         decision = _load_decision(tx, caller.project_id, decision_id)
         if outbox.list_stop_endpoints(tx, decision.run_id, decision.id).isdisjoint(caller.key.endpoint_ids):
-            raise Problem(403, "The key may not do this", "it is bound to endpoints that this stop was not sent to")
+            raise Problem(403, ProblemKind.SCOPE_MISSING, "it is bound to endpoints that this stop was not sent to")
 
 
 def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:

@@ -11,6 +11,7 @@ from pydantic import Field
 from evalstop_service.store import schema
 from evalstop_service.web.api.schemas import Answer
 from evalstop_service.web.context import Db
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -37,11 +38,11 @@ def check_readiness(database: Db) -> Health:
         revision = schema.current_revision(database)
     except sa.exc.SQLAlchemyError as error:
         log.warning("the database does not answer: %s", error)
-        raise Problem(503, "The database does not answer", "the log of the service says why") from error
+        raise Problem(503, ProblemKind.DATABASE_AWAY, "the log of the service says why") from error
     if not schema.is_served(revision):
         raise Problem(
             503,
-            "The schema is too old",
+            ProblemKind.SCHEMA_TOO_OLD,
             f"it is at {revision}, {schema.needed_revision()} is needed; run `evalstop migrate`",
         )
     return Health()

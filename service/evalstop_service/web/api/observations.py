@@ -27,6 +27,7 @@ from evalstop_service.web.api.schemas import (
     VerdictOut,
 )
 from evalstop_service.web.context import Commit, Db, Ingest, Read, Tell
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], route_class=JsonRoute)
@@ -113,7 +114,7 @@ def post_observations(
     try:
         points = decode_batch(sent)
     except UNREADABLE as error:
-        raise Problem(422, "The request is not valid", f"{error}; nothing of it was stored") from error
+        raise Problem(422, ProblemKind.INVALID_REQUEST, f"{error}; nothing of it was stored") from error
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points)))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 

@@ -29,6 +29,7 @@ from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
 from evalstop_service.store.installation_counts import InstallationCounts
 from evalstop_service.web.context import AnyKey
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def _any_key_to_the_installation(key: AnyKey) -> None:
     if key.project_id is not None:
         raise Problem(
             403,
-            "The key is bound to one project",
+            ProblemKind.KEY_OF_ONE_PROJECT,
             "/metrics tells of all of them; `evalstop admin key create --installation --scopes read` makes a key",
         )
 

@@ -21,6 +21,7 @@ from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, v
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Integral, Line, Time
 from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Receiver, Report, Secrets
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
 from evalstop_service.webhooks.delivery.claim import extend_unseen_windows
@@ -32,7 +33,7 @@ router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=Json
 
 POLL_SECONDS = 0.2
 
-_TOO_MANY = Problem(503, "Too many receivers are waiting", "try again in 10 seconds", headers={"Retry-After": "10"})
+_TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "try again in 10 seconds", headers={"Retry-After": "10"})
 
 
 class PullEndpointIn(Body):

@@ -16,6 +16,7 @@ from evalstop_service.web.api.reading import openmetrics
 from evalstop_service.web.api.reading.openmetrics import Stepping
 from evalstop_service.web.api.schemas import Name, RunId, Step
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/runs/{run_id}/openmetrics", tags=["observations"])
@@ -51,15 +52,15 @@ async def post_scrape(
         raise Invalid("step, step_label, step_metric: one of them at most")
     media_type = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
     if media_type not in TAKEN:
-        raise Problem(415, "The body is no scrape", f"send it as `Content-Type: {OPENMETRICS}` or `text/plain`")
+        raise Problem(415, ProblemKind.NOT_A_SCRAPE, f"send it as `Content-Type: {OPENMETRICS}` or `text/plain`")
     body = await request.body()
     if len(body) > openmetrics.MOST_SCRAPE_BYTES:
-        raise Problem(413, "The scrape is too large", "it may hold 1 MiB; nothing was stored, send it in parts")
+        raise Problem(413, ProblemKind.SCRAPE_TOO_LARGE, "it may hold 1 MiB; nothing was stored, send it in parts")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         detail = f"byte {error.start} is not UTF-8. Nothing was stored"
-        raise Problem(400, "The body is no text that can be read", detail) from error
+        raise Problem(400, ProblemKind.UNREADABLE_TEXT, detail) from error
     read = partial(
         openmetrics.read_observations,
         text,

@@ -20,6 +20,7 @@ from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_sl
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamResult
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, ProblemDetails
 
 PATH = "/observations"
@@ -135,15 +136,15 @@ def routes(limits: StreamLimits) -> APIRouter:
 def _unpacker(request: Request, limits: StreamLimits) -> Unpacker:
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
-        raise Problem(415, "The body is not lines of JSON", f"send it with the header `Content-Type: {MEDIA_TYPE}`")
+        raise Problem(415, ProblemKind.NOT_JSON_LINES, f"send it with the header `Content-Type: {MEDIA_TYPE}`")
     found = unpacker(", ".join(request.headers.getlist("content-encoding")))
     if found is None:
         detail = f"its Content-Encoding may be one of {ENCODINGS}; nothing was stored"
-        raise Problem(415, "The body is packed in an unknown way", detail, headers={"Accept-Encoding": ENCODINGS})
+        raise Problem(415, ProblemKind.UNKNOWN_ENCODING, detail, headers={"Accept-Encoding": ENCODINGS})
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.stream_bytes:
         detail = f"it may hold {limits.stream_bytes} bytes; send it in parts. Nothing was stored"
-        raise Problem(413, "The body is too large", detail, headers={"Connection": "close"})
+        raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail, headers={"Connection": "close"})
     return found
 
 
@@ -156,7 +157,7 @@ async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[N
     except TimeoutError as error:
         detail = "as many streams as may be are under way. Nothing was stored: send the same again"
         headers = {"Retry-After": "5", "Connection": "close"}
-        raise Problem(503, "The service cannot take more just now", detail, headers=headers) from error
+        raise Problem(503, ProblemKind.OVERLOADED, detail, headers=headers) from error
     try:
         yield
     finally:
@@ -169,7 +170,7 @@ def _broken_off(problem: Problem, so_far: StreamResult, *, keep: bool) -> Proble
     detail += "To send all of it again is harmless: what was stored counts as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
     more = {"lines_stored": lines, "so_far": msgspec.to_builtins(so_far)}
-    return Problem(problem.status, problem.title, detail, headers=headers, more=more)
+    return Problem(problem.status, problem.kind, detail, headers=headers, more=more)
 
 
 class _Body:
@@ -206,6 +207,6 @@ class _Body:
         message = await self._receive()
         self._ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
         if message["type"] == "http.disconnect":
-            raise Problem(400, "The body broke off", "the connection was closed")
+            raise Problem(400, ProblemKind.BODY_BROKE_OFF, "the connection was closed")
         part: bytes = message.get("body", b"")
         return part

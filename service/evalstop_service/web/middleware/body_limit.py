@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evalstop_service.web.context import UNAUTHORIZED
 from evalstop_service.web.decision_paths import SIGN_IN, is_veto_path
 from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, HeldBodies, Room, Sender
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
 
 MOST_PARTS = 1_100_000
@@ -20,21 +21,21 @@ MOST_PARTS = 1_100_000
 
 _BUSY = Problem(
     503,
-    "The service cannot take more just now",
+    ProblemKind.OVERLOADED,
     "too many large bodies arrive at one time; nothing was stored, send the same again in a second",
     headers={"Retry-After": "1", "Connection": "close"},
 )
 
 _SHARE_USED = Problem(
     429,
-    "Too many of your bodies arrive at one time",
+    ProblemKind.TOO_MANY_BODIES,
     "nothing was stored; send fewer requests at a time, and this one again in a second",
     headers={"Retry-After": "1", "Connection": "close"},
 )
 
 _STRANGER = Problem(
     401,
-    UNAUTHORIZED.title,
+    UNAUTHORIZED.kind,
     f"a body without a valid key or session may hold {SHORT_BYTES} bytes; {UNAUTHORIZED.detail}",
     headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
 )
@@ -76,12 +77,12 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if "\0" in scope["path"]:
-            problem = Problem(404, "Not found", "no path holds the character NUL; /docs shows what there is")
+            problem = Problem(404, ProblemKind.NOT_FOUND, "no path holds the character NUL; /docs shows what there is")
             await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if headers.get(b"content-encoding", "identity").lower() != "identity":
-            problem = Problem(415, "The body is compressed", "send it as plain JSON, without Content-Encoding")
+            problem = Problem(415, ProblemKind.COMPRESSED_BODY, "send it as plain JSON, without Content-Encoding")
             await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         declared = headers.get(b"content-length", "")
@@ -162,7 +163,7 @@ class BodyLimit:
     def _too_large(self) -> Problem:
         return Problem(
             413,
-            "The body is too large",
+            ProblemKind.BODY_TOO_LARGE,
             f"it may hold {self._max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
             headers={"Connection": "close"},
         )
@@ -178,7 +179,7 @@ def _parts(body: bytes) -> int:
 def _too_many_parts(count: int) -> Problem:
     return Problem(
         413,
-        "The body is too large",
+        ProblemKind.BODY_TOO_LARGE,
         f"it holds {count} lists, objects, texts and commas, and may hold {MOST_PARTS}; send the observations in "
         "smaller batches. Nothing was stored",
     )

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from evalstop_service.web.problem_kinds import OTHER
+from evalstop_service.web.problem_kinds import ProblemKind
 
 MIN_BYTES_PER_SECOND = 64 * 1024
 """The pace that a request or an answer of any size must keep up."""
@@ -247,8 +247,8 @@ def _waiting_since(connection: LimitedConnection) -> float:
 def _answer(status: int, detail: str) -> bytes:
     title = HTTPStatus(status).phrase
     problem = {
-        "type": OTHER.uri,
-        "code": OTHER.code,
+        "type": ProblemKind.OTHER.uri,
+        "code": ProblemKind.OTHER.code,
         "title": title,
         "status": status,
         "detail": detail,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from evalstop_service.web.problem_kinds import PROBLEM_KINDS
+from evalstop_service.web.problem_kinds import ProblemKind
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 
@@ -294,7 +294,7 @@ def problem(response: httpx.Response, *statuses: int) -> dict[str, Any]:
     document: dict[str, Any] = response.json()
     assert document["status"] == response.status_code
     assert document["type"] == f"/problems#{document['code']}"
-    assert document["code"] in {kind.code for kind in PROBLEM_KINDS}
+    assert document["code"] in {kind.code for kind in ProblemKind}
     assert document["instance"] == response.request.url.path
     assert document["title"]
     assert len(document["detail"]) > 10

@@ -10,6 +10,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from evalstop_service.web.context import insist_on_key
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
@@ -33,7 +34,7 @@ class JsonRoute(APIRoute):
             await self.insist(request)
             content_type = request.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "application/json":
-                raise Problem(415, "The body is not JSON", "send it with the header `Content-Type: application/json`")
+                raise Problem(415, ProblemKind.NOT_JSON, "send it with the header `Content-Type: application/json`")
             request.state.body = await request.body()
             return await handle(_Parsed(request, parse(request.state.body)))
 
@@ -72,7 +73,7 @@ def parse(body: bytes) -> Any:
     try:
         return load(body)
     except NotJson as error:
-        raise Problem(400, "The body is not JSON that can be read", f"{error}. Nothing was stored") from error
+        raise Problem(400, ProblemKind.INVALID_JSON, f"{error}. Nothing was stored") from error
 
 
 def load(text: bytes) -> Any:

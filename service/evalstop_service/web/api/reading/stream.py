@@ -26,6 +26,7 @@ from evalstop_service.web.api.reading.decompression import Damaged, Unpacker
 from evalstop_service.web.api.reading.json_lines import TOO_LONG, BadLine, Cutter, flat, read
 from evalstop_service.web.api.reading.stream_result import StreamTotals
 from evalstop_service.web.api.schemas import encode_number
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 MOST_RUNS = 10_000
@@ -59,7 +60,7 @@ class StreamLimits:
 def too_slow(limits: StreamLimits) -> Problem:
     """What is said to a sender that holds a place for too long."""
     detail = f"it may pause for {limits.idle_seconds:g} seconds and last for {limits.stream_seconds:g}"
-    return Problem(408, "The body takes too long", detail)
+    return Problem(408, ProblemKind.BODY_TOO_SLOW, detail)
 
 
 class Taking(Protocol):
@@ -124,7 +125,7 @@ class Intake:
                         return
             unpacker.end()
         except Damaged as error:
-            raise Problem(400, "The body cannot be unpacked", f"{error}, after {unpacked} bytes unpacked") from error
+            raise Problem(400, ProblemKind.UNREADABLE_ENCODING, f"{error}, after {unpacked} bytes unpacked") from error
         rest = cutter.rest()
         if rest != b"":
             await self._read_block(rest)
@@ -133,7 +134,7 @@ class Intake:
         most = self._limits.stream_bytes
         if count > most:
             detail = f"it may hold {most} bytes, packed and unpacked; send the rest in another request"
-            raise Problem(413, "The body is too large", detail)
+            raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail)
 
     async def _give_way(self) -> None:
         """Let others have their turn, and wait while as much is gathered as may be."""
@@ -204,7 +205,7 @@ class Intake:
                 answers = await asyncio.gather(*map(self._stored, batch.values()))
                 away = self._count_all(batch.values(), answers)
                 if away is not None:
-                    raise Problem(away.status, away.title, "the rest could not be stored", headers=away.headers)
+                    raise Problem(away.status, away.kind, "the rest could not be stored", headers=away.headers)
                 self.tally.lines = line
         finally:
             self._stopped = True
