@@ -30,15 +30,19 @@ from evalstop_service.rules.decision_lifecycle import (
     Undone,
     Vetoed,
 )
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
 from evalstop_service.store import audit, decisions, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
+from evalstop_service.webhooks import events
 
 OVER = STOPPED | {DecisionState.FAILED, DecisionState.MOOT, DecisionState.UNDONE}
 """States from which a stop is not requested any more."""
+
+_ENDS = {RunStatus.COMPLETED: EventType.COMPLETED, RunStatus.FAILED: EventType.FAILED}
 
 ACTIONS = {Vetoed: "decision.vetoed", Released: "decision.released", Undone: "decision.undone"}
 """What the audit log calls the commands."""
@@ -203,6 +207,8 @@ def finish_run(
         ended = end_run(tx, run, status, now, obeyed=obeyed, actor=actor)
         details = {"id": str(run.id), "status": ended.status, "obeyed": None if obeyed is None else str(obeyed)}
         audit.record_action(tx, project_id, actor, "run.finished", f"run {run.name}", details, now)
+        if ended.status in _ENDS:
+            events.announce_run_event(tx, _ENDS[ended.status], projects.get_project(tx, project_id), ended, now)
         return ended
 
 

@@ -17,6 +17,8 @@ class EventType(StrEnum):
     STOP_FAILED = "run.stop_failed"
     RESUME_REQUESTED = "run.resume_requested"
     BEST_CHECKPOINT_CHANGED = "run.best_checkpoint_changed"
+    COMPLETED = "run.completed"
+    FAILED = "run.failed"
     STALE = "run.stale"
     LOST = "run.lost"
     METRIC_FAULT = "run.metric_fault"

@@ -11,176 +11,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct, UnsetType, field
 
 from evalstop_service.rules.confidence_sequences import Bounds, Estimate
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.metric_health import FaultKind, MetricFault
 from evalstop_service.rules.run_results import BestCheckpoint, Call, Evidence, Verdict
+from evalstop_service.store import run_descriptions
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision as StoredDecision
 from evalstop_service.store.projects import Project as StoredProject
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run as StoredRun
 from evalstop_service.webhooks import event_size
+from evalstop_service.webhooks.event_data import (
+    Decision,
+    DecisionEvent,
+    Endpoint,
+    EndpointTest,
+    EvalRequest,
+    EvalRequested,
+    EventData,
+    Guard,
+    Health,
+    HealthChanged,
+    MetricFaultFound,
+    Policy,
+    Project,
+    RolloutStage,
+    RolloutStageChanged,
+    Run,
+    RunEvent,
+    StopOnHold,
+    StopReported,
+    Time,
+    Url,
+)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-Time = Annotated[datetime, Meta(tz=True)]
-Stage = Literal["shadow", "canary", "enforce"]
-Url = Annotated[str, Meta(description="the page of what it is about; missing without EVALSTOP_PUBLIC_URL")] | UnsetType
-
-
-class Project(Struct):
-    """The project."""
-
-    id: UUID
-    name: str
-
-
-class Run(Struct):
-    """The training job. Its labels identify the job to a scheduler; of more than an event can hold, the longest are
-    left out."""
-
-    id: UUID
-    name: str
-    attempt: Annotated[int, Meta(description="1, and one more each time the run was resumed")]
-    labels: dict[str, str]
-
-
-class Decision(Struct):
-    """The decision to stop the run."""
-
-    id: UUID
-    state: str
-    step: int
-    due_at: Annotated[datetime, Meta(tz=True, description="the end of the veto window")]
-
-
-class Guard(Struct):
-    """A reason to hold a stop back."""
-
-    kind: str
-    reason: str
-    details: dict[str, Any] = {}
-
-
-class Health(Struct):
-    """When the run last posted anything."""
-
-    state: str
-    last_seen_at: Time
-    cadence_seconds: Annotated[float | None, Meta(description="learned: the usual time between two posts")]
-
-
-class Endpoint(Struct):
-    """The endpoint under test."""
-
-    id: UUID
-    url: str
-
-
-class Policy(Struct):
-    """The policy whose rollout stage changed."""
-
-    name: str
-    version: int
-
-
-class RolloutStage(Struct, kw_only=True, omit_defaults=True):
-    """How much the policy may do, before and after, with the numbers behind the change."""
-
-    from_stage: Stage = field(name="from")
-    to: Stage
-    reason: str
-    required_precision: Annotated[float, Meta(description="what the lower bound of the precision has to reach")]
-    canary_share: Annotated[float, Meta(description="share of its stops that a canary carries out")]
-    precision: Annotated[Estimate | None, Meta(description="of all cases of this version")] = None
-    precision_since: Annotated[Estimate | None, Meta(description="of those since the last change of stage")] = None
-
-
-class _AboutRun(Struct, kw_only=True):
-    project: Project
-    run: Run
-    verdict: Verdict
-    best_checkpoint: BestCheckpoint | None
-
-
-class RunEvent(_AboutRun, kw_only=True):
-    """Something happened to a run."""
-
-    decision: None
-
-
-class EvalRequest(Struct):
-    """A paired evaluation: of the best checkpoint and of the current one, on the same prompts."""
-
-    id: UUID
-    step: Annotated[int, Meta(description="of the current checkpoint: the first that is registered from here on")]
-    best_step: int
-    best_uri: str
-    multiplier: Annotated[int, Meta(description="so many times the prompts of a usual eval")]
-    seed: Annotated[int, Meta(description="from which both draw their prompts")]
-    probability: Annotated[float | None, Meta(description="that the run has turned, as things stand")]
-    deadline_at: Time
-
-
-class EvalRequested(RunEvent, kw_only=True):
-    """An evaluation is asked for; `request` is null where any eval would do, and nobody said to answer requests."""
-
-    request: EvalRequest | None
-
-
-class DecisionEvent(_AboutRun, kw_only=True):
-    """Something happened to a decision."""
-
-    decision: Decision
-
-
-class StopOnHold(DecisionEvent, kw_only=True):
-    """Guards put a stop on hold."""
-
-    guards: list[Guard]
-
-
-class StopReported(DecisionEvent, kw_only=True):
-    """The stop came to an end; `report` is what the receiver said, or how often the service asked without success."""
-
-    report: dict[str, Any]
-
-
-class HealthChanged(RunEvent, kw_only=True):
-    """A run went silent."""
-
-    health: Health
-
-
-class MetricFaultFound(RunEvent, kw_only=True):
-    """A watched metric has no data."""
-
-    metric_fault: MetricFault
-
-
-class RolloutStageChanged(Struct):
-    """A policy changed its rollout stage in a project, or may."""
-
-    project: Project
-    policy: Policy
-    rollout_stage: RolloutStage
-
-
-class EndpointTest(Struct):
-    """An operator tests an endpoint."""
-
-    project: Project
-    endpoint: Endpoint
-
-
-EventData = RunEvent | DecisionEvent | RolloutStageChanged | EndpointTest
 
 
 @dataclass(frozen=True)
@@ -207,7 +78,14 @@ _ROLLOUT_STAGE = RolloutStage(
 )
 _RUN: dict[str, Any] = {
     "project": _PROJECT,
-    "run": Run(UUID("0199aa0d-1111-7e22-8f33-445566778899"), "ppo-7b-seed3", 1, {"slurm_job_id": "4711"}),
+    "run": Run(
+        UUID("0199aa0d-1111-7e22-8f33-445566778899"),
+        "ppo-7b-seed3",
+        1,
+        {"slurm_job_id": "4711"},
+        "dana@example.org",
+        "ppo-7b",
+    ),
     "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,), "turned"),
     "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
 }
@@ -282,6 +160,16 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "has a new best checkpoint",
         RunEvent(**_NO_DECISION),
     ),
+    EventType.COMPLETED: Declaration(
+        "The trainer ended the run by itself: it came to its end.",
+        "has completed",
+        RunEvent(**_NO_DECISION),
+    ),
+    EventType.FAILED: Declaration(
+        "The trainer reports that the run ended by an error.",
+        "failed",
+        RunEvent(**_NO_DECISION),
+    ),
     EventType.STALE: Declaration(
         "The run has not posted for longer than usual.",
         "is stale: it has not posted for longer than usual",
@@ -337,9 +225,11 @@ def announce_run_event(
 
     `due_at`: nothing is sent before; None sends at once. `details`: the fields that only this type has.
     """
+    said = run_descriptions.load_descriptions(tx, [run.id])[run.id]
     fields = {
         "project": project,
-        "run": run,
+        "run": {name: getattr(run, name) for name in ("id", "name", "attempt", "labels")}
+        | {"owner": said.owner, "group": said.group},
         "verdict": run.verdict,
         "best_checkpoint": run.best_checkpoint,
         "decision": decision,

@@ -11,6 +11,7 @@ from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.rules.run_descriptions import RunDescription
 from evalstop_service.store import cases, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -91,6 +92,24 @@ def undo(scene: Scene, run: Run) -> str:
 def finish(scene: Scene, run: Run) -> str:
     commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
     return decided(scene, run).state
+
+
+def test_the_end_of_a_run_is_announced_once(scene: Scene) -> None:
+    """A run that its trainer ended is announced as completed or failed, with its owner; one that obeyed is stopped."""
+    ends = {"completed": "run.completed", "failed": "run.failed"}
+    for status, event_type in ends.items():
+        run = scene.open(description=RunDescription(owner="dana@example.org", group="seeds"))
+        for _ in range(2):
+            commands.finish_run(scene.database, scene.project_id, run.id, status, NOW)
+        (event,) = [row for row in scene.rows(tables.events, run) if row["type"] in ends.values()]
+        assert event["type"] == event_type
+        told = json.loads(event["body"])["data"]["run"]
+        assert (told["owner"], told["group"]) == ("dana@example.org", "seeds")
+    run = scene.open()
+    decision = scene.post(run, FALLING).decision
+    assert decision is not None
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", LATER, obeyed=decision.id)
+    assert {row["type"] for row in scene.rows(tables.events, run)} & {*ends.values(), "run.stopped"} == {"run.stopped"}
 
 
 def test_a_trainer_that_obeys_stops_its_run(scene: Scene) -> None:

@@ -13,15 +13,8 @@ from msgspec import Struct
 
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.run_results import BestCheckpoint, Verdict
-from evalstop_service.webhooks.events import (
-    DECLARATIONS,
-    Decision,
-    Guard,
-    Policy,
-    Project,
-    RolloutStage,
-    Run,
-)
+from evalstop_service.webhooks.event_data import Decision, Guard, Policy, Project, RolloutStage, Run
+from evalstop_service.webhooks.events import DECLARATIONS
 
 MAX_TEXT_CHARACTERS = 600
 
