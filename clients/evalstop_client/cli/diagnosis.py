@@ -90,7 +90,7 @@ def _check_project(facts: Facts) -> Iterator[Check]:
     project = facts.project
     if project["paused_at"] is not None:
         paused = f"paused by {project['paused_by']}: {project['paused_reason'] or 'no reason given'}"
-        yield Check("project", Finding.BLOCKS, paused, "POST /api/v1/project/resume, or `evalstop resume`")
+        yield Check("project", Finding.BLOCKS, paused, "`evalstop project resume`")
     if project["max_mode"] == "shadow":
         text = "max_mode is shadow: no run may ask to be stopped"
         yield Check("project", Finding.BLOCKS, text, "`evalstop project set max_mode=enforce`, by an admin")
@@ -103,7 +103,7 @@ def _check_project(facts: Facts) -> Iterator[Check]:
 def _check_run(facts: Facts) -> Iterator[Check]:
     run = facts.run
     if run is None:
-        yield Check("run", Finding.BLOCKS, "the project has no run yet", "connect a trainer: docs/ways-in.md")
+        yield Check("run", Finding.BLOCKS, "the project has no run yet", "connect a trainer: evalstop.init(...)")
         return
     over = run.ended_at is not None
     yield Check("run", Finding.NOTE if over else Finding.OK, f"{run.name}: {run.status}, {run.url}")

@@ -24,6 +24,9 @@ def add_to(commands: Subcommands, text: str) -> None:
         metavar="SETTING=VALUE",
         help="such as max_mode=enforce; none: no value; commas between several",
     )
+    pausing = add_command(verbs, "pause", pause_project)
+    pausing.add_argument("--reason", default="", help="shown with every stop that is on hold for it")
+    add_command(verbs, "resume", resume_project)
 
 
 def show_project(options: argparse.Namespace) -> int:
@@ -37,6 +40,16 @@ def set_project(options: argparse.Namespace) -> int:
     changes = {name: parse_setting(name, text) for name, text in written.items()}
     changed = connect(options).connection.patch("/project", changes)
     return _tell(changed if options.json else {name: changed[name] for name in changes}, options)
+
+
+def pause_project(options: argparse.Namespace) -> int:
+    """Stop nothing more in the project until it is resumed; takes a key with the scope operate."""
+    return _tell_pause(connect(options).connection.post("/project/pause", {"reason": options.reason}), options)
+
+
+def resume_project(options: argparse.Namespace) -> int:
+    """Let stops go on in a project that was paused."""
+    return _tell_pause(connect(options).connection.post("/project/resume", {}), options)
 
 
 def parse_setting(name: str, text: str) -> object:
@@ -61,6 +74,16 @@ def _tell(settings: Json, options: argparse.Namespace) -> int:
         print_json(settings)
     else:
         print_facts((name, _show(value)) for name, value in settings.items())
+    return OK
+
+
+def _tell_pause(project: Json, options: argparse.Namespace) -> int:
+    if options.json:
+        print_json(project)
+    elif project["paused_at"] is not None:
+        print(f"project {project['name']} is paused by {project['paused_by']}: nothing is stopped")
+    else:
+        print(f"project {project['name']} is resumed")
     return OK
 
 

@@ -165,6 +165,12 @@ def test_every_event_type_is_named() -> None:
 
 
 def test_the_documents_one_begins_with_hold_examples_that_run() -> None:
-    """README, quickstart, why and HTTP hold Python that is run; quickstart, operations and ways in hold commands."""
-    assert {block.file.name for block in PYTHON if block.runs} == {"README.md", "quickstart.md", "why.md", "http.md"}
+    """The pages that one begins with hold Python that is run, and commands that are."""
+    assert {block.file.name for block in PYTHON if block.runs} == {
+        "README.md",
+        "quickstart.md",
+        "why.md",
+        "http.md",
+        "read-results.md",
+    }
     assert {block.file.name for block in SHELL if block.runs} == {"quickstart.md", "operations.md", "ways-in.md"}

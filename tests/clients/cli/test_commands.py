@@ -105,6 +105,15 @@ def test_settings_of_the_project(shell: Shell, project: Project) -> None:
     assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
 
 
+def test_a_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:
+    """With a reason, by whoever holds the key; both can be said twice."""
+    for _ in range(2):
+        paused = shell.run("project", "pause", "--reason", "the eval set is broken")
+        assert paused == f"project {project.name} is paused by key test: nothing is stopped\n"
+    assert shell.read("project", "show")["paused_reason"] == "the eval set is broken"
+    assert shell.run("project", "resume") == f"project {project.name} is resumed\n"
+
+
 def test_what_a_second_person_has_to_confirm_is_said(shell: Shell, project: Project) -> None:
     """A stop by hand is a proposal in a project that wants two people: nothing is done, and the command says so."""
     shell.run("project", "set", "second_person=yes")
