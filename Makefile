@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HELP := service/evalstop_service/help/index.html
 FRAMEWORKS := $(VENV)/.frameworks
+RELEASE_BIN := $(VENV)/release/bin
+RELEASE := $(VENV)/release/.ready
 DISTRIBUTIONS := detectors clients service lab
 EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -184,12 +186,57 @@ wheels: $(READY) $(HELP)  ## Build wheels and sdists of the four distributions i
 	done
 	ls -1 dist
 
+.PHONY: release
+release: $(RELEASE) wheels  ## Build, check and list what a release is: wheels, sdists, SBOMs, checksums; pushes nothing
+	@$(RELEASE_BIN)/twine check --strict dist/*
+	bare=$$(mktemp -d); trap 'rm -rf $$bare' EXIT
+	for distribution in $(DISTRIBUTIONS); do
+	  wheel=$$(ls dist/evalstop_*.whl | grep "evalstop_$${distribution/clients/client}-")
+	  name=$$(basename $$wheel | cut -d- -f1)
+	  echo "$$name in an environment of its own"
+	  $(BIN)/python -m venv $$bare/$$name
+	  $$bare/$$name/bin/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt \
+	    --find-links dist $$wheel
+	  $$bare/$$name/bin/python -m pip uninstall -qq --yes pip setuptools
+	  (cd $$bare && $$name/bin/python -I -c "import $$name" && for program in $$name/bin/evalstop*; do
+	    if [ -x "$$program" ]; then $$program --help >/dev/null; fi
+	  done)
+	  $(RELEASE_BIN)/cyclonedx-py environment --output-reproducible --pyproject $$distribution/pyproject.toml \
+	    -o dist/$$name.cdx.json $$bare/$$name/bin/python
+	done
+	(cd dist && sha256sum -- * > SHA256SUMS)
+	version=$$($(BIN)/python -c "import evalstop_client.version as it; print(it.__version__)")
+	cat <<TOLD
+
+	dist/ holds the release $$version. To publish it, from a clean tree on which make test has passed:
+	  git tag --sign v$$version && git push origin v$$version
+	  $(RELEASE_BIN)/twine upload dist/*.whl dist/*.tar.gz
+	  docker buildx build --sbom=true --provenance=true --push -t REGISTRY/evalstop:$$version .
+	  docker buildx build --sbom=true --provenance=true --push -t REGISTRY/evalstop-receiver:$$version -f deploy/receiver.Dockerfile .
+	Put dist/SHA256SUMS, dist/*.cdx.json and the digests of the images into the notes of the release.
+	TOLD
+
+.PHONY: audit-dependencies
+audit-dependencies: $(RELEASE)  ## Look up known vulnerabilities of all pinned packages; 2 if the database cannot be reached
+	@found=$$(mktemp); trap 'rm -f $$found $$found.log' EXIT
+	if $(RELEASE_BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --progress-spinner off -f json -o $$found \
+	    2>$$found.log; then
+	  echo "no known vulnerability in constraints.txt"
+	elif [ -s $$found ]; then
+	  $(BIN)/python -m json.tool $$found
+	  exit 1
+	else
+	  tail -n 1 $$found.log >&2
+	  echo "nothing was audited: the database of vulnerabilities cannot be reached from here" >&2
+	  exit 2
+	fi
+
 .PHONY: constraints
 constraints:  ## Renew constraints.txt: the newest versions that fit together
 	@fresh=$$(mktemp -d); trap 'rm -rf $$fresh' EXIT
 	$(call python) -m venv $$fresh
 	$$fresh/bin/python -m pip install -qq --upgrade pip
-	$$fresh/bin/python -m pip install -qq --group dev --group frameworks $(EDITABLE)
+	$$fresh/bin/python -m pip install -qq --group dev --group frameworks --group release $(EDITABLE)
 	{ echo "# Every version that is installed, ours apart. Renewed by \`make constraints\`."
 	  $$fresh/bin/python -m pip freeze --all --exclude-editable --exclude setuptools | sed "s/+cpu$$//" | LC_ALL=C sort -f
 	} > constraints.txt
@@ -240,4 +287,11 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 $(FRAMEWORKS): $(READY)
 	@echo "installing the frameworks that the tests log with, a minute or two"
 	$(INSTALL) --group frameworks
+	touch $@
+
+$(RELEASE): $(READY) pyproject.toml constraints.txt
+	@$(BIN)/python -m venv --clear $(VENV)/release
+	for wanted in "--upgrade pip" "--group release"; do
+	  $(RELEASE_BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $$wanted
+	done
 	touch $@

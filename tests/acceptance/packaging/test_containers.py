@@ -56,7 +56,12 @@ def image_environment(instructions: list[tuple[str, str]]) -> dict[str, str]:
 
 def ours(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The services that run EvalStop's own image."""
-    return {name: service for name, service in services.items() if service["image"].startswith("evalstop:")}
+    return {name: service for name, service in services.items() if default_of(service["image"]).startswith("evalstop:")}
+
+
+def default_of(text: str) -> str:
+    """What compose reads where no variable says otherwise."""
+    return OPTIONAL.sub(r"\1", text)
 
 
 def test_a_whole_installation_is_there(services: dict[str, dict[str, Any]]) -> None:
@@ -115,9 +120,12 @@ def test_the_ports_meet_and_are_open_to_this_machine_alone(
 
 
 def test_images_are_pinned(services: dict[str, dict[str, Any]], instructions: list[tuple[str, str]]) -> None:
-    """No image is taken at whatever version is newest."""
-    bases = [rest.split()[0] for word, rest in instructions if word == "FROM"]
-    for image in bases + [service["image"] for service in services.values()]:
+    """No image is taken at whatever version is newest, and each can be named by its digest instead."""
+    (base,) = [rest.removeprefix("PYTHON_IMAGE=") for word, rest in instructions if word == "ARG"]
+    assert {rest.split()[0] for word, rest in instructions if word == "FROM"} == {"${PYTHON_IMAGE}"}
+    images = [service["image"] for service in services.values()]
+    assert all(OPTIONAL.fullmatch(image) for image in images)
+    for image in [base, *map(default_of, images)]:
         name, _, tag = image.partition(":")
         assert re.search(r"\d", tag), image
         assert name

@@ -176,7 +176,7 @@ def test_one_version_is_told_everywhere() -> None:
     assert all(pin.endswith(f"=={version}") for pin in pins)
     assert f'version="{version}"' in (ROOT / "service/evalstop_service/app.py").read_text()
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"image: evalstop:{version}\n" in (ROOT / "docker-compose.yml").read_text()
+    assert f"image: ${{EVALSTOP_IMAGE:-evalstop:{version}}}\n" in (ROOT / "docker-compose.yml").read_text()
 
 
 def test_constraints_name_versions_and_nothing_else() -> None:
