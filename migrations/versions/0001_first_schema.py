@@ -149,6 +149,7 @@ def _create_projects() -> None:
         sa.Column("cases_per_key_and_day", sa.Integer(), server_default="20", nullable=False),
         sa.Column("price_per_gpu_hour", sa.Double(), nullable=True),
         sa.Column("currency", sa.Text(), server_default="USD", nullable=False),
+        sa.Column("quotas", sa.JSON(none_as_null=True), server_default="{}", nullable=False),
         sa.Column("role_patterns", sa.JSON(), server_default="[]", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
         sa.UniqueConstraint("name", name=op.f("uq_projects_name")),

@@ -6,6 +6,7 @@ ServiceError
 ├── Invalid
 ├── InvalidSetting
 ├── TooOften
+├── QuotaReached
 ├── Overloaded
 ├── Behind
 └── Closed
@@ -43,6 +44,16 @@ class TooOften(ServiceError):
     def __init__(self, detail: str, seconds: float) -> None:
         super().__init__(detail)
         self.seconds = seconds
+
+
+class QuotaReached(ServiceError):
+    """The project has all that it may have of this. Nothing was done: ask again after `seconds`, unless None."""
+
+    def __init__(self, quota: str, most: int, seconds: float | None = None) -> None:
+        super().__init__(
+            f"the project has reached its quota of {most} for {quota}; whoever runs the installation can raise it"
+        )
+        self.quota, self.seconds = quota, seconds
 
 
 class Overloaded(ServiceError):

@@ -90,4 +90,6 @@ def _tell_pause(project: Json, options: argparse.Namespace) -> int:
 def _show(value: object) -> Shown:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={most}" for name, most in value.items())
     return "none" if value is None else value if isinstance(value, bool | int | float) else str(value)

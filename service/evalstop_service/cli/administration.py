@@ -16,12 +16,14 @@ from evalstop_service.cli.command import OK, Add, Subcommands, tell
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause as pausing
+from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
-from evalstop_service.projects.project_settings import NewProject, parse_form
+from evalstop_service.projects.project_settings import NewProject, QuotasIn, parse_form
 from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES, KeyLimits
 from evalstop_service.store.schema import Phase
@@ -67,7 +69,9 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 
 def _add_project(commands: Subcommands, add: Add) -> None:
-    project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
+    project = commands.add_parser("project", help="Make a project; set quotas.").add_subparsers(
+        required=True, metavar="VERB"
+    )
     create = add(project, "create", project_create)
     create.add_argument("name")
     create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
@@ -83,6 +87,9 @@ def _add_project(commands: Subcommands, add: Add) -> None:
     )
     create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="what an hour of a GPU costs")
     create.add_argument("--currency", default="USD", help="of that price (default USD)")
+    quotas = add(project, "quotas", project_quotas)
+    quotas.add_argument("project", metavar="PROJECT")
+    quotas.add_argument("quotas", nargs="*", metavar="QUOTA=NUMBER", help="such as open_runs=20000; none: show them")
 
 
 def _add_key(commands: Subcommands, add: Add) -> None:
@@ -210,6 +217,23 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
         utc_now(),
     )
     tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
+    return OK
+
+
+def project_quotas(settings: Settings, options: argparse.Namespace) -> int:
+    """Set quotas of a project, or show them."""
+    database = open_database(settings)
+    project = project_settings.find_project(database, options.project)
+    quotas = QuotasIn.model_validate(project.quotas, from_attributes=True).model_dump()
+    for written in options.quotas:
+        name, equals, value = written.partition("=")
+        if not equals or name not in quotas:
+            raise Invalid(f"{written!r}: write QUOTA=NUMBER; there are {', '.join(sorted(quotas))}")
+        quotas[name] = value
+    author = Author(project.id, COMMAND_LINE, utc_now())
+    changed = project_settings.set_quotas(database, author, parse_form(QuotasIn, quotas)).quotas
+    document = {name: getattr(changed, name) for name in quotas}
+    tell(options, document, "\n".join(f"{name}={value}" for name, value in document.items()))
     return OK
 
 

@@ -14,7 +14,7 @@ import msgspec
 from evalstop_detectors import MetricRole, Observation, find_request, is_late
 from msgspec.structs import replace
 
-from evalstop_service.errors import Conflict, NotFound, ServiceError
+from evalstop_service.errors import Conflict, NotFound, QuotaReached, ServiceError
 from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
 from evalstop_service.ingest.messages import (
     Answer,
@@ -35,6 +35,7 @@ from evalstop_service.ingest.row_changes import add_evals, settle_row
 from evalstop_service.ingest.run_state import KEEP_EVERY, RunState
 from evalstop_service.rules.decision_lifecycle import OBSERVED, DecisionState
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
+from evalstop_service.rules.quotas import LEAST_METRICS, Quota
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
@@ -126,19 +127,24 @@ def _apply_observations(
     """Store what is new, and move monitor and best checkpoint on by it.
 
     1. Sort out what is new. An identity past the last step of its metric is; any other has to be looked up.
-    2. A metric that comes in for the first time may change the roles. The detectors then see another past.
-    3. Step the detectors. For a late observation or other roles, replay them from before it or from the beginning.
-    4. Add new evals to the scores. For a late one, build the scores anew.
-    5. Bring the row up to date, and say whether other rows follow from it.
+    2. Past the quota of metrics nothing of the batch is taken.
+    3. A metric that comes in for the first time may change the roles. The detectors then see another past.
+    4. Step the detectors. For a late observation or other roles, replay them from before it or from the beginning.
+    5. Add new evals to the scores. For a late one, build the scores anew.
+    6. Bring the row up to date, and say whether other rows follow from it.
     """
     run, state = before.run, before
     names = find_new_names(state, content.points) if metric_roles.is_open(run) else None
     fresh, doubtful, last_steps = sort_observations(state, content.points)
     needs = _needs_of_decision(state)
-    if doubtful or names is not None:
-        needs |= Needs(identities=frozenset(point.identity for point in doubtful), role_patterns=names is not None)
+    many = len(last_steps) > max(LEAST_METRICS, len(state.last_steps))
+    if doubtful or names is not None or many:
+        identities = frozenset(point.identity for point in doubtful)
+        needs |= Needs(identities, role_patterns=names is not None, metrics_quota=many)
     if not facts.meet(needs):
         return facts.needs | needs
+    if many and len(last_steps) > facts.metrics_quota:
+        raise QuotaReached(Quota.METRICS_PER_RUN, facts.metrics_quota)
     late, conflicts = compare_with_stored(fresh, doubtful, facts.values)
     fresh += late
 

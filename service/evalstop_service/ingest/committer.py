@@ -126,6 +126,10 @@ class Committer:
         """Observations that wait for a commit or are in one."""
         return self._size
 
+    def count_refused(self, reason: str) -> None:
+        """Count a message that was refused."""
+        self._metrics.refused.labels(reason).inc()
+
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Take messages for the length of a block; at its end commit those that wait, and refuse those that come."""

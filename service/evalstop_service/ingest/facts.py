@@ -27,6 +27,7 @@ class Needs(msgspec.Struct, frozen=True):
     checkpoints: bool = False
     decision: bool = False
     role_patterns: bool = False
+    metrics_quota: bool = False
     resumed_at: int | None = None
 
     def __or__(self, other: Needs) -> Needs:
@@ -43,6 +44,7 @@ class Needs(msgspec.Struct, frozen=True):
             self.checkpoints or other.checkpoints,
             self.decision or other.decision,
             self.role_patterns or other.role_patterns,
+            self.metrics_quota or other.metrics_quota,
             other.resumed_at if self.resumed_at is None else self.resumed_at,
         )
 
@@ -65,6 +67,7 @@ class Facts(msgspec.Struct, frozen=True):
     checkpoints: tuple[Checkpoint, ...] = ()
     decision: Decision | None = None
     role_patterns: tuple[Mapping[str, str], ...] = ()
+    metrics_quota: int = 0
     attempt_began_at: int | None = None
     attempt_is_empty: bool = False
     last_steps: Mapping[str, int] = {}
@@ -96,6 +99,7 @@ def load_facts(tx: Transaction, wanted: Mapping[UUID, tuple[Run, Needs]]) -> dic
 
 def _facts_of(tx: Transaction, run: Run, needs: Needs, version: int | None, decision: Decision | None) -> Facts:
     saved = checkpoints.list_checkpoints(tx, run.id) if needs.checkpoints or needs.resumed_at is not None else []
+    project = projects.get_project(tx, run.project_id) if needs.role_patterns or needs.metrics_quota else None
     facts = Facts(
         needs,
         version,
@@ -103,7 +107,8 @@ def _facts_of(tx: Transaction, run: Run, needs: Needs, version: int | None, deci
         points=tuple(observations.load_each_after(tx, run.id, dict(needs.series))) if needs.series else (),
         checkpoints=tuple(saved),
         decision=decision,
-        role_patterns=tuple(projects.get_project(tx, run.project_id).role_patterns) if needs.role_patterns else (),
+        role_patterns=tuple(project.role_patterns) if project is not None else (),
+        metrics_quota=project.quotas.metrics_per_run if project is not None else 0,
     )
     if needs.resumed_at is None:
         return facts

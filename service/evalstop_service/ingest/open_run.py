@@ -26,13 +26,14 @@ from evalstop_service.ingest.open_request import apply_limits
 from evalstop_service.projects import policies
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
 from evalstop_service.rules.labels import find_objection, list_job_changes
+from evalstop_service.rules.quotas import Quota
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
-from evalstop_service.store import audit, keys, mlflow_runs, projects, run_health, runs
+from evalstop_service.store import audit, keys, mlflow_runs, projects, quota_use, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
@@ -52,7 +53,8 @@ _SHOWN_LABELS, _SHOWN_CHARACTERS = 20, 200
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
     """The run that the request stands for, and whether it is new.
 
-    Raises Conflict when its terms differ from those on record, NotFound when it must be there and is not.
+    Raises Conflict when its terms differ from those on record, NotFound when it must be there and is not, QuotaReached
+    when the project may have no more.
 
     1. Look for the run with the project locked, so that of two processes of a job at the same time one opens it and
        the other attaches to it.
@@ -84,6 +86,8 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
 def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
     """A new run with this name or, where that is taken, with a number appended: `name-2`."""
     project = projects.get_project(tx, project_id)
+    for quota in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY):
+        quota_use.require_room(tx, project, quota, now)
     run = _build_run(tx, project, request, now)
     for _ in range(_NAME_TRIES):
         name = _find_free_name(tx, project_id, request.name)

@@ -11,7 +11,8 @@ from uuid import UUID
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 
 from evalstop_service.errors import Invalid
-from evalstop_service.store import policies, projects
+from evalstop_service.rules.quotas import Quota
+from evalstop_service.store import policies, projects, quota_use
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.policies import StoredPolicy
@@ -95,10 +96,11 @@ def add_policy(database: Database, author: Author, policy: Policy) -> StoredPoli
     """Store a policy as the next version of its name, in the audit log; gives the latest if it is equal."""
     require_bounded_cost(policy)
     with database.transaction() as tx:
-        project = projects.get_project(tx, author.project_id)
+        project = projects.lock_project(tx, author.project_id)
         before = find_version(tx, project.id, policy.name)
         stored = add_version(tx, project, policy, author.at)
         if before is None or stored.version != before.version:
+            quota_use.require_room(tx, project, Quota.POLICIES, author.at, added=1)
             author.record(tx, "policy.added", f"policy {stored.reference}", {"id": str(stored.id)})
         return stored
 

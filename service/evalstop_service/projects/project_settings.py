@@ -17,6 +17,7 @@ from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Role
+from evalstop_service.rules.quotas import LEAST_METRICS, Quotas
 from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
 from evalstop_service.store import audit, projects
 from evalstop_service.store.audit import Author
@@ -36,6 +37,9 @@ ShareOrNone = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 AllowedPolicies = Annotated[list[Annotated[Line, Field(min_length=1)]], Field(max_length=100)]
 Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
+
+Most = Annotated[int, Field(ge=1, le=100_000_000), Integral]
+DEFAULTS = Quotas()
 
 _COUNTS = "an attempt must have, to count towards a rollout stage"
 
@@ -105,6 +109,19 @@ class ProjectChange(Body):
     )
     price_per_gpu_hour: Price | None = Field(None, description="null: not set")
     currency: Currency | None = Field(None, description="of the price, by ISO 4217")
+
+
+class QuotasIn(Body):
+    """The most of each that the project may have."""
+
+    open_runs: Most = Field(DEFAULTS.open_runs, description="runs that have not ended")
+    runs_per_day: Most = Field(DEFAULTS.runs_per_day, description="runs opened in a day (UTC)")
+    metrics_per_run: Annotated[int, Field(ge=LEAST_METRICS, le=100_000_000), Integral] = Field(
+        DEFAULTS.metrics_per_run, description="different names of one run"
+    )
+    keys: Most = Field(DEFAULTS.keys, description="those in use")
+    endpoints: Most = Field(DEFAULTS.endpoints, description="webhooks and pull endpoints")
+    policies: Most = Field(DEFAULTS.policies, description="versions that were added or used")
 
 
 NULLABLE = ("allowed_policies", "retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
@@ -199,6 +216,19 @@ def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Proj
     if changed:
         projects.update_project(tx, project)
         author.record(tx, "project.changed", f"project {project.name}", changed)
+    return project
+
+
+def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
+    """Set the quotas of a project; raises NotFound. For those who run the installation, not for its projects."""
+    with database.transaction() as tx:
+        if projects.find_project(tx, author.project_id) is None:
+            raise NotFound(f"there is no project {author.project_id}")
+        before = projects.lock_project(tx, author.project_id)
+        project = replace(before, quotas=Quotas(**quotas.model_dump()))
+        if project != before:
+            projects.update_project(tx, project)
+            author.record(tx, "project.quotas_set", f"project {project.name}", quotas.model_dump())
     return project
 
 

@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.quotas import Quota
+from evalstop_service.store import quota_use
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, run_health, runs
 
@@ -25,7 +27,7 @@ class InstallationCounts:
     `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
     attempts, in the hands of a worker, or in a veto window), `held` (their endpoint is disabled or gone).
     `oldest_due_seconds`: for how long the longest due has been due; `oldest_waiting_seconds`: how long ago the oldest
-    that is not held was made; 0 for none.
+    that is not held was made; 0 for none. `quota_use`: of each quota the largest share that a project uses.
     """
 
     running_runs: int
@@ -40,6 +42,7 @@ class InstallationCounts:
     held: int
     oldest_due_seconds: float
     oldest_waiting_seconds: float
+    quota_use: dict[Quota, float]
 
 
 def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
@@ -75,6 +78,7 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         **counts,
         oldest_due_seconds=_age(found["due"][2] if "due" in found else None, now),
         oldest_waiting_seconds=_age(min(made, default=None), now),
+        quota_use=quota_use.find_highest_use(tx, now),
     )
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.case_requirements import CaseRequirements
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.quotas import Quotas
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import projects
 
@@ -56,6 +57,7 @@ class Project:
     role_patterns: list[dict[str, str]] = field(default_factory=list)
     max_mode: Mode = Mode.SHADOW
     allowed_policies: list[str] | None = None
+    quotas: Quotas = field(default_factory=Quotas)
 
     @property
     def case_requirements(self) -> CaseRequirements:

@@ -66,7 +66,7 @@ class FairShares:
     """The shares of one process; `streams`: how many streams of lines it takes at a time. `refused` counts by share."""
 
     def __init__(self, streams: int = 8, refused: Callable[[str], object] = lambda _: None) -> None:
-        self._refused = refused
+        self.count_refused = refused
         self.requests = Places("requests", 16, refused)
         self.reports = Places("reports", 32, refused)
         self.pulls = Places("pulls", 100, refused)
@@ -77,5 +77,5 @@ class FairShares:
     def spend_costly(self, who: str, cost: float = 1.0) -> None:
         """Count a costly request of a sender; raises TooOften when it made too many."""
         if wait := self._costly.spend(who, cost):
-            self._refused("costly")
+            self.count_refused("costly")
             raise TooOften("this costs the service much, and was asked for often; wait a while", wait)

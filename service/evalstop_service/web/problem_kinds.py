@@ -60,6 +60,11 @@ class ProblemKind(Enum):
     )
     TOO_MANY_BODIES = ("Too many of your bodies arrive at one time", "Send fewer at a time.")
     TOO_MANY_REQUESTS = ("Too many requests", _AGAIN)
+    QUOTA_REACHED = (
+        "A quota of the project is reached",
+        "`detail` names the quota. With status 429 there may be room after `Retry-After` seconds, with 409 remove "
+        "something, or have the quota raised.",
+    )
     TOO_MANY_RECEIVERS = ("Too many receivers are waiting", _AGAIN)
     OVERLOADED = ("The service cannot take more just now", _AGAIN)
     DATABASE_AWAY = ("The database does not answer", _AGAIN)

@@ -18,7 +18,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded, TooOften
+from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded, QuotaReached, TooOften
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
@@ -120,6 +120,12 @@ def _show_kinds() -> HTMLResponse:
     return HTMLResponse(render_page(), headers={"Content-Security-Policy": "default-src 'none'"})
 
 
+def count_refusal(request: Request, error: Exception) -> None:
+    """Count a request that a quota refused, by the quota."""
+    if isinstance(error, QuotaReached):
+        request.app.state.context.shares.count_refused(f"quota {error.quota}")
+
+
 def problem_of(error: Exception) -> Problem:
     """What an error is called over HTTP."""
     problem: Problem = next(to_problem(error) for kind, to_problem in _PROBLEMS.items() if isinstance(error, kind))
@@ -127,6 +133,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _handle(request: Request, error: Exception) -> JSONResponse:
+    count_refusal(request, error)
     return answer(problem_of(error), request.url.path)
 
 
@@ -232,6 +239,12 @@ def _ask_again(kind: ProblemKind, seconds: int) -> Callable[[Exception], Problem
     return lambda error: Problem(503, kind, str(error), headers={"Retry-After": str(seconds)})
 
 
+def _quota_reached(error: QuotaReached) -> Problem:
+    if error.seconds is None:
+        return Problem(409, ProblemKind.QUOTA_REACHED, str(error))
+    return Problem(429, ProblemKind.QUOTA_REACHED, str(error), headers={"Retry-After": str(math.ceil(error.seconds))})
+
+
 def _refused(error: Exception) -> Problem:
     return Problem(
         422,
@@ -249,6 +262,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     TooOften: lambda error: Problem(
         429, ProblemKind.TOO_MANY_REQUESTS, str(error), headers={"Retry-After": str(math.ceil(error.seconds))}
     ),
+    QuotaReached: _quota_reached,
     Overloaded: _ask_again(ProblemKind.OVERLOADED, 1),
     Behind: _ask_again(ProblemKind.SERVICE_TOO_OLD, 60),
     Closed: _ask_again(ProblemKind.OVERLOADED, 1),

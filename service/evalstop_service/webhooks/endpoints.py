@@ -12,9 +12,10 @@ from uuid import UUID
 
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.rules.event_types import SUBSCRIBABLE
+from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints
+from evalstop_service.store import endpoints, projects, quota_use
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
@@ -64,9 +65,10 @@ def create_endpoint(
     address_policy: AddressPolicy,
     encryption: Encryption,
 ) -> Endpoint:
-    """Add an endpoint; raises AddressRefused when its URL is not allowed."""
+    """Add an endpoint; raises AddressRefused when its URL is not allowed, and QuotaReached."""
     _require_allowed(url, address_policy)
     with database.transaction() as tx:
+        _require_room(tx, author)
         endpoint = endpoints.add_endpoint(
             *(tx, author.project_id),
             url=url,
@@ -82,8 +84,9 @@ def create_endpoint(
 def create_pull_endpoint(
     database: Database, author: Author, *, name: str, event_types: Iterable[str], encryption: Encryption
 ) -> Endpoint:
-    """Add an endpoint whose receiver fetches its events."""
+    """Add an endpoint whose receiver fetches its events; raises QuotaReached."""
     with database.transaction() as tx:
+        _require_room(tx, author)
         endpoint = pull.add_pull_endpoint(
             tx, author.project_id, name=name, event_types=event_types, now=author.at, encryption=encryption
         )
@@ -143,6 +146,10 @@ def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
     if endpoint is None:
         raise NotFound(f"there is no endpoint {endpoint_id} in this project")
     return endpoint
+
+
+def _require_room(tx: Transaction, author: Author) -> None:
+    quota_use.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
 
 
 def _require_allowed(url: str, address_policy: AddressPolicy) -> None:

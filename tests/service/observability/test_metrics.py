@@ -36,6 +36,7 @@ from tests.service.watched import Watched, watched
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 UNITS = (
+    "ratio",
     "seconds",
     "observations",
     "requests",

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word
+from evalstop_service.rules.quotas import Quotas
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id
 
@@ -40,6 +41,7 @@ projects = sa.Table(
     sa.Column("cases_per_key_and_day", sa.Integer, nullable=False, server_default="20"),
     sa.Column("price_per_gpu_hour", sa.Double),  # NULL: not said
     sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
+    sa.Column("quotas", StructJson(Quotas), nullable=False, server_default="{}"),  # what is left out has its default
     sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that fits a metric's name
 )
 

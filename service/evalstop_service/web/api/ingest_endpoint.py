@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
 
 from evalstop_service.clock import Clock
+from evalstop_service.errors import QuotaReached
 from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
@@ -107,6 +108,8 @@ class IngestEndpoint:
         try:
             receipt = await self._committer.submit(message)
         except Exception as error:
+            if isinstance(error, QuotaReached):
+                self._committer.count_refused(f"quota {error.quota}")
             await _answer_error(error, scope, receive, send)
             return
         document = receipt_json(receipt, self._clock())

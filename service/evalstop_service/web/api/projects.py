@@ -11,8 +11,9 @@ from pydantic import Field
 
 from evalstop_service.decisions import pause, second_person
 from evalstop_service.projects import api_keys, project_settings
-from evalstop_service.projects.project_settings import NewProject, ProjectChange
+from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
 from evalstop_service.store import projects
+from evalstop_service.store.audit import Author
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -20,6 +21,9 @@ from evalstop_service.web.api.schemas import Answer, Body, Line, Name, ProjectOu
 from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
+
+
+ProjectId = Annotated[UUID, Path(description="`id` of the project, as listed")]
 
 
 class ProjectPauseIn(Body):
@@ -60,7 +64,7 @@ def list_projects(_key: Installation, database: Db) -> ProjectList:
 
 @router.post("/projects/{project_id}/keys", status_code=201)
 def create_project_key(
-    project_id: Annotated[UUID, Path(description="`id` of the project, as listed")],
+    project_id: ProjectId,
     body: KeyIn,
     key: Installation,
     database: Db,
@@ -70,6 +74,13 @@ def create_project_key(
     actor = f"key {key.name}"
     made, secret = api_keys.create_key(database, project_id, actor, body.name, body.scopes, now, body.limits)
     return NewKeyOut.model_validate(vars(made) | {"key": secret})
+
+
+@router.put("/projects/{project_id}/quotas")
+def set_quotas(project_id: ProjectId, body: QuotasIn, key: Installation, database: Db, now: Now) -> ProjectOut:
+    """Set the quotas of a project; those left out get their defaults. A project's own keys cannot change them."""
+    author = Author(project_id, f"key {key.name}", now)
+    return ProjectOut.model_validate(project_settings.set_quotas(database, author, body))
 
 
 @router.get("/project")

@@ -179,6 +179,9 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "evalstop_outbox_oldest_waiting_seconds", "How long ago the oldest delivery was made that is not held."
     )
+    quota_use = GaugeMetricFamily(
+        "evalstop_quota_use_ratio", "The largest share of a quota that a project uses, from 0 to 1.", labels=["quota"]
+    )
     if found is not None:
         running.add_metric([], found.running_runs)
         stale.add_metric([], found.stale_runs)
@@ -193,4 +196,6 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
             waiting.add_metric([name], getattr(found, name))
         due.add_metric([], found.oldest_due_seconds)
         oldest.add_metric([], found.oldest_waiting_seconds)
-    yield from (up, running, stale, no_data, paused, on_hold, awaited, left_alone, waiting, due, oldest)
+        for quota, share in found.quota_use.items():
+            quota_use.add_metric([quota], share)
+    yield from (up, running, stale, no_data, paused, on_hold, awaited, left_alone, waiting, due, oldest, quota_use)

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from evalstop_service.clock import in_utc, rfc3339
+from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind
 from evalstop_service.rules.fields import Body as Body
 from evalstop_service.rules.fields import Integral as Integral
@@ -181,6 +182,12 @@ class OutcomeIn(Body):
     note: Line = Field("", description="for people")
 
 
+class QuotasOut(QuotasIn):
+    """The most of each that the project may have; whoever runs the installation sets them."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
 class ProjectOut(Answer):
     """A project with its settings."""
 
@@ -202,6 +209,7 @@ class ProjectOut(Answer):
         description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
     )
     held_out_share: float = Field(description="of its stops: held out at random, to learn whether they are right")
+    quotas: QuotasOut = Field(description="the most that it may have of runs, metrics, keys, endpoints and policies")
     second_person: bool = Field(description="what ends jobs, or lets more be ended, takes two people")
     case_seconds: float = Field(description="an attempt that lasted less does not count towards a rollout stage")
     case_evals: int = Field(description="one with fewer finite evals does not count towards a rollout stage")

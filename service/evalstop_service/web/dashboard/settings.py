@@ -22,7 +22,7 @@ from evalstop_service.projects.project_settings import (
     parse_names,
 )
 from evalstop_service.security.scopes import EVERY
-from evalstop_service.store import audit, keys
+from evalstop_service.store import audit, keys, quota_use
 from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
 from evalstop_service.web.dashboard import forms
@@ -234,6 +234,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
         listed = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
+        used = quota_use.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
         open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "secret": None, "written": {}} | overrides
     project = visitor.project
@@ -247,6 +248,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
             (title, [(setting, _field_value(project, setting, values["written"])) for setting in settings])
             for title, settings in GROUPS
         ],
+        quotas=used,
         patterns=values["written"].get("patterns") or "\n".join(map(_format_pattern, project.role_patterns)),
         keys=sorted(listed, key=lambda key: (key.revoked_at is not None, key.created_at)),
         sessions=open_sessions,

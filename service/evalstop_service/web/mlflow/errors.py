@@ -76,7 +76,8 @@ def problem_response(problem: Problem) -> JSONResponse:
     return _error_response(convert_problem(problem), problem.headers)
 
 
-def _handle_error(_request: Request, error: Exception) -> JSONResponse:
+def _handle_error(request: Request, error: Exception) -> JSONResponse:
+    problems.count_refusal(request, error)
     if isinstance(error, MlflowError):
         return _error_response(error)
     if isinstance(error, RequestValidationError):

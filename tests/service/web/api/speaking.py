@@ -35,6 +35,14 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "price_per_gpu_hour": 2.5,
         "currency": "EUR",
     },
+    ("PUT", "/projects/{project_id}/quotas"): {
+        "open_runs": 20_000,
+        "runs_per_day": 60_000,
+        "metrics_per_run": 6_000,
+        "keys": 2_000,
+        "endpoints": 300,
+        "policies": 2_000,
+    },
     ("PATCH", "/project"): {
         "default_policy": "paper",
         "default_mode": "shadow",

@@ -23,6 +23,7 @@ ACTIONS = {
     ("POST", "/project/resume"): "project.resumed",
     ("POST", "/keys"): "key.made",
     ("POST", "/projects/{project_id}/keys"): "key.made",
+    ("PUT", "/projects/{project_id}/quotas"): "project.quotas_set",
     ("DELETE", "/keys/{key_id}"): "key.revoked",
     ("POST", "/keys/{key_id}/rotate"): "key.rotated",
     ("DELETE", "/sessions/{session_id}"): "session.ended",

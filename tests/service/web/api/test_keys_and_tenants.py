@@ -106,7 +106,12 @@ MAY: dict[tuple[str, str], set[str]] = {
 }
 """The scopes that open each route of a project, `admin` aside, which opens them all."""
 
-LANDLORD = {("GET", "/projects"), ("POST", "/projects"), ("POST", "/projects/{project_id}/keys")}
+LANDLORD = {
+    ("GET", "/projects"),
+    ("POST", "/projects"),
+    ("POST", "/projects/{project_id}/keys"),
+    ("PUT", "/projects/{project_id}/quotas"),
+}
 """The routes that a key to the installation opens, and no other key."""
 
 

@@ -16,6 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, GuardKind
 from evalstop_service.store.database import Database
+from evalstop_service.store.quota_use import COUNTED
 from evalstop_service.web.api.prometheus import Installation
 from promql_parser import VectorSelector
 
@@ -49,6 +50,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
         found[f"evalstop_{name}"] = {}
     found["evalstop_on_hold_stops"] = {"guard": set(GuardKind)}
     found["evalstop_awaited_stops"] = {"state": set(AWAITING_CONFIRMATION)}
+    found["evalstop_quota_use_ratio"] = {"quota": set(COUNTED)}
     found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return found
 

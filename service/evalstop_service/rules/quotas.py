@@ -1,0 +1,65 @@
+"""Quotas: the most of each thing that a project may have, so that one fills no installation. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+LEAST_METRICS = 100
+"""No quota of metrics is lower: up to here they are not counted."""
+
+_Most = Annotated[int, Meta(ge=1, le=100_000_000)]
+
+
+class Quota(StrEnum):
+    """What there is a quota of."""
+
+    OPEN_RUNS = "open_runs"
+    RUNS_PER_DAY = "runs_per_day"
+    METRICS_PER_RUN = "metrics_per_run"
+    KEYS = "keys"
+    ENDPOINTS = "endpoints"
+    POLICIES = "policies"
+
+    @property
+    def passes(self) -> bool:
+        """Whether there may be room again by waiting."""
+        return self in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY)
+
+
+class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
+    """The most that a project may have: runs that have not ended, runs opened in a day (UTC), metrics of a run, keys in
+    use, endpoints, and versions of policies."""
+
+    open_runs: _Most = 10_000
+    runs_per_day: _Most = 50_000
+    metrics_per_run: Annotated[int, Meta(ge=LEAST_METRICS, le=100_000_000)] = 5_000
+    keys: _Most = 1_000
+    endpoints: _Most = 200
+    policies: _Most = 1_000
+
+    def get(self, quota: Quota) -> int:
+        """The quota of one thing."""
+        most: int = getattr(self, quota)
+        return most
+
+
+def begin_day(now: datetime) -> datetime:
+    """The begin of the day of a moment in UTC."""
+    return now.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def first_id(moment: datetime) -> UUID:
+    """The lowest UUIDv7 that can be made at a moment."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)
+
+
+def seconds_to_wait(quota: Quota, now: datetime) -> float | None:
+    """When to ask again where a quota is reached; None where waiting makes no room."""
+    if quota is Quota.RUNS_PER_DAY:
+        return (begin_day(now) + timedelta(days=1) - now).total_seconds()
+    return 60.0 if quota.passes else None

@@ -1,0 +1,75 @@
+"""How much of its quotas each project uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.errors import QuotaReached
+from evalstop_service.rules.quotas import Quota, begin_day, first_id, seconds_to_wait
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.projects import Project
+from evalstop_service.store.tables import endpoints, keys, policies, projects, runs
+
+COUNTED = (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY, Quota.KEYS, Quota.ENDPOINTS, Quota.POLICIES)
+"""What is counted by project; metrics are counted by run, where they come in."""
+
+
+@dataclass(frozen=True)
+class QuotaUse:
+    """How many there are of one thing in a project, and the most there may be."""
+
+    quota: Quota
+    used: int
+    most: int
+
+
+def require_room(tx: Transaction, project: Project, quota: Quota, now: datetime, *, added: int = 0) -> None:
+    """Raise QuotaReached when a project has all that it may have of this; `added`: in this transaction already."""
+    most = project.quotas.get(quota) + added
+    table, condition = _counted(quota, now)
+    # No further than the quota: of a project that is far from it all are read, of none more than it may have.
+    found = sa.select(sa.literal(1)).select_from(table).where(table.c.project_id == project.id, condition).limit(most)
+    if tx.execute(sa.select(sa.func.count()).select_from(found.subquery())).scalar_one() >= most:
+        raise QuotaReached(quota, most - added, seconds_to_wait(quota, now))
+
+
+def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> dict[UUID, list[QuotaUse]]:
+    """What projects use of their quotas: one, or all."""
+    counts = []
+    for quota in COUNTED:
+        table, condition = _counted(quota, now)
+        counts.append(sa.select(sa.func.count()).where(table.c.project_id == projects.c.id, condition))
+    query = sa.select(projects.c.id, projects.c.quotas, *(count.scalar_subquery() for count in counts))
+    if project_id is not None:
+        query = query.where(projects.c.id == project_id)
+    return {
+        row[0]: [QuotaUse(quota, used, row[1].get(quota)) for quota, used in zip(COUNTED, row[2:], strict=True)]
+        for row in tx.execute(query)
+    }
+
+
+def find_highest_use(tx: Transaction, now: datetime) -> dict[Quota, float]:
+    """Of each quota the largest share that a project uses."""
+    uses = [use for used in load_use(tx, now).values() for use in used]
+    return {quota: max((one.used / one.most for one in uses if one.quota is quota), default=0.0) for quota in COUNTED}
+
+
+def _counted(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElement[bool]]:
+    """What counts towards a quota: rows of a table."""
+    match quota:
+        case Quota.OPEN_RUNS:
+            return runs, runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
+        case Quota.RUNS_PER_DAY:
+            return runs, runs.c.id >= first_id(begin_day(now))
+        case Quota.KEYS:
+            in_use = keys.c.revoked_at.is_(None) & sa.or_(keys.c.expires_at.is_(None), keys.c.expires_at > now)
+            return keys, in_use
+        case Quota.ENDPOINTS:
+            return endpoints, endpoints.c.deleted_at.is_(None)
+        case Quota.POLICIES:
+            return policies, sa.true()
+    raise AssertionError(f"{quota} is not counted by project")

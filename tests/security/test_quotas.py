@@ -1,0 +1,153 @@
+"""A project has so much of each thing: past it requests are refused, say so, and are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_service.clock import utc_now
+from evalstop_service.errors import QuotaReached
+from evalstop_service.projects import api_keys
+from evalstop_service.rules.quotas import Quota, Quotas, first_id, seconds_to_wait
+from evalstop_service.store import projects, quota_use
+from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.observations import PostedObservation
+
+from tests.fixtures.projects import create_project
+from tests.fixtures.serving import serving
+from tests.service.scenes import set_up
+from tests.service.web.api.speaking import BODIES, ENDPOINT, problem, said
+
+NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=3)
+
+
+def limit(database: Database, name: str, quotas: Quotas) -> None:
+    with database.transaction() as tx:
+        project = projects.find_project_by_name(tx, name)
+        assert project is not None
+        projects.update_project(tx, replace(project, quotas=quotas))
+
+
+@pytest.fixture
+def client(embedded_database: Database) -> Iterator[httpx.Client]:
+    """A client with the only key of a project whose quotas are narrow."""
+    create_project(embedded_database, "p", "enforce", 3600.0, utc_now(), "paper")
+    limit(embedded_database, "p", NARROW)
+    key = api_keys.create_named_key(embedded_database, "p", "all", ["admin"], utc_now())[1]
+    headers = {"Authorization": f"Bearer {key}"}
+    with (
+        serving(embedded_database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False) as client,
+    ):
+        yield client
+
+
+def count_refused(client: httpx.Client, quota: Quota) -> float:
+    lines = httpx.get(client.base_url.copy_with(path="/metrics"), trust_env=False).text.splitlines()
+    found = [line for line in lines if line.startswith(f'evalstop_refused_requests_total{{reason="quota {quota}"}}')]
+    return float(found[0].split()[-1]) if found else 0.0
+
+
+def test_each_quota_is_refused_by_its_name(client: httpx.Client) -> None:
+    """What is past a quota is refused with one code, 429 where waiting helps; what was there before still works."""
+    runs = [said(client.post("/runs", json={"name": f"r{index}"}), 201)["id"] for index in range(2)]
+    policy = BODIES["POST", "/policies"]
+    past: dict[Quota, tuple[int, Callable[[], httpx.Response]]] = {
+        Quota.OPEN_RUNS: (429, lambda: client.post("/runs", json={"name": "one more"})),
+        Quota.KEYS: (409, lambda: client.post("/keys", json={"name": "k3", "scopes": ["read"]})),
+        Quota.ENDPOINTS: (409, lambda: client.post("/endpoints", json=ENDPOINT | {"url": "http://127.0.0.1:8/"})),
+        Quota.POLICIES: (409, lambda: client.post("/policies", json=policy | {"min_evals": 30})),
+        Quota.METRICS_PER_RUN: (409, lambda: post_metrics(client, runs[0], 101)),
+    }
+    said(client.post("/keys", json={"name": "k2", "scopes": ["read"]}), 201)
+    said(client.post("/endpoints", json=ENDPOINT), 201)
+    for evals in (10, 20):
+        said(client.post("/policies", json=policy | {"min_evals": evals}), 201)
+    said(post_metrics(client, runs[0], 100), 200)
+    for quota, (status, ask) in past.items():
+        refused = problem(ask(), status)
+        assert refused["code"] == "quota_reached"
+        assert quota in refused["detail"]
+        assert count_refused(client, quota) == 1
+    said(client.post("/policies", json=policy | {"min_evals": 20}), 201)  # the latest once more
+    said(client.post("/runs", json={"name": "r0"}), 200)
+    said(post_metrics(client, runs[0], 100, step=2), 200)
+    said(client.post(f"/runs/{runs[0]}/finish", json={"status": "completed"}), 200)
+    said(client.post("/runs", json={"name": "r2"}), 201)
+    said(client.post(f"/runs/{runs[1]}/finish", json={"status": "completed"}), 200)
+    late = client.post("/runs", json={"name": "r3"})
+    assert Quota.RUNS_PER_DAY in problem(late, 429)["detail"]
+    assert 0 < int(late.headers["retry-after"]) <= 86_400
+
+
+def post_metrics(client: httpx.Client, run_id: str, count: int, step: int = 1) -> httpx.Response:
+    points = [{"metric": f"m{index}", "step": step, "value": 0.5} for index in range(count)]
+    return client.post(f"/runs/{run_id}/observations", json={"observations": points})
+
+
+def test_nothing_of_a_batch_past_the_quota_is_stored(database: Database) -> None:
+    """A batch with one metric too many is refused whole, however many came before; known metrics go on."""
+    scene = set_up(database)
+    with database.transaction() as tx:
+        project = projects.get_project(tx, scene.project_id)
+        projects.update_project(tx, replace(project, quotas=Quotas(metrics_per_run=150)))
+    run = scene.open()
+
+    def points(first: int, last: int, step: int) -> list[PostedObservation]:
+        return [PostedObservation(f"m{index}", step, 0.5) for index in range(first, last)]
+
+    assert scene.post(run, points(0, 150, 1)).accepted == 150
+    with pytest.raises(QuotaReached, match="metrics_per_run"):
+        scene.post(run, points(140, 151, 2))
+    assert scene.post(run, points(140, 150, 2)).accepted == 10
+
+
+def test_use_is_counted_by_project(database: Database) -> None:
+    """What a project uses is its own, to the present day; a project at its quota stands out among all."""
+    scene, other = set_up(database), set_up(database)
+    now = datetime.now(UTC)
+    scene.open()
+    with database.reading() as tx:
+        used = {use.quota: use.used for use in quota_use.load_use(tx, now, scene.project_id)[scene.project_id]}
+        tomorrow = quota_use.load_use(tx, now + timedelta(days=1))
+        assert {use.quota: use.used for use in tomorrow[scene.project_id]}[Quota.RUNS_PER_DAY] == 0
+        assert {use.quota: use.used for use in tomorrow[other.project_id]}[Quota.OPEN_RUNS] == 0
+    assert used == {
+        Quota.OPEN_RUNS: 1,
+        Quota.RUNS_PER_DAY: 1,
+        Quota.KEYS: 0,
+        Quota.ENDPOINTS: 0,
+        Quota.POLICIES: 2,
+    }
+    with database.transaction() as tx:
+        project = projects.get_project(tx, scene.project_id)
+        projects.update_project(tx, replace(project, quotas=Quotas(open_runs=1)))
+        assert quota_use.find_highest_use(tx, now)[Quota.OPEN_RUNS] == 1.0
+
+
+def test_a_day_ends_at_midnight() -> None:
+    """Ids made at a moment are not below the lowest of that moment, and a day's quota is free the next day in UTC."""
+    assert (
+        first_id(datetime.now(UTC) - timedelta(seconds=1))
+        < new_id()
+        < first_id(datetime.now(UTC) + timedelta(seconds=1))
+    )
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert seconds_to_wait(Quota.RUNS_PER_DAY, noon) == 43_200.0
+    assert seconds_to_wait(Quota.KEYS, noon) is None
+
+
+def test_a_project_does_not_raise_its_quotas(client: httpx.Client, embedded_database: Database) -> None:
+    """Whoever runs the installation does, by a key of its own."""
+    project_id = said(client.get("/project"), 200)["id"]
+    path, wanted = f"/projects/{project_id}/quotas", {"open_runs": 5}
+    problem(client.put(path, json=wanted), 403)
+    key = api_keys.create_named_key(embedded_database, None, "root", ["admin"], utc_now())[1]
+    headers = {"Authorization": f"Bearer {key}"}
+    changed: dict[str, Any] = said(client.put(path, json=wanted, headers=headers), 200)["quotas"]
+    assert (changed["open_runs"], changed["keys"]) == (5, Quotas().keys)
