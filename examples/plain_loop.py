@@ -9,7 +9,7 @@ import os
 import random
 from pathlib import Path
 
-from evalstop_client import Run
+import evalstop
 
 WEIGHTS, POINTS, STEPS, EVAL_EVERY = 40, 25, 100_000, 50
 random.seed(1)
@@ -33,8 +33,8 @@ folder.mkdir(exist_ok=True)
 # The role of each metric that is to be watched: `eval` is the score that people care about; here lower is better.
 metrics = {"held_out_loss": {"role": "eval", "direction": "minimize"}, "loss": {"role": "loss"}}
 
-with Run(
-    name=os.environ.get("EVALSTOP_RUN_NAME", "plain-loop"), metrics=metrics, policy="paper", mode="enforce"
+with evalstop.init(
+    os.environ.get("EVALSTOP_RUN_NAME", "plain-loop"), metrics=metrics, policy="paper", mode="enforce"
 ) as run:
     for step in range(STEPS):
         wrong = errors(weights, training)

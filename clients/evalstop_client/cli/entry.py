@@ -7,6 +7,7 @@ What is installed beside the client adds commands by the entry point group `eval
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -46,6 +47,8 @@ class Addition(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command: 0 it is done, 1 it could not be, or something blocks a stop, 2 it was asked for wrongly."""
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else ""
     additions = [] if name in COMMANDS else load_additions()
@@ -84,12 +87,21 @@ def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse
             import_module(module).add_to(commands, text)
         else:
             commands.add_parser(command, help=text)
+    for addition in additions:
+        for command in addition.COMMANDS:
+            commands.add_parser(command)  # without a text it is not listed twice
     return root
 
 
 def load_additions() -> list[Addition]:
     """What is installed beside the client."""
     return [cast(Addition, point.load()) for point in entry_points(group=GROUP)]
+
+
+def _complete() -> None:
+    """Answer a shell that asks by argcomplete what may follow, and end."""
+    words = os.environ.get("COMP_LINE", "").split()[1:]
+    import_module("argcomplete").autocomplete(parser(words, load_additions()))
 
 
 def _describe(additions: Sequence[Addition]) -> str:

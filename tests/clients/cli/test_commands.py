@@ -186,6 +186,20 @@ def test_what_others_add_is_listed() -> None:
     assert "fly                  Leave the ground." in parser([], [FakeAddition()]).format_help()
 
 
+def test_the_shell_is_told_what_may_follow(tmp_path: Path) -> None:
+    """Completion by argcomplete: commands, their verbs and their options."""
+    pytest.importorskip("argcomplete")
+    for line, expected in (
+        ("evalstop run", ["runs"]),
+        ("evalstop runs ", ["ls", "show"]),
+        ("evalstop key r", ["revoke"]),
+    ):
+        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+        stdout = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words"), "_ARGCOMPLETE_IFS": "\n"}
+        subprocess.run([sys.executable, "-m", "evalstop_client.cli"], env=asked | stdout, check=True)
+        assert {word.strip() for word in (tmp_path / "words").read_text().splitlines()} >= set(expected)
+
+
 def test_no_command_waits_for_the_server() -> None:
     """Version, help and a list are there without the web framework, and so is the line of the service itself."""
     script = """
