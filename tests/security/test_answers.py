@@ -12,6 +12,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.security.scopes import Grants, parse_grants
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from pydantic import ValidationError
 
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
@@ -104,3 +105,12 @@ def test_an_address_in_other_letters_is_nobody_s(address: str) -> None:
     assert Grants(entries).find_roles(claims) == {}
     with pytest.raises(ValueError, match="ASCII"):
         parse_grants(f'[{{"email": "{address}", "project": "p", "role": "admin"}}]')
+
+
+def test_session_secrets_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that could be guessed from a cookie is refused at the start."""
+    monkeypatch.setenv("EVALSTOP_SESSION_SECRET", "s" * 31)
+    with pytest.raises(ValidationError, match="session_secret"):
+        Settings()
+    monkeypatch.setenv("EVALSTOP_SESSION_SECRET", "s" * 32)
+    assert Settings().session_secret is not None

@@ -122,3 +122,18 @@ def test_what_lets_more_be_ended_needs_a_fresh_sign_in(people: People, path: str
     sign_in(dana)
     assert people.post(dana, path, **form).status_code in (200, 303)
     assert len(said(dana.get("/audit"), 200)["items"]) == len(before) + (path != "/settings")
+
+
+def test_letting_more_be_ended_by_a_second_word_needs_a_fresh_sign_in(people: People) -> None:
+    """So does an admin's word for another's proposal; after it the page shows the proposal again."""
+    dana, eve = people.person("dana", "admin"), people.person("eve", "admin")
+    said(dana.patch("/project", json={"max_mode": "shadow", "default_mode": "shadow", "second_person": True}), 200)
+    said(dana.patch("/project", json={"max_mode": "enforce"}), 202)
+    (proposal,) = said(eve.get("/proposals"), 200)["items"]
+    people.now += timedelta(seconds=FRESH_SECONDS + 1)
+    refused = people.post(eve, f"/proposals/{proposal['id']}/confirm")
+    assert (refused.status_code, refused.headers["location"]) == (303, "/login?next=%2F%23proposals&again=1")
+    assert said(eve.get("/project"), 200)["max_mode"] == "shadow"
+    sign_in(eve)
+    assert people.post(eve, f"/proposals/{proposal['id']}/confirm").status_code == 303
+    assert said(eve.get("/project"), 200)["max_mode"] == "enforce"

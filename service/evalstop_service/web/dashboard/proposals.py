@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
@@ -16,22 +16,22 @@ router = APIRouter(prefix="/proposals/{proposal_id}", route_class=PageRoute)
 
 
 @router.post("/confirm")
-def confirm_proposal(proposal_id: UUID, request: Request, site: SiteOf, visitor: Operator) -> Response:
+def confirm_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Confirm what somebody else, or the service, proposes."""
-    _require_right(proposal_id, request, site, visitor)
+    _require_right(proposal_id, site, visitor)
     second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id)
     return RedirectResponse("/#proposals", 303)
 
 
 @router.post("/refuse")
-def refuse_proposal(proposal_id: UUID, request: Request, site: SiteOf, visitor: Operator) -> Response:
+def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Refuse a proposal, or take back one's own."""
-    _require_right(proposal_id, request, site, visitor)
+    _require_right(proposal_id, site, visitor)
     second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)
     return RedirectResponse("/#proposals", 303)
 
 
-def _require_right(proposal_id: UUID, request: Request, site: Site, visitor: Visitor) -> None:
+def _require_right(proposal_id: UUID, site: Site, visitor: Visitor) -> None:
     """Raise unless the visitor may speak: of what lets more be ended, an admin who has just signed in."""
     with site.database.reading() as tx:
         proposal = second_person.find_proposal(tx, visitor.project.id, proposal_id)
@@ -39,4 +39,4 @@ def _require_right(proposal_id: UUID, request: Request, site: Site, visitor: Vis
         if not visitor.role.covers(VisitorRole.ADMIN):
             raise Forbidden(f"You are signed in as {visitor.role}. This needs the role admin.")
         if not visitor.has_just_signed_in(site.clock()):
-            raise SignInOutdated(request.url.path)
+            raise SignInOutdated("/#proposals")

@@ -189,6 +189,9 @@ def test_what_trainers_and_receivers_do_is_written_down(service: Service) -> Non
     (event,) = said(admin.post(f"/pull/endpoints/{endpoint_id}/claim", json=claiming), 200)["events"]
     settling = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": 202}
     said(admin.post(f"/pull/endpoints/{endpoint_id}/settle", json=settling), 200)
+    decision_id = json.loads(event["body"])["data"]["decision"]["id"]
+    reported = {"state": "acknowledged", "actor": "slurm"}
+    said(admin.post(f"/decisions/{decision_id}/report", json=reported), 200)
     said(trainer.post("/runs", json=opening | {"labels": {"slurm_job_id": "2"}}), 200)
     said(trainer.post(f"/runs/{run_id}/resume", json={"step": 1}), 200)
     said(trainer.post(f"/runs/{run_id}/finish", json={"status": "failed"}), 200)
@@ -208,6 +211,8 @@ def test_what_trainers_and_receivers_do_is_written_down(service: Service) -> Non
         {"deliveries": [event["delivery_id"]]},
     )
     assert settled["details"]["status"] == 202
+    (report,) = log(admin, action="decision.reported")
+    assert (report["actor"], report["details"]["said_by"]) == ("key test", "slurm")
 
 
 def test_the_log_is_exported_in_the_order_of_its_chain(service: Service) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -264,3 +264,19 @@ def test_half_a_provider_is_refused() -> None:
     """What is missing is named."""
     with pytest.raises(ValidationError, match="EVALSTOP_OIDC_GRANTS"):
         Settings(oidc_issuer="https://id.example", oidc_client_id="x")
+
+
+def test_the_provider_sends_people_back_to_the_public_address(
+    embedded_database: Database, issuer: str, now: datetime
+) -> None:
+    """Whatever host a request names, as one that a stranger has somebody follow would."""
+    settings = Settings(
+        public_url="https://evalstop.example",
+        oidc_issuer=issuer,
+        oidc_client_id=CLIENT_ID,
+        oidc_grants=json.dumps(GRANTS),
+    )
+    with serving(embedded_database, lambda: now, settings) as address:
+        answer = httpx.get(f"{address}/openid/start", headers={"Host": "evil.example"}, trust_env=False)
+    sent = parse_qs(urlsplit(answer.headers["location"]).query)
+    assert sent["redirect_uri"] == ["https://evalstop.example/openid/callback"]
