@@ -80,6 +80,7 @@ from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.senders import create_identify
+from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -152,6 +153,21 @@ def create_address_policy(settings: Settings) -> AddressPolicy:
     return _parse("WEBHOOK_NETWORKS", parse_address_policy, settings.webhook_networks)
 
 
+def create_mail_settings(settings: Settings) -> MailSettings | None:
+    """The SMTP server that the settings name."""
+    if settings.smtp_host is None or settings.email_from is None:
+        return None
+    return MailSettings(
+        host=settings.smtp_host,
+        port=settings.smtp_port,
+        encryption=settings.smtp_encryption,
+        user=settings.smtp_user,
+        password=_secret(settings.smtp_password),
+        sender=settings.email_from,
+        domains=tuple(part.strip().lower() for part in (settings.email_domains or "").split(",") if part.strip()),
+    )
+
+
 def check_settings(settings: Settings) -> None:
     """Raise InvalidSetting unless the rooms below can read their settings."""
     create_encryption(settings)
@@ -203,6 +219,7 @@ def create_app(
         create_encryption(settings),
         settings.delivery_timeout_seconds,
         settings.public_url,
+        create_mail_settings(settings),
         shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
     )
     forwarder = _create_forwarder(settings, database, clock, service_metrics)
@@ -334,7 +351,11 @@ def _import_in_background() -> None:
 async def _deliver(
     settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
-    async with Sender(settings.delivery_timeout_seconds, address_policy=create_address_policy(settings)) as sender:
+    async with Sender(
+        settings.delivery_timeout_seconds,
+        address_policy=create_address_policy(settings),
+        mail=create_mail_settings(settings),
+    ) as sender:
         worker = DeliveryWorker(
             database,
             sender,

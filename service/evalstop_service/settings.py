@@ -242,6 +242,37 @@ class WebhookSettings(_Group):
         return self
 
 
+class EmailSettings(_Group):
+    """E-mail"""
+
+    smtp_host: str | None = None
+    """SMTP server for endpoints of the format `email`. None sends no e-mail."""
+
+    smtp_port: Port = 587
+    """Port of the SMTP server."""
+
+    smtp_encryption: Literal["starttls", "tls", "none"] = "starttls"
+    """`starttls`, `tls` from the first byte on, or `none` for a server on the same machine."""
+
+    smtp_user: str | None = None
+    """Name to sign in with. None does not sign in."""
+
+    smtp_password: SecretStr | None = None
+    """Password to sign in with."""
+
+    email_from: str | None = None
+    """Address that messages come from; needed with `EVALSTOP_SMTP_HOST`."""
+
+    email_domains: str | None = None
+    """Domains, separated by commas, in which the owners of runs get e-mail. None sends it to no owner."""
+
+    @model_validator(mode="after")
+    def _check_sender(self) -> Self:
+        if self.smtp_host is not None and not re.fullmatch(r"[^\s@<>]+@[^\s@<>]+", self.email_from or ""):
+            raise ValueError("EVALSTOP_EMAIL_FROM: with EVALSTOP_SMTP_HOST it must be an address such as a@example.org")
+        return self
+
+
 class ObservabilitySettings(_Group):
     """Observability"""
 
@@ -263,7 +294,7 @@ class ObservabilitySettings(_Group):
 
 GROUPS = (
     *(DatabaseSettings, HttpSettings, IngestionSettings, MlflowSettings, ProjectSettings),
-    *(SignInSettings, WebhookSettings, ObservabilitySettings),
+    *(SignInSettings, WebhookSettings, EmailSettings, ObservabilitySettings),
 )
 
 
@@ -275,6 +306,7 @@ class Settings(
     ProjectSettings,
     SignInSettings,
     WebhookSettings,
+    EmailSettings,
     ObservabilitySettings,
     BaseSettings,
 ):

@@ -39,6 +39,7 @@ BEYOND_SCHEMA = {
     r"expires_at: it lies in the past": "what is past depends on the clock",
     r"/networks/": "no regular expression knows the bits of a network",
     r"endpoint_ids: (they bind|there is no)": "a key is bound by its scopes, and to endpoints on record",
+    r"go with the format email": "JSON Schema could relate the two, and generated clients could not read it",
     r"/url: ": "names are resolved, and the installation says which networks webhooks may reach",
 }
 """What may be said when data is refused that the document allows, and why JSON Schema cannot say it."""

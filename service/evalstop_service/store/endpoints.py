@@ -37,8 +37,8 @@ class Endpoint:
 
     `signing_key` signs along, for receivers that know `public_key` alone and can forge nothing.
 
-    `format` is `standard` or `slack`. `failures` have come one after the other, up to now; nothing is sent before
-    `open_until`.
+    `format` is `standard`, or one that people read. `failures` have come one after the other, up to now; nothing is
+    sent before `open_until`.
     """
 
     id: UUID

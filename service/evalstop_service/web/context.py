@@ -27,6 +27,7 @@ from evalstop_service.web.fair_shares import FairShares, Places
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.web.query_parameters import refuse_unknown_parameters
+from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
 
 
@@ -53,6 +54,7 @@ class Context:
     encryption: Encryption = field(default_factory=Encryption)
     delivery_timeout_seconds: float = 10.0
     public_url: str | None = None
+    mail: MailSettings | None = None
     pull_waiters: PullWaiters = field(default_factory=PullWaiters)
     shares: FairShares = field(default_factory=FairShares)
     scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))

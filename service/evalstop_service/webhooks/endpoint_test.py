@@ -18,6 +18,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import pull
 from evalstop_service.webhooks.channels import render_body
+from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.endpoints import require_enabled
 from evalstop_service.webhooks.events import build_data
@@ -45,6 +46,7 @@ def send_test_event(
     address_policy: AddressPolicy,
     encryption: Encryption,
     timeout_seconds: float,
+    mail: MailSettings | None = None,
     now: datetime,
 ) -> TestResult:
     """Send the event from this thread, which must not run an event loop; it is not a delivery and is not retried.
@@ -67,7 +69,7 @@ def send_test_event(
     headers = sign_headers(secrets, str(event_id), int(now.timestamp()), body)
 
     async def send() -> Answer:
-        async with Sender(timeout_seconds, address_policy=address_policy) as sender:
+        async with Sender(timeout_seconds, address_policy=address_policy, mail=mail) as sender:
             return await sender.send(endpoint.url, headers, body)
 
     answer = asyncio.run(send())

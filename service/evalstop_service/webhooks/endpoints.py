@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
@@ -20,6 +20,8 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import pull
+from evalstop_service.webhooks.channels import Format
+from evalstop_service.webhooks.email_addresses import SCHEME, is_mail_url
 
 MAX_URL_CHARACTERS = 2048
 
@@ -36,13 +38,15 @@ class EndpointChanges:
 
 def check_url(url: str) -> str:
     """The URL of an endpoint; raises ValueError unless events can be sent to it."""
+    if is_mail_url(url):
+        return url
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         usable = False
     if not usable or any(character.isspace() for character in url):
-        raise ValueError("an absolute http or https URL, as in https://receiver.example:8788/")
+        raise ValueError("an absolute http or https URL, as in https://receiver.example:8788/, or mailto:ADDRESS")
     if parts.username or parts.password:
         raise ValueError("no user or password in the URL; the signature is what proves the sender")
     return url
@@ -67,6 +71,7 @@ def create_endpoint(
 ) -> Endpoint:
     """Add an endpoint; raises AddressRefused when its URL is not allowed, and QuotaReached."""
     _require_allowed(url, address_policy)
+    _require_fitting(url, format)
     with database.transaction() as tx:
         _require_room(tx, author)
         endpoint = endpoints.add_endpoint(
@@ -103,6 +108,7 @@ def change_endpoint(
     with database.transaction() as tx:
         changed = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **vars(changes))
         endpoint = _require_present(changed, endpoint_id)
+        _require_fitting(endpoint.url, endpoint.format)
         record_endpoint_change(tx, author, "endpoint.changed", endpoint)
         return endpoint
 
@@ -137,9 +143,18 @@ def record_endpoint_change(
     tx: Transaction, author: Author, action: str, endpoint: Endpoint, details: Mapping[str, str | int] | None = None
 ) -> None:
     """Write to the audit log what was done to an endpoint."""
-    host = endpoint.url if endpoint.url.startswith(pull.PREFIX) else urlsplit(endpoint.url).hostname
-    recorded = {"host": host, "event_types": list(endpoint.event_types), "enabled": endpoint.enabled}
+    recorded = {"host": name_host(endpoint.url), "event_types": list(endpoint.event_types), "enabled": endpoint.enabled}
     author.record(tx, action, f"endpoint {endpoint.id}", recorded | dict(details or {}))
+
+
+def name_host(url: str) -> str:
+    """What may be said of an endpoint's URL to everybody: its path may be a secret."""
+    return url if url.startswith((pull.PREFIX, SCHEME)) else urlsplit(url).netloc
+
+
+def _require_fitting(url: str, endpoint_format: str) -> None:
+    if is_mail_url(url) != (endpoint_format == Format.EMAIL):
+        raise Invalid("url: mailto:ADDRESS and mailto:owner go with the format email, and it with them alone")
 
 
 def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
@@ -153,6 +168,6 @@ def _require_room(tx: Transaction, author: Author) -> None:
 
 
 def _require_allowed(url: str, address_policy: AddressPolicy) -> None:
-    objection = address_policy.find_url_objection(url)
+    objection = None if is_mail_url(url) else address_policy.find_url_objection(url)
     if objection is not None:
         raise AddressRefused(objection)

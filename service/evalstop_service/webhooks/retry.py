@@ -11,8 +11,9 @@ from evalstop_service.store.queue.leases import Dead, Delivered, Result, Retry
 GONE = 410
 """The endpoint wants no event any more and is disabled."""
 
-REJECTIONS = frozenset({400, 413, 415, 422})
-"""The endpoint has read the event and will always reject it. Other errors may pass: a deployment, a firewall."""
+REJECTIONS = frozenset({400, 413, 415, 422, 550, 551, 552, 553, 554})
+"""The endpoint has read the event and will always reject it; from 550 on, a mail server the address or the message.
+Other errors may pass: a deployment, a firewall."""
 
 MAX_PULL_RETRY_SECONDS = 60.0
 """The longest pause before an event that a receiver fetched and could not handle is offered again."""

@@ -23,7 +23,7 @@ from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChan
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
 
-URL = r"^[Hh][Tt][Tt][Pp][Ss]?://([^/?#@:\[\]\s\x00-\x1f\x7f-\x9f]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s\x00-\x1f\x7f-\x9f]*)?$"
+URL = r"^mailto:([^\s@,:;<>\x00-\x1f\x7f-\x9f]+@[A-Za-z0-9.-]+|owner)$|^[Hh][Tt][Tt][Pp][Ss]?://([^/?#@:\[\]\s\x00-\x1f\x7f-\x9f]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s\x00-\x1f\x7f-\x9f]*)?$"
 
 Address = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS), Plain, Rule(check_url, {"pattern": URL})]
 EventTypes = Annotated[
@@ -38,14 +38,17 @@ FormatIn = Annotated[Format, Field(strict=False)]
 class EndpointIn(Body):
     """A new endpoint."""
 
-    url: Address = Field(description="where events are posted to", examples=["https://receiver.example:8788/"])
+    url: Address = Field(
+        description="where events are posted to; with the format email mailto:ADDRESS or mailto:owner",
+        examples=["https://receiver.example:8788/"],
+    )
     event_types: EventTypes = Field(
         ["run.stop_requested"],
         description="the types of events that it gets; `*`: all that ask nobody to act",
         examples=[["run.stop_requested"], ["*"]],
     )
     format: FormatIn = Field(
-        Format.STANDARD, description="slack: a short text with blocks, as Slack's incoming webhooks take"
+        Format.STANDARD, description="standard for receivers; slack, teams (an adaptive card) and email for people"
     )
 
 
@@ -54,7 +57,7 @@ class EndpointChange(Body):
 
     url: Address | None = Field(None, description="waiting deliveries go there, too")
     event_types: EventTypes | None = Field(None, description="the types of events that it gets from now on")
-    format: FormatIn | None = Field(None, description="standard for receivers, slack for a channel of Slack")
+    format: FormatIn | None = Field(None, description="standard for receivers; slack, teams and email for people")
     enabled: bool | None = Field(None, description="false: nothing is sent there")
 
 

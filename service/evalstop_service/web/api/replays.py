@@ -87,6 +87,7 @@ def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: N
         address_policy=context.address_policy,
         encryption=context.encryption,
         timeout_seconds=context.delivery_timeout_seconds,
+        mail=context.mail,
         now=now,
     )
     return TestOut(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Query, Response
@@ -17,7 +16,7 @@ from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.store.queue import deliveries, pull
+from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
@@ -124,6 +123,7 @@ def test_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operator) -> Respons
         endpoint_id,
         address_policy=site.context.address_policy,
         timeout_seconds=site.context.delivery_timeout_seconds,
+        mail=site.context.mail,
         encryption=site.context.encryption,
         now=site.clock(),
     )
@@ -249,7 +249,7 @@ def _visible_address(endpoint: Endpoint, visitor: Visitor) -> str:
 
 
 def _host(target: Endpoint | Delivery) -> str:
-    return target.url if target.url.startswith(pull.PREFIX) else str(urlsplit(target.url).netloc)
+    return webhooks.name_host(target.url)
 
 
 def _parse_time(text: str, what: str) -> datetime:

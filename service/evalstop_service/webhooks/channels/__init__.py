@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
-from evalstop_service.webhooks.channels import slack
+from evalstop_service.webhooks.channels import email, slack, teams
 
 
 class Format(StrEnum):
@@ -12,8 +13,18 @@ class Format(StrEnum):
 
     STANDARD = "standard"
     SLACK = "slack"
+    TEAMS = "teams"
+    EMAIL = "email"
+
+
+_RENDER: dict[str, Callable[[str], str]] = {
+    Format.STANDARD: lambda body: body,
+    Format.SLACK: slack.render_message,
+    Format.TEAMS: teams.render_message,
+    Format.EMAIL: email.render_message,
+}
 
 
 def render_body(endpoint_format: str, body: str) -> str:
     """The body of an event in the format of an endpoint."""
-    return slack.render_message(body) if endpoint_format == Format.SLACK else body
+    return _RENDER[endpoint_format](body)

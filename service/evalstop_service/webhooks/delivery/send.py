@@ -1,4 +1,4 @@
-"""Sends one signed event over HTTP and returns the answer; never raises for what an endpoint does.
+"""Sends one signed event over HTTP, or as mail, and returns the answer; never raises for what an endpoint does.
 
 The address policy is checked in aiohttp's socket factory, for the address that the socket connects to: a name that
 resolves to another address afterwards changes nothing. The service has httpx as well, for OpenID Connect, which Authlib
@@ -18,6 +18,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
+from evalstop_service.webhooks.delivery.mail import Mailer, MailSettings
+from evalstop_service.webhooks.email_addresses import is_mail_url
 from evalstop_service.webhooks.retry import Answer
 
 BODY_LIMIT_BYTES = 1024
@@ -35,7 +37,8 @@ class Sender:
 
     `timeout_seconds`: for the whole of an attempt, from connecting to the last byte read, however slowly it drips.
     `connect_seconds`: for the connection alone, TLS included. `address_policy`: where events may go; None allows
-    public addresses alone. `resolver`: finds the addresses of a name; None asks the system.
+    public addresses alone. `resolver`: finds the addresses of a name; None asks the system. `mail`: the SMTP server;
+    None: there is none.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Sender:
         *,
         address_policy: AddressPolicy | None = None,
         resolver: AbstractResolver | None = None,
+        mail: MailSettings | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.connect_seconds = connect_seconds
         self._address_policy = address_policy or AddressPolicy()
         self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
+        self._mailer = Mailer(mail, timeout_seconds)
 
     async def __aenter__(self) -> Self:
         # No proxies or .netrc from the environment, no cookies, no unpacking of what may be a bomb.
@@ -76,9 +81,15 @@ class Sender:
     ) -> None:
         if self._session is not None:
             await self._session.close()
+        self._mailer.close()
 
-    async def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
-        """POST the body. A redirect is an answer like any other."""
+    async def send(self, url: str, headers: dict[str, str], body: bytes, event: str = "{}") -> Answer:
+        """POST the body, or send it by mail. A redirect is an answer like any other.
+
+        `event`: what the body was made of, which names the owner of its run.
+        """
+        if is_mail_url(url):
+            return await self._mailer.send(url, headers, body.decode(), event)
         assert self._session is not None, "the sender is used as a context manager"
         begun = time.perf_counter()
         code: int | None = None

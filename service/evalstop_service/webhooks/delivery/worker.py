@@ -316,7 +316,8 @@ class DeliveryWorker:
         return FinishedAttempt(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
     async def _send(self, claimed: ClaimedDelivery, now: datetime) -> Answer:
-        body = render_body(claimed.format, add_url(claimed.body, self._public_url, claimed.run_id)).encode()
+        event = add_url(claimed.body, self._public_url, claimed.run_id)
+        body = render_body(claimed.format, event).encode()
         try:
             headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:
@@ -326,7 +327,7 @@ class DeliveryWorker:
             "deliver", kind=SpanKind.CLIENT, run_id=run_id, delivery_id=delivery_id, attempt=claimed.attempts
         ) as span:
             PROPAGATOR.inject(headers)
-            answer = await self._sender.send(claimed.url, headers, body)
+            answer = await self._sender.send(claimed.url, headers, body, event)
             if answer.error is not None:
                 span.set_status(Status(StatusCode.ERROR, "not accepted"))
             return answer

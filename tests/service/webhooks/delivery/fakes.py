@@ -33,6 +33,7 @@ from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
+from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -293,10 +294,11 @@ async def deliver_until(
     service_metrics: ServiceMetrics | None = None,
     breaker: BreakerLimits | None = None,
     encryption: Encryption | None = None,
+    mail: MailSettings | None = None,
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
-    async with Sender(timeout_seconds=timeout_seconds, address_policy=LOOPBACK) as sender:
+    async with Sender(timeout_seconds=timeout_seconds, address_policy=LOOPBACK, mail=mail) as sender:
         worker = DeliveryWorker(
             database,
             sender,

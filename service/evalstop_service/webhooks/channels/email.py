@@ -1,0 +1,13 @@
+"""Events as e-mail: the subject, an empty line, and the text. Pure."""
+
+from __future__ import annotations
+
+from evalstop_service.webhooks.channels.message import read_message
+
+
+def render_message(body: str) -> str:
+    """The message for an event that is given as endpoints of the standard format get it."""
+    message = read_message(body)
+    details = [f"{title}: {detail}" for title, detail in message.details]
+    lines = [message.headline, "", f"{message.headline}.", *details, *([message.url] if message.url else [])]
+    return "\n".join([*lines, "", " · ".join(message.context), ""])

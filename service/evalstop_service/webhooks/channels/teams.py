@@ -1,0 +1,40 @@
+"""Events as Microsoft Teams' workflows and incoming webhooks take them: an adaptive card. Pure.
+
+Source: the reference of adaptive cards, version 1.4. Runs of text (`TextRun`) know no Markdown, so that what others
+wrote is shown as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from evalstop_service.webhooks.channels.message import read_message
+
+
+def render_message(body: str) -> str:
+    """The message for an event that is given as endpoints of the standard format get it; JSON both."""
+    message = read_message(body)
+    headline = [_run(message.before), _run(message.name, weight="Bolder"), _run(message.after)]
+    blocks = [_block([run for run in headline if run["text"]])]
+    blocks += [_block([_run(f"{title}: ", weight="Bolder"), _run(detail)]) for title, detail in message.details]
+    blocks.append(_block([_run(" · ".join(message.context), isSubtle=True, size="Small")]))
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": blocks,
+    }
+    if message.url:
+        card["actions"] = [{"type": "Action.OpenUrl", "title": "Open in EvalStop", "url": message.url}]
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return msgspec.json.encode({"type": "message", "attachments": [attachment]}).decode()
+
+
+def _block(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "RichTextBlock", "inlines": runs}
+
+
+def _run(text: str, **style: object) -> dict[str, Any]:
+    return {"type": "TextRun", "text": text, **style}

@@ -1,0 +1,139 @@
+"""Sends messages by SMTP, over the server that the settings name; never raises for what that server does.
+
+smtplib waits in threads of its own: a mail server that hangs must not delay stops. Where messages go is what admins
+wrote into endpoints, and owners of runs in the domains that the settings name: anybody who may open a run may name an
+owner, and must not be able to send mail to strangers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import ssl
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.utils import formatdate
+from typing import Literal
+
+import msgspec
+
+from evalstop_service.webhooks.email_addresses import OWNER, SCHEME, is_address
+from evalstop_service.webhooks.retry import Answer
+
+THREADS = 4
+
+Encryption = Literal["starttls", "tls", "none"]
+
+
+@dataclass(frozen=True)
+class MailSettings:
+    """The SMTP server, how to sign in to it, and which owners get mail; `domains`: those of their addresses."""
+
+    host: str
+    port: int
+    encryption: Encryption
+    user: str | None
+    password: str | None
+    sender: str
+    domains: tuple[str, ...]
+
+
+class _Run(msgspec.Struct):
+    owner: str | None = None
+
+
+class _Data(msgspec.Struct):
+    run: _Run | None = None
+
+
+class _Event(msgspec.Struct):
+    data: _Data = msgspec.field(default_factory=_Data)
+
+
+class Mailer:
+    """Sends one message at a time in each of a few threads; `timeout_seconds`: for the whole of it."""
+
+    def __init__(self, settings: MailSettings | None, timeout_seconds: float) -> None:
+        self._settings = settings
+        self._timeout_seconds = timeout_seconds
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="mail")
+
+    def close(self) -> None:
+        """Let no further message begin; those under way are not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def send(self, url: str, headers: Mapping[str, str], text: str, event: str) -> Answer:
+        """Send a rendered message to `mailto:ADDRESS`, or to the owner of the run that the event is about."""
+        begun = time.perf_counter()
+
+        def answer(code: int | None, error: str | None, excerpt: str | None = None) -> Answer:
+            return Answer(code, error, None, (time.perf_counter() - begun) * 1000, excerpt)
+
+        if self._settings is None:
+            return answer(None, "not sent: EVALSTOP_SMTP_HOST is not set")
+        recipient = url.removeprefix(SCHEME)
+        if recipient == OWNER:
+            owner = _read_owner(event)
+            if owner is None or not self._may_write_to(owner):
+                return answer(204, None, "no owner to send it to")
+            recipient = owner
+        message = write_message(self._settings.sender, recipient, headers["webhook-id"], text)
+        sending = asyncio.get_running_loop().run_in_executor(self._threads, self._transmit, message)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await sending
+        except smtplib.SMTPResponseException as error:
+            return answer(error.smtp_code, f"SMTP {error.smtp_code}: {_decode(error.smtp_error)}")
+        except smtplib.SMTPRecipientsRefused as error:
+            code, reason = error.recipients[recipient]
+            return answer(code, f"SMTP {code}: {_decode(reason)}")
+        except TimeoutError:
+            return answer(None, f"no answer within {self._timeout_seconds:g} s")
+        except (OSError, smtplib.SMTPException) as error:
+            return answer(None, f"{type(error).__name__}: {error}"[:300])
+        return answer(250, None, f"taken by {self._settings.host}")
+
+    def _may_write_to(self, owner: str) -> bool:
+        domains = self._settings.domains if self._settings else ()
+        return is_address(owner) and owner.rpartition("@")[2].lower() in domains
+
+    def _transmit(self, message: EmailMessage) -> None:
+        assert self._settings is not None
+        settings, context = self._settings, ssl.create_default_context()
+        where = (settings.host, settings.port)
+        if settings.encryption == "tls":
+            server: smtplib.SMTP = smtplib.SMTP_SSL(*where, timeout=self._timeout_seconds, context=context)
+        else:
+            server = smtplib.SMTP(*where, timeout=self._timeout_seconds)
+        with server:
+            if settings.encryption == "starttls":
+                server.starttls(context=context)
+            if settings.user is not None:
+                server.login(settings.user, settings.password or "")
+            server.send_message(message)
+
+
+def _read_owner(event: str) -> str | None:
+    run = msgspec.json.decode(event, type=_Event).data.run
+    return None if run is None else run.owner
+
+
+def write_message(sender: str, recipient: str, event_id: str, text: str) -> EmailMessage:
+    """The message; sent again it has the same id, so that the recipient's mail program shows it once."""
+    subject, _, content = text.partition("\n\n")
+    message = EmailMessage()
+    message["From"], message["To"] = sender, recipient
+    message["Subject"] = f"EvalStop: {subject}"
+    message["Date"] = formatdate(usegmt=True)
+    message["Message-ID"] = f"<{event_id}@{sender.rpartition('@')[2].rstrip('>')}>"
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(content)
+    return message
+
+
+def _decode(reason: bytes | str) -> str:
+    text = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+    return " ".join(text.split())[:300]
