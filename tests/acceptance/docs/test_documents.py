@@ -173,4 +173,9 @@ def test_the_documents_one_begins_with_hold_examples_that_run() -> None:
         "http.md",
         "read-results.md",
     }
-    assert {block.file.name for block in SHELL if block.runs} == {"quickstart.md", "operations.md", "ways-in.md"}
+    assert {block.file.name for block in SHELL if block.runs} == {
+        "quickstart.md",
+        "operations.md",
+        "ways-in.md",
+        "read-results.md",
+    }
