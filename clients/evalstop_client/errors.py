@@ -14,7 +14,8 @@ EvalStopError
 │   ├── KeyRefused
 │   ├── NotFound
 │   ├── Rejected
-│   └── ConfirmationNeeded
+│   ├── ConfirmationNeeded
+│   └── AnswerMalformed
 ├── LibraryMissing
 └── SchedulerError
     ├── SchedulerUnavailable
@@ -92,6 +93,10 @@ class Rejected(ApiError):
 
 class ConfirmationNeeded(ApiError):
     """Nothing is done yet: another person has to confirm it."""
+
+
+class AnswerMalformed(ApiError):
+    """The service's answer is not understood: it may be of another release than this client."""
 
 
 class LibraryMissing(EvalStopError):

@@ -22,7 +22,9 @@ def print_json(document: object) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
     """A table; on a terminal as wide as that, elsewhere as wide as it needs. Raises LibraryMissing."""
     box, console, table = (_import(name) for name in ("rich.box", "rich.console", "rich.table"))
-    shown = table.Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    for column in columns:
+        shown.add_column(column, overflow="fold")  # a URL that was cut off leads nowhere
     for row in rows:
         shown.add_row(*map(_text, row))
     wide = console.Console(highlight=False, markup=False)

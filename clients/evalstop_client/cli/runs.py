@@ -93,7 +93,7 @@ def show_run(options: argparse.Namespace) -> int:
             ("owner", run.owner),
             ("group", run.group),
             ("tags", ", ".join(run.tags) or None),
-            ("notes", run.notes),
+            ("notes", run.notes or None),
             ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items()) or None),
             ("opened", run.created_at),
             ("ended", run.ended_at),

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
 
 from evalstop_client import presentation
-from evalstop_client.errors import ApiError
+from evalstop_client.errors import AnswerMalformed, ApiError
 from evalstop_client.latest_answer import Verdict, find_eval
 from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.table import Cell, Table
 from evalstop_client.service import Json
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def explain_malformed(parse: Callable[P, T]) -> Callable[P, T]:
+    """The function, raising AnswerMalformed for what it does not find as it expects it."""
+
+    @wraps(parse)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return parse(*args, **kwargs)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise AnswerMalformed(f"{type(error).__name__}: {error}") from error
+
+    return checked
+
 
 Outcome = Literal["right", "wrong", "unknown"]
 
@@ -45,6 +63,7 @@ class ObservationRecord:
     superseded_by: int | None
 
     @classmethod
+    @explain_malformed
     def from_json(cls, fields: Json) -> ObservationRecord:
         """The observation in the service's JSON."""
         return cls(
@@ -86,6 +105,7 @@ class DecisionRecord:
     _connection: Connection = field(repr=False, compare=False)
 
     @classmethod
+    @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> DecisionRecord:
         """The decision in the service's JSON."""
         return cls(
@@ -155,7 +175,7 @@ class RunRecord:
     owner: str | None
     group: str | None
     tags: tuple[str, ...]
-    notes: str | None
+    notes: str
     total_steps: int | None
     last_step: int | None
     verdict: Verdict
@@ -169,6 +189,7 @@ class RunRecord:
     _connection: Connection = field(repr=False, compare=False)
 
     @classmethod
+    @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
         """The run in the service's JSON."""
         best, decision = fields["best_checkpoint"], fields["decision"]

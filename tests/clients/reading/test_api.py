@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import evalstop
 import pytest
-from evalstop_client.errors import KeyRefused, LibraryMissing, NotFound, Rejected, ServiceAway
+from evalstop_client.errors import AnswerMalformed, KeyRefused, LibraryMissing, NotFound, Rejected, ServiceAway
 from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.period import parse_since
+from evalstop_client.reading.records import RunRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,15 @@ def test_what_goes_wrong_has_a_type(project: Project) -> None:
         evalstop.Api(project.url)
     with pytest.raises(evalstop.ConfigurationError, match="url"):
         evalstop.Api(key="esk_x")
+
+
+def test_an_answer_of_another_release_is_named(project: Project) -> None:
+    """A field that is not there is said, as an ApiError, not raised as a KeyError."""
+    with project.report("well", (0.1, 0.2)):
+        record = project.api.run("well")
+    fields = {name: value for name, value in record.document.items() if name != "owner"}
+    with pytest.raises(AnswerMalformed, match="owner"):
+        RunRecord.from_json(fields, project.api.connection)
 
 
 def test_since_is_a_time_or_a_period() -> None:
