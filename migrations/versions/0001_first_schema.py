@@ -280,6 +280,7 @@ def _create_runs() -> None:
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("cadence_seconds", sa.Double(), nullable=True),
         sa.Column("metric_faults", sa.JSON(), nullable=False),
+        sa.Column("costly_step_seconds", sa.Double(), nullable=True),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_health")),
     )

@@ -8,7 +8,8 @@
 Any process may take messages of any run at any time: what is cached is a copy of rows, and rows decide.
 """
 
-from evalstop_service.ingest.committer import Committer, Limits, running_in_thread
+from evalstop_service.ingest.committer import Committer, Limits
+from evalstop_service.ingest.committer_thread import running_in_thread
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     Content,

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -25,19 +24,22 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import Policy
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, get_current_span
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
 from evalstop_service.ingest.apply import Applied, apply, not_found, with_decision
 from evalstop_service.ingest.consequences import carry_out
+from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
 from evalstop_service.ingest.load import Loaded, load_runs
-from evalstop_service.ingest.messages import Answer, Message, Receipt
+from evalstop_service.ingest.messages import Message, Receipt
 from evalstop_service.ingest.run_cache import RunCache
 from evalstop_service.ingest.run_state import RunState
+from evalstop_service.ingest.waiting import Entry, Group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
+from evalstop_service.store import run_health
 from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
 from evalstop_service.store.ingest import IngestStore, RunChange
 from evalstop_service.store.ingest_postgres import PostgresIngest
@@ -62,37 +64,14 @@ class Limits:
 
     `commits`: under way at one time, where those before take long; the embedded database has one writer. `requests` and
     `observations`: the most of one commit. `waiting`: the most observations that wait or are being committed.
+    `step_seconds`: a run whose detectors took longer in one commit is committed apart, so that no other waits for it.
     """
 
     commits: int = 4
     requests: int = 1000
     observations: int = 20_000
     waiting: int = 200_000
-
-
-class _Entry:
-    """A message that waits for its answer."""
-
-    __slots__ = ("future", "is_answered", "message", "size", "span_context")
-
-    def __init__(self, message: Message, future: asyncio.Future[Receipt], size: int, context: SpanContext) -> None:
-        self.message, self.future, self.size, self.span_context = message, future, size, context
-        self.is_answered = False
-
-    def answer(self, answer: Answer | Exception) -> None:
-        if self.is_answered:
-            return
-        self.is_answered = True
-        if self.future.done():  # the client has gone
-            return
-        if isinstance(answer, Exception):
-            self.future.set_exception(answer)
-        else:
-            self.future.set_result(answer)
-
-
-_Group = dict[UUID, list[_Entry]]
-"""Messages by run, in the order in which they came."""
+    step_seconds: float = 0.2
 
 
 class Committer:
@@ -111,7 +90,7 @@ class Committer:
         self._limits = limits or Limits()
         self._tracer = tracer or Tracer()
         self._policies: dict[UUID, Policy] = {}
-        self._waiting: _Group = {}
+        self._waiting: Group = {}
         self._busy: set[UUID] = set()
         self._size = 0
         self._commits: set[asyncio.Task[None]] = set()
@@ -119,6 +98,9 @@ class Committer:
         self._started_at = 0.0
         self._is_scheduled = False
         self._is_closed = True
+        self._costly = CostlyRuns(self._limits.step_seconds)
+        self._apart: asyncio.Task[None] | None = None  # the commit of one of them
+        self.replays = ReplayShares()
         metrics.waiting_observations.set_function(lambda: self._size)
 
     @property
@@ -155,8 +137,8 @@ class Committer:
             return future
         self._size += size
         context = get_current_span().get_span_context() if self._tracer.recording else INVALID_SPAN_CONTEXT
-        self._waiting.setdefault(message.run_id, []).append(_Entry(message, future, size, context))
-        if not self._is_scheduled and self._may_start():
+        self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size, context))
+        if not self._is_scheduled and (self._may_start() or self._may_start_apart(message.run_id)):
             self._is_scheduled = True  # what else arrives in this turn of the loop goes with it
             self._loop.call_soon(self._start_commits)
         return future
@@ -173,27 +155,45 @@ class Committer:
 
     def _may_start(self) -> bool:
         """One commit at a time makes the largest groups, which cost the least."""
+        under_way = len(self._commits) - (self._apart is not None)
         is_slow = self._loop.time() - self._started_at >= SLOW_SECONDS
-        return not self._commits or (is_slow and len(self._commits) < self._most_commits)
+        return not under_way or (is_slow and under_way < self._most_commits)
+
+    def _may_start_apart(self, run_id: UUID) -> bool:
+        return self._apart is None and run_id in self._costly and run_id not in self._busy
 
     def _start_commits(self) -> None:
         self._is_scheduled = False
         while self._may_start() and (group := self._next_group()):
             self._started_at = self._loop.time()
             self._loop.call_later(SLOW_SECONDS, self._start_commits)
-            task = self._loop.create_task(self._commit(group))
-            self._commits.add(task)
-            task.add_done_callback(self._end_commit)
+            self._start_commit(group)
+        if self._costly:
+            run_id = next((run_id for run_id in self._waiting if self._may_start_apart(run_id)), None)
+            if run_id is not None:
+                self._busy.add(run_id)
+                self._apart = self._start_commit({run_id: self._waiting.pop(run_id)})
+
+    def _start_commit(self, group: Group) -> asyncio.Task[None]:
+        task = self._loop.create_task(self._commit(group))
+        self._commits.add(task)
+        task.add_done_callback(self._end_commit)
+        return task
 
     def _end_commit(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
+        if commit is self._apart:
+            self._apart = None
         self._start_commits()
 
-    def _next_group(self) -> _Group:
-        """What waits of runs that are in no commit, what came first before the rest, as much as one commit may hold."""
-        group: _Group = {}
+    def _next_group(self) -> Group:
+        """What waits of runs that are in no commit, what came first before the rest, as much as one commit may hold.
+
+        Runs whose detectors cost too much are committed apart.
+        """
+        group: Group = {}
         requests = observations = 0
-        for run_id in [run_id for run_id in self._waiting if run_id not in self._busy]:
+        for run_id in [run_id for run_id in self._waiting if run_id not in self._busy and run_id not in self._costly]:
             entries = self._waiting[run_id]
             for count, entry in enumerate(entries):
                 requests, observations = requests + 1, observations + entry.size
@@ -206,7 +206,7 @@ class Committer:
             del self._waiting[run_id]
         return group
 
-    async def _commit(self, group: _Group) -> None:
+    async def _commit(self, group: Group) -> None:
         entries = [entry for run_entries in group.values() for entry in run_entries]
         try:
             await self._commit_or_split(group)
@@ -219,7 +219,7 @@ class Committer:
             self._size -= sum(entry.size for entry in entries)
             self._busy -= group.keys()
 
-    async def _commit_or_split(self, group: _Group) -> None:
+    async def _commit_or_split(self, group: Group) -> None:
         """Commit a group. If it fails for a reason of its own, each message is tried alone, so that one alone pays."""
         try:
             await self._commit_with_retries(group)
@@ -235,7 +235,7 @@ class Committer:
             for entry in left:
                 await self._commit_or_split({entry.message.run_id: [entry]})
 
-    async def _commit_with_retries(self, group: _Group) -> None:
+    async def _commit_with_retries(self, group: Group) -> None:
         for pause_seconds in (*PAUSES_SECONDS, None):
             begun = time.perf_counter()
             links = [entry.span_context for entries in group.values() for entry in entries]
@@ -253,7 +253,7 @@ class Committer:
                 self._metrics.commit_seconds.observe(time.perf_counter() - begun)
                 return
 
-    async def _commit_rounds(self, group: _Group) -> None:
+    async def _commit_rounds(self, group: Group) -> None:
         """Commit a group, in as many rounds as its messages need; most need one.
 
         1. Load the runs that are not cached, that another process has saved, or that it may have.
@@ -293,10 +293,17 @@ class Committer:
                         entry.answer(state or not_found(entry.message))
                     left[run_id] = []
             self._measure(saved)
+            for run_id, (_, needed) in list(needs.items()):
+                if objection := self.replays.find_objection(left[run_id][0].message, needed):
+                    self.count_refused("replays")
+                    left[run_id].pop(0).answer(objection)
+                    del needs[run_id]
             facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
+            for run_id, found in facts.items():
+                self.replays.charge(left[run_id][0].message, found)
             moved |= {run_id for run_id, found in facts.items() if found.version != needs[run_id][0].version}
 
-    async def _load(self, left: _Group, doubted: Collection[UUID]) -> tuple[Loaded, set[UUID]]:
+    async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, set[UUID]]:
         """The states of these runs, and of which the cached one was believed: those that are not to be doubted."""
         loaded: Loaded = {}
         known: dict[UUID, RunState] = {}
@@ -325,7 +332,7 @@ class Committer:
             self._metrics.loaded_runs.labels(way).inc(count)
 
     async def _apply(
-        self, left: _Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
+        self, left: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
     ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
         """Each run's messages applied, and what those need that could not be."""
         begun = time.perf_counter()
@@ -338,10 +345,14 @@ class Committer:
             known = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
             known = known if known.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
-            if len(known.points) + sum([entry.size for entry in entries]) > LARGE:
+            started = time.perf_counter()
+            if run_id in self._costly or len(known.points) + sum([entry.size for entry in entries]) > LARGE:
                 result = await asyncio.to_thread(apply, state, messages, known, now)
             else:
                 result = apply(state, messages, known, now)
+            spent = time.perf_counter() - started
+            if self._costly.weigh_step(run_id, spent):
+                self._metrics.costly_steps.inc()
             if isinstance(result, Needs):
                 needs[run_id] = state.run, result
             else:
@@ -356,14 +367,17 @@ class Committer:
         if not changed:
             return list(applied)
         following: dict[UUID, Applied] = {}
+        costly = self._costly.find_among({result.state.run.id for result in changed}) if self._costly else {}
 
         def follow_up(tx: Transaction, saved: Collection[UUID]) -> None:
             for result in changed:
                 if result.content is not None and result.state.run.id in saved:
                     following[result.state.run.id] = carry_out(tx, result, now)
+            for run_id in costly.keys() & saved:
+                run_health.record_costly_step(tx, run_id, costly[run_id])
 
         changes = [RunChange(result.before.run, result.state.run, result.points) for result in changed]
-        has_consequences = any(result.content is not None for result in changed)
+        has_consequences = bool(costly) or any(result.content is not None for result in changed)
         saved_ids = await self._store.save(changes, now, follow_up if has_consequences else None)
         saved = [following.get(result.state.run.id, result) for result in changed if result.state.run.id in saved_ids]
         self._cache.put_states(with_decision(result.state, result.decision) for result in saved)
@@ -383,22 +397,3 @@ class Committer:
         for result, count in counts.items():
             if count:
                 self._metrics.observations.labels(result).inc(count)
-
-
-@contextmanager
-def running_in_thread(committer: Committer) -> Iterator[Committer]:
-    """Run a committer on an event loop of its own in another thread, for callers that have none."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="committer", daemon=True)
-    thread.start()
-    running = committer.run()
-    try:
-        asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
-        try:
-            yield committer
-        finally:
-            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -70,11 +70,12 @@ Content = Observations | CheckpointSaved | Resumed | RolesCorrected | EvalChange
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Something about one run, sent with a key to its project."""
+    """Something about one run, sent with a key to its project; `sender`: the key that pays for replays, if any."""
 
     project_id: UUID
     run_id: UUID
     content: Content
+    sender: UUID | None = None
 
     @property
     def size(self) -> int:

@@ -35,7 +35,8 @@ class ServiceMetrics:
     `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
     one. `loaded_runs`: what a run's monitor needed before a batch (hit, moved_on, restored,
     rebuilt), and how often memory was mistaken, so that a batch was worked in twice.
-    `detector_seconds`: of each group. `deliveries`: attempts by result (delivered, retry, dead, cancelled).
+    `detector_seconds`: of each group. `costly_steps`: of one run, past the budget.
+    `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
     artifacts of MLflow clients that were passed over. `mlflow_forwarded`: what was forwarded to an MLflow
@@ -70,6 +71,9 @@ class ServiceMetrics:
         )
         self.detector_seconds = self._histogram(
             "evalstop_detector_seconds", "Stepping the detectors of one group.", SHORT_SECONDS
+        )
+        self.costly_steps = self._counter(
+            "evalstop_costly_steps", "Steps of one run's detectors that took longer than their budget."
         )
         self.deliveries = self._counter(
             "evalstop_deliveries",

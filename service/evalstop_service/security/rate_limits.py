@@ -43,6 +43,12 @@ class RateLimit:
             self._keep(who, left - cost, now)
             return 0.0
 
+    def charge(self, who: str, cost: float) -> None:
+        """Spend so much that was done already; what is not left is owed."""
+        with self._lock:
+            now = self._monotonic()
+            self._keep(who, self._read(who, now) - cost, now)
+
     def find_wait(self, who: str) -> float:
         """The seconds until one can be spent, without spending it."""
         with self._lock:

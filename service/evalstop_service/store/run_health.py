@@ -1,7 +1,7 @@
 """Run health: whether a run is alive, when to check it again, and which of its metrics bring no data.
 
-Ingestion does not write here: a run's row says when it last posted. A change that depends on the run's row locks that
-row first; a heartbeat locks the health row alone.
+Ingestion writes only a step past its budget here: a run's row says when it last posted. A change that depends on the
+run's row locks that row first; a heartbeat locks the health row alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class RunHealth:
 
     `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
     `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched
-    metrics without data. `changed_at`: since when `state` is what it is.
+    metrics without data. `changed_at`: since when `state` is what it is. `costly_step_seconds`: what a step of its
+    detectors took in a commit, the last time that was past the budget.
     """
 
     run_id: UUID
@@ -43,6 +44,7 @@ class RunHealth:
     heartbeat_at: datetime | None = None
     cadence_seconds: float | None = None
     metric_faults: tuple[MetricFault, ...] = ()
+    costly_step_seconds: float | None = None
 
 
 def start_checks(
@@ -67,15 +69,23 @@ def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datet
         start_checks(tx, run_id, project_id, now, now, heartbeat_at=now)
 
 
+def record_costly_step(tx: Transaction, run_id: UUID, seconds: float) -> None:
+    """Record what a step of a run's detectors took, which is past the budget."""
+    tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(costly_step_seconds=seconds))
+
+
 def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHealth]:
     """The health of those of these runs that have a row."""
     query = sa.select(run_health).where(run_health.c.run_id.in_(list(run_ids)))
     return {row["run_id"]: RunHealth(**row) for row in tx.execute(query).mappings()}
 
 
+_NOT_OF_LOOKS = ("run_id", "heartbeat_at", "costly_step_seconds")
+
+
 def save_health(tx: Transaction, pulse: RunHealth) -> None:
     """Store what a look at a run, which is locked, has found; its heartbeats are not the look's to change."""
-    found = {name: value for name, value in vars(pulse).items() if name not in ("run_id", "heartbeat_at")}
+    found = {name: value for name, value in vars(pulse).items() if name not in _NOT_OF_LOOKS}
     tx.execute(run_health.update().where(run_health.c.run_id == pulse.run_id).values(found))
 
 

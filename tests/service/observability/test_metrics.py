@@ -38,6 +38,7 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 UNITS = (
     "ratio",
     "seconds",
+    "steps",
     "observations",
     "requests",
     "runs",

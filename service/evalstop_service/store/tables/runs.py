@@ -185,7 +185,7 @@ series_buckets = sa.Table(
     sa.Column("infinite_count", sa.Integer, nullable=False),
 )
 
-# Whether a run is alive, as far as its posts and heartbeats tell; ingestion does not write here.
+# Whether a run is alive, as far as its posts and heartbeats tell; ingestion writes only a step past its budget here.
 run_health = sa.Table(
     "run_health",
     metadata,
@@ -196,6 +196,7 @@ run_health = sa.Table(
     sa.Column("heartbeat_at", UtcTime),
     sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts
     sa.Column("metric_faults", StructJson(tuple[MetricFault, ...]), nullable=False),
+    sa.Column("costly_step_seconds", sa.Double),  # of its detectors, in one commit; NULL: within their budget so far
     sa.Column("changed_at", UtcTime, nullable=False),
     sa.Index(
         "ix_run_health_next_check_at",

@@ -116,7 +116,7 @@ def answer_eval_request(
         request = _get_request(tx, run_id, request_id)
     point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
     content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content))
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
     if receipt.conflicts:
         stored = receipt.conflicts[0].stored_value
         raise Conflict(f"this request was answered before, with a difference of {stored:g}; the first answer stands")

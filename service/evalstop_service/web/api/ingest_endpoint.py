@@ -104,7 +104,7 @@ class IngestEndpoint:
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": path[1]}
         logs.add_log_context(run_id=path[1], project_id=key.project_id)
-        message = Message(key.project_id, _parse_id(path[1]), Observations(points))
+        message = Message(key.project_id, _parse_id(path[1]), Observations(points), key.id)
         try:
             receipt = await self._committer.submit(message)
         except Exception as error:

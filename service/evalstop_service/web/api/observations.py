@@ -115,7 +115,7 @@ def post_observations(
         points = decode_batch(sent)
     except UNREADABLE as error:
         raise Problem(422, ProblemKind.INVALID_REQUEST, f"{error}; nothing of it was stored") from error
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points)))
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points), caller.key.id))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 
 

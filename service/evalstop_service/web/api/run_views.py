@@ -159,6 +159,10 @@ class RunHealthOut(Answer):
     last_report_at: Time = Field(description="the last observations or heartbeat")
     cadence_seconds: float | None = Field(description="longest usual pause between reports; null: not known yet")
     metric_faults: list[MetricFaultOut] = Field(description="watched metrics without usable data, at the last check")
+    costly_step_seconds: float | None = Field(
+        description="what its detectors took in one commit when that was too expensive, so that it is committed apart; "
+        "null: within their budget so far"
+    )
 
 
 class RecognitionOut(Answer):
@@ -313,6 +317,7 @@ def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[
             last_report_at=health.last_report_at(run, row),
             cadence_seconds=row.cadence_seconds if row else None,
             metric_faults=[MetricFaultOut.model_validate(item) for item in row.metric_faults] if row else [],
+            costly_step_seconds=row.costly_step_seconds if row else None,
         )
         for run in living
     }

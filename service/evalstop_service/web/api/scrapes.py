@@ -69,5 +69,5 @@ async def post_scrape(
         strict=media_type == OPENMETRICS,
     )
     found = await to_thread.run_sync(read, limiter=context.scrape_threads)
-    receipt = await committer.submit(Message(caller.project_id, run_id, Observations(found)))
+    receipt = await committer.submit(Message(caller.project_id, run_id, Observations(found), caller.key.id))
     return Response(receipt_json(receipt, clock()), media_type="application/json")

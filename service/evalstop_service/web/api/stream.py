@@ -120,7 +120,7 @@ def routes(limits: StreamLimits) -> APIRouter:
         """
         unpack = _unpacker(request, limits)
         body = _Body(request.receive, limits)
-        intake = Intake(committer, caller.project_id, limits)
+        intake = Intake(committer, caller.project_id, limits, caller.key.id)
         with context.shares.streams.hold(caller.sender):
             async with _held(room, limits.wait_seconds):
                 try:

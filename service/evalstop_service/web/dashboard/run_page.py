@@ -72,6 +72,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         revision=revision,
         decision=current,
         health=health.find_liveness(run, stored, visitor.project.stale_seconds, site.clock()),
+        costly_step_seconds=stored.costly_step_seconds if stored else None,
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
         proposals=proposed,

@@ -105,7 +105,8 @@ class RunLogger:
         points = [point for metric in metrics if (point := metric.to_observation()) is not None]
         self._count_dropped("step", len(metrics) - len(points))
         if points:
-            receipt = self._committer.submit_and_wait(Message(self.project_id, run_id, Observations(tuple(points))))
+            message = Message(self.project_id, run_id, Observations(tuple(points)), self.key.id)
+            receipt = self._committer.submit_and_wait(message)
             epoch = next((point for point in points if point.metric == EPOCH), None)
             if epoch is not None and receipt.run.total_steps is None:
                 with self.database.reading() as tx:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Protocol
 from uuid import UUID
 
-from evalstop_service.errors import Overloaded
+from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.ingest import Message, Observations, Receipt
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import problems
@@ -81,8 +81,8 @@ class _Part:
 class Intake:
     """Takes one stream in, and keeps its tally."""
 
-    def __init__(self, committer: Taking, project_id: UUID, limits: StreamLimits) -> None:
-        self._committer, self._project_id, self._limits = committer, project_id, limits
+    def __init__(self, committer: Taking, project_id: UUID, limits: StreamLimits, sender: UUID | None = None) -> None:
+        self._committer, self._project_id, self._limits, self._sender = committer, project_id, limits, sender
         self._until = time.monotonic() + limits.stream_seconds
         self.tally = StreamTotals()
         self._line = 0  # the number of the last one that was read
@@ -213,7 +213,8 @@ class Intake:
 
     async def _stored(self, part: _Part) -> Receipt | Exception:
         try:
-            return await self._submit(Message(self._project_id, part.run_id, Observations(tuple(part.points))))
+            found = Observations(tuple(part.points))
+            return await self._submit(Message(self._project_id, part.run_id, found, self._sender))
         except Exception as error:
             return error
 
@@ -223,7 +224,7 @@ class Intake:
         while True:
             try:
                 return await self._committer.submit(message)
-            except Overloaded:
+            except (Overloaded, TooOften):
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)

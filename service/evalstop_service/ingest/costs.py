@@ -1,0 +1,61 @@
+"""What messages cost beyond their share: steps of detectors past their budget, and runs that are stepped again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from uuid import UUID
+
+from evalstop_service.errors import TooOften
+from evalstop_service.ingest.facts import Facts, Needs
+from evalstop_service.ingest.messages import Message
+from evalstop_service.security.rate_limits import Rate, RateLimit
+
+REPLAYS = Rate(burst=1_000_000, per_second=20_000)
+"""Stored observations that the late ones of a key may have stepped again: what takes a process half of its time."""
+
+
+class CostlyRuns:
+    """The runs whose detectors took longer than their budget, as long as they do."""
+
+    def __init__(self, budget_seconds: float) -> None:
+        self._budget_seconds = budget_seconds
+        self._seconds: dict[UUID, float] = {}  # of the last step past the budget
+
+    def __bool__(self) -> bool:
+        return bool(self._seconds)
+
+    def __contains__(self, run_id: UUID) -> bool:
+        return run_id in self._seconds
+
+    def weigh_step(self, run_id: UUID, seconds: float) -> bool:
+        """Take in what a step took; whether that was past the budget. One well within it makes a run like others."""
+        if seconds > self._budget_seconds:
+            self._seconds[run_id] = seconds
+            return True
+        if seconds < self._budget_seconds / 4:
+            self._seconds.pop(run_id, None)
+        return False
+
+    def find_among(self, run_ids: Collection[UUID]) -> dict[UUID, float]:
+        """The seconds of those of these runs that are costly."""
+        return {run_id: seconds for run_id, seconds in self._seconds.items() if run_id in run_ids}
+
+
+class ReplayShares:
+    """How much each key has runs stepped again by late observations."""
+
+    def __init__(self) -> None:
+        self._limit = RateLimit(REPLAYS)
+
+    def find_objection(self, message: Message, needs: Needs) -> TooOften | None:
+        """Why a message has to wait: it would have its run stepped again, and its key had too much of that."""
+        if not needs.series or message.sender is None:
+            return None
+        if wait := self._limit.find_wait(str(message.sender)):
+            return TooOften("late observations had runs stepped again, too many for this key; wait a while", wait)
+        return None
+
+    def charge(self, message: Message, facts: Facts) -> None:
+        """Have a key pay for the stored observations that are stepped again for its message."""
+        if facts.points and message.sender is not None:
+            self._limit.charge(str(message.sender), len(facts.points))

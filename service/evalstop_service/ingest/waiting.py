@@ -1,0 +1,36 @@
+"""Messages that wait for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from opentelemetry.trace import SpanContext
+
+from evalstop_service.ingest.messages import Answer, Message, Receipt
+
+
+class Entry:
+    """A message that waits for its answer."""
+
+    __slots__ = ("future", "is_answered", "message", "size", "span_context")
+
+    def __init__(self, message: Message, future: asyncio.Future[Receipt], size: int, context: SpanContext) -> None:
+        self.message, self.future, self.size, self.span_context = message, future, size, context
+        self.is_answered = False
+
+    def answer(self, answer: Answer | Exception) -> None:
+        """Answer whoever waits; only the first answer counts."""
+        if self.is_answered:
+            return
+        self.is_answered = True
+        if self.future.done():  # the client has gone
+            return
+        if isinstance(answer, Exception):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
+
+
+Group = dict[UUID, list[Entry]]
+"""Messages by run, in the order in which they came."""

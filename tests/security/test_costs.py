@@ -1,0 +1,108 @@
+"""What costs more than its share: runs that late points have stepped again, and detectors past their budget."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID, uuid4
+
+import pytest
+from evalstop_service.errors import TooOften
+from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
+from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
+from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs
+from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.store import run_health
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import NOW, Scene, evals, set_up
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return set_up(database)
+
+
+POINT = PostedObservation("eval", 1, 0.5)
+REPLAYING = Needs(series=(("eval", 0),))
+
+
+def test_a_key_pays_for_the_replays_of_its_late_points() -> None:
+    """A key that had runs stepped again too much waits with the next late point, and with nothing else."""
+    shares, sender, other = ReplayShares(), uuid4(), uuid4()
+    message = Message(uuid4(), uuid4(), Observations((POINT,)), sender)
+    assert shares.find_objection(message, REPLAYING) is None
+    shares.charge(message, owed())
+    objection = shares.find_objection(message, REPLAYING)
+    assert isinstance(objection, TooOften)
+    assert objection.seconds > 0
+    assert shares.find_objection(message, Needs(decision=True)) is None
+    assert shares.find_objection(Message(uuid4(), uuid4(), message.content, other), REPLAYING) is None
+    shares.charge(Message(uuid4(), uuid4(), message.content, other), NO_FACTS)
+    assert shares.find_objection(Message(uuid4(), uuid4(), message.content), REPLAYING) is None
+
+
+def test_a_late_point_past_the_share_waits_and_others_are_stored(scene: Scene) -> None:
+    """The late point of a key in debt is refused with the time to wait; points in order, and other keys, are taken."""
+    cache, sender = RunCache(), uuid4()
+    committer = Committer(scene.database, cache, lambda: NOW, metrics := ServiceMetrics())
+    run = scene.open()
+
+    def post(step: int, key: UUID | None = sender) -> int:
+        content = Observations(tuple(evals(0.5, start=step)))
+        message = Message(scene.project_id, run.id, content, key)
+        return committer.submit_and_wait(message).accepted
+
+    with running_in_thread(committer):
+        assert post(10) == 1
+        assert post(20) == 1
+        committer.replays.charge(Message(scene.project_id, run.id, Observations((POINT,)), sender), owed())
+        with pytest.raises(TooOften, match="late"):
+            post(5)
+        assert post(30) == 1
+        assert post(5, None) == 1
+    assert metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "replays"}) == 1
+
+
+def owed() -> Facts:
+    return Facts(REPLAYING, 1, points=(POINT,) * int(2 * REPLAYS.burst))
+
+
+def test_steps_are_weighed() -> None:
+    """A run is costly from a step past the budget on, until one is well within it."""
+    costly, run_id = CostlyRuns(0.2), uuid4()
+    assert [costly.weigh_step(run_id, seconds) for seconds in (0.2, 0.3, 0.1)] == [False, True, False]
+    assert run_id in costly
+    assert costly.find_among({run_id, uuid4()}) == {run_id: 0.3}
+    assert not costly.weigh_step(run_id, 0.04)
+    assert run_id not in costly
+    assert not costly
+
+
+@pytest.mark.parametrize(("step_seconds", "commits"), [(0.0, 2), (60.0, 1)])
+def test_a_costly_run_is_committed_apart_and_marked(scene: Scene, step_seconds: float, commits: int) -> None:
+    """Past the budget a run is counted and marked, and its next messages share no commit with those of other runs."""
+    metrics = ServiceMetrics()
+    committer = Committer(scene.database, RunCache(), lambda: NOW, metrics, Limits(step_seconds=step_seconds))
+    costly, other = scene.open(), scene.open()
+
+    def message(run: Run, step: int) -> Message:
+        return Message(scene.project_id, run.id, Observations(tuple(evals(0.5, start=step))))
+
+    def count(name: str) -> float:
+        return metrics.registry.get_sample_value(name) or 0.0
+
+    async def post() -> float:
+        async with committer.run():
+            await committer.submit(message(costly, 0))
+            before = count("evalstop_commit_requests_count")
+            await asyncio.gather(committer.submit(message(costly, 1)), committer.submit(message(other, 1)))
+            return count("evalstop_commit_requests_count") - before
+
+    assert asyncio.run(post()) == commits
+    is_marked = commits == 2
+    assert (count("evalstop_costly_steps_total") > 0) == is_marked
+    with scene.database.reading() as tx:
+        seconds = run_health.load_health(tx, [costly.id])[costly.id].costly_step_seconds
+    assert (seconds is not None) == is_marked
