@@ -99,5 +99,4 @@ def _find_run_guards(
         details = {"metric_faults": msgspec.to_builtins(faults)}
         yield Guard(GuardKind.METRIC_FAULT, f"metrics that the policy needs have no data: {reasons}", details)
     if run.best_checkpoint is None:
-        reason = "no checkpoint with an eval is registered, so stopping the run would leave nothing"
-        yield Guard(GuardKind.NO_CHECKPOINT, reason)
+        yield Guard(GuardKind.NO_CHECKPOINT, "no checkpoint with an eval is registered")

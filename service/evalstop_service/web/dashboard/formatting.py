@@ -121,7 +121,7 @@ def _decision_summary(decision: Decision, now: datetime) -> str:
         case DecisionState.HELD_OUT:
             return f"The stop at step {at} is held out at random, to measure whether it is right. The run continues."
         case DecisionState.ON_HOLD:
-            return f"The stop at step {at} is on hold. Its guards are checked again every minute."
+            return f"Stop on hold: {decision.state_reason}. Called at step {at}; its guards are checked every minute."
         case DecisionState.PENDING if not decision.stops(now):
             until = format_time(decision.due_at)
             return f"Will be stopped for its verdict at step {at} unless vetoed before {until}."

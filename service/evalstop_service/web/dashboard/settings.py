@@ -74,7 +74,9 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     (
         "Stopping",
         (
-            Setting("veto_window_seconds", "Veto window", "time to veto a stop before it is sent", "seconds"),
+            Setting(
+                "veto_window_seconds", "Veto window before a stop is sent", "time in which it can be vetoed", "seconds"
+            ),
             Setting("confirm_seconds", "Confirmation", "unconfirmed stops are escalated after this time", "seconds"),
             Setting(
                 "second_person",

@@ -64,7 +64,7 @@ def test_an_operators_day_by_keyboard(
 
     press(window, ".nav a[href='/policies']")
     press(window, ".row-link[href='/policies/cautious']")
-    press(window, "button:has-text('Run backtest')")
+    press(window, "button:has-text('Try on past runs')")
     expect(page.get_by_text("waiting for a worker")).to_be_visible()
     assert backtests.run_next_backtest(database, utc_now)
     expect(page.get_by_text("3 runs replayed")).to_be_visible()

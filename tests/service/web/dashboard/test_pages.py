@@ -54,7 +54,7 @@ def seen(client: httpx.Client, path: str) -> str:
 def test_no_run_yet(visitor: httpx.Client, address: str) -> None:
     """An empty project shows how to connect a trainer, with this service's own address."""
     html = seen(visitor, "/runs")
-    assert "Connect a trainer" in html
+    assert [words in html for words in ("No runs yet", "Connect a trainer", "load examples")] == [True] * 3
     assert f"url=&#34;{address}&#34;" in html
     assert "data-copy" in html
 
@@ -129,8 +129,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     held = open_run(database, patient, now, "held", mode=Mode.ENFORCE)
     receipt = report(database, patient, held.id, HACKING[:29], now)
     html = seen(visitor, f"/runs/{held.id}")
-    assert "The stop at step 280 is on hold" in html
-    assert "the project was paused by &lt;ada&gt;" in html
+    assert "Stop on hold: the project was paused by &lt;ada&gt;. Called at step 280" in html
     with database.transaction() as tx:
         projects.update_project(tx, patient.project)
     late = open_run(database, patient, now, "late", mode=Mode.ENFORCE)
