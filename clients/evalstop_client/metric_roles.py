@@ -12,12 +12,15 @@ Direction = Literal["maximize", "minimize"]
 
 
 class MetricRole(TypedDict, total=False):
-    """The role of a metric; the better direction, by default down for KL and loss and up for the others; and what the
-    measurement of the eval is called."""
+    """The role of a metric; the better direction, by default down for KL and loss and up for the others; what the
+    measurement of the eval is called; and of several evals the share in their mean, by default 1, and whether the run
+    is stopped where this one falls for good."""
 
     role: Required[Role]
     direction: Direction
     version: str
+    weight: float
+    critical: bool
 
 
 AUTO: Final = "auto"  # the service recognises the roles of metrics by their names
@@ -27,7 +30,7 @@ Metrics = Mapping[str, MetricRole] | Literal["auto"]
 
 METRIC_ROLES: tuple[Role, ...] = get_args(Role)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-FIELDS = {"role", "direction", "version"}
+FIELDS = {"role", "direction", "version", "weight", "critical"}
 
 
 def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
@@ -51,9 +54,21 @@ def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
             raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
         if role.get("version") is not None and (metric_role != "eval" or not isinstance(role["version"], str)):
             raise ConfigurationError(f"metrics {name!r}: version {role['version']!r}; only the eval has one, a text.")
-        if metric_role in taken:
+        _check_weight(name, role)
+        if metric_role in taken and metric_role != "eval":
             raise ConfigurationError(
                 f"metrics: {taken[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
             )
         taken[metric_role] = name
     return {name: MetricRole(**role) for name, role in metrics.items()}
+
+
+def _check_weight(name: str, role: MetricRole) -> None:
+    weight, critical = role.get("weight"), role.get("critical", False)
+    if role["role"] != "eval" and (weight is not None or critical):
+        raise ConfigurationError(f"metrics {name!r}: only an eval has a weight or is critical.")
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if weight is not None and not (is_number and 0.001 <= weight <= 1000):
+        raise ConfigurationError(f"metrics {name!r}: weight {weight!r}; it must be a number from 0.001 to 1000.")
+    if not isinstance(critical, bool):
+        raise ConfigurationError(f"metrics {name!r}: critical {critical!r}; it is True or False.")

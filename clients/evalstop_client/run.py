@@ -44,7 +44,8 @@ class Run:
     Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
     to `labels`) and EVALSTOP_SPOOL. With `metrics="auto"` the service tells the roles of metrics from the names that
     trainers give them; left out, metrics called eval, proxy, kl and loss are what they are called, unless the project
-    has patterns of its own. In Slurm and Kubernetes the run also gets the labels by which a receiver finds its job.
+    has patterns of its own. Several evals are judged by their mean, by `"weight"`; a `"critical"` one by itself, too.
+    In Slurm and Kubernetes the run also gets the labels by which a receiver finds its job.
     A run that was opened by the same name and has not ended is attached to by processes of the same Slurm job,
     Kubernetes workload, torchrun launch, or by the same process. Otherwise the run is a new one, called `name-2` where
     the name is taken. `resume="allow"` continues the latest run opened by the name, whatever became of it, or opens a

@@ -9,6 +9,7 @@ from evalstop_detectors.checkpoint.choice import (
     SmoothedMaximum,
     select_version,
 )
+from evalstop_detectors.combined_eval import CombinedState, EvalValue, combine_values, start_combining
 from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
@@ -38,10 +39,12 @@ __all__ = [
     "Chooser",
     "Column",
     "Columns",
+    "CombinedState",
     "Detector",
     "DetectorError",
     "EvalRequest",
     "EvalRequests",
+    "EvalValue",
     "Evidence",
     "Finding",
     "Ground",
@@ -64,6 +67,7 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "advance",
+    "combine_values",
     "derive_total_steps",
     "describe_document",
     "find_request",
@@ -76,6 +80,7 @@ __all__ = [
     "replay",
     "select_version",
     "start",
+    "start_combining",
     "state_from_json",
     "state_to_json",
     "step",

@@ -37,6 +37,7 @@ class Observation(Struct, frozen=True):
     `stderr` is the standard error of `value`, in its unit; None when the trainer did not say.
     `progress` is the share of the planned steps that are done, 0 to 1; None when the run has no planned end.
     `eval_version` counts how often the measurement of the eval had changed by this step, whatever the role.
+    `critical`: 0, or the number of the critical eval of `Policy.critical` whose value this is, from 1 on.
     """
 
     role: MetricRole
@@ -45,6 +46,7 @@ class Observation(Struct, frozen=True):
     stderr: float | None = None
     progress: float | None = None
     eval_version: int = 0
+    critical: int = 0
 
     def __post_init__(self) -> None:
         # Integers and numpy's numbers become plain floats here: past 2**53 an integer compares otherwise than the float

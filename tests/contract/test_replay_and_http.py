@@ -10,7 +10,19 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_detectors import POLICIES, MetricRole, MonitorState, Observation, replay, start, step, verdict_to_document
+from evalstop_detectors import (
+    POLICIES,
+    EvalValue,
+    MetricRole,
+    MonitorState,
+    Observation,
+    combine_values,
+    replay,
+    start,
+    start_combining,
+    step,
+    verdict_to_document,
+)
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
@@ -89,6 +101,48 @@ def test_same_verdicts(client: httpx.Client, policy: str) -> None:
             replay(POLICIES[policy], points).verdict
         )
     assert stopped > 0
+
+
+@pytest.mark.parametrize("policy", ["default", "paper"])
+def test_same_verdicts_on_several_evals(client: httpx.Client, policy: str) -> None:
+    """Posted in any order, a run with several evals, one of them critical, is judged as by the mean and that one."""
+    chance = random.Random(policy)
+    stops = []
+    for number, run in enumerate(recorded()):
+        log = run["log"]
+        series = {"code": [-value for value in log["proxy"]], "math": log["gold"], "tool": log["kl"]}
+        roles = {
+            "code": {"role": "eval", "direction": "minimize", "weight": 3},
+            "math": {"role": "eval", "critical": True},
+            "tool": {"role": "eval"},
+        }
+        body = {"name": f"several-{policy}-{number}", "policy": policy, "metrics": roles}
+        told = client.post("/runs", json=body).raise_for_status().json()["id"]
+        points = [
+            {"metric": metric, "step": at, "value": value}
+            for metric, values in series.items()
+            for at, value in zip(log["step"], values, strict=True)
+        ]
+        chance.shuffle(points)
+        for first in range(0, len(points), 100):
+            answer = client.post(f"/runs/{told}/observations", json={"observations": points[first : first + 100]})
+            found = answer.raise_for_status().json()["verdict"]
+        rows = zip(log["step"], log["proxy"], log["gold"], log["kl"], strict=True)
+        values = [EvalValue(at, place, value) for at, *row in rows for place, value in enumerate(row)]
+        _, scores = combine_values((3.0, 1.0, 1.0), start_combining(3), values)
+        observed = [Observation(MetricRole.EVAL, score.step, score.value) for score in scores]
+        observed += [
+            Observation(MetricRole.EVAL, item.step, item.value, critical=1) for item in values if item.place == 1
+        ]
+        expected = replay(POLICIES[policy].with_critical(["math"]), observed).verdict
+        assert (found["verdict"], found["step"], found["critical"]) == (
+            str(expected.verdict),
+            expected.step,
+            expected.critical,
+        )
+        assert found["reason"].startswith(expected.reason)
+        stops.append(expected.critical)
+    assert "math" in stops
 
 
 def open_run(client: httpx.Client, name: str, policy: str) -> str:

@@ -120,6 +120,7 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     verdict: Verdict
     suspect_step: int | None
     eval_version: int
+    guarded: list[msgspec.Raw] = []
 
 
 def policy_from_document(document: object) -> Policy:
@@ -218,6 +219,7 @@ def state_to_json(policy: Policy, state: MonitorState) -> bytes:
             verdict=state.verdict,
             suspect_step=state.suspect_step,
             eval_version=state.eval_version,
+            guarded=[msgspec.Raw(state_to_json(policy, item)) for item in state.guarded],
         )
     )
 
@@ -229,6 +231,8 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
         if document.version != STATE_VERSION or document.policy != _fingerprint(policy):
             raise StaleState
         if len(document.evidence) != len(policy.members):
+            raise StaleState
+        if policy.critical and len(document.guarded) != len(policy.critical) + 1:
             raise StaleState
         states = tuple(
             msgspec.json.decode(item, type=member.detector.state_type)
@@ -244,6 +248,7 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
         document.verdict,
         document.suspect_step,
         document.eval_version,
+        tuple(state_from_json(policy.unguarded, item) for item in document.guarded),
     )
 
 

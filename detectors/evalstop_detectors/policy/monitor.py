@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import EvalRequest, Evidence, find_open_request, fold_steps, start_anew
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Policy, Verdict
 
 Order = tuple[int, int]
 """The place of an observation in its run: step and rank of its role."""
@@ -36,6 +36,8 @@ class MonitorState(Struct, frozen=True):
     Once the verdict is `stop` it stays as it was reached, while the detectors go on taking in evidence.
     `eval_version` is that of the latest observation. From the first of another version on, the detectors that see the
     eval start anew, and `evals` does: levels are compared within a version only.
+    `guarded`: where the policy has critical evals, the state of the watched score, of which the other fields but the
+    verdict are a copy, and of each of them.
     """
 
     states: tuple[Any, ...]
@@ -45,10 +47,14 @@ class MonitorState(Struct, frozen=True):
     verdict: Verdict = NOTHING_SEEN
     suspect_step: int | None = None
     eval_version: int = 0
+    guarded: tuple[MonitorState, ...] = ()
 
 
 def start(policy: Policy) -> MonitorState:
     """The state of a run of which nothing is known yet."""
+    if policy.critical:
+        first = start(policy.unguarded)
+        return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
     return MonitorState(tuple(m.detector.start() for m in policy.members), (None,) * len(policy.members))
 
 
@@ -74,6 +80,8 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     role = observation.role
     if role not in policy.roles:
         return state, state.verdict
+    if policy.critical:
+        return _step_guarded(policy, state, observation)
     order = observation.order
     if state.last is not None and order <= state.last:
         raise _out_of_order(role, order[0])
@@ -98,6 +106,40 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
             verdict = _moved_to(verdict, order[0])
     state = MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step, state.eval_version)
     return state, verdict
+
+
+def _step_guarded(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
+    """Take in one observation of a run with critical evals: each is followed by a monitor of its own.
+
+    An eval is shown to its monitor alone, all else to all. The first that calls for a stop has it; else the verdict is
+    that of the watched score, unless that is `continue` and another suspects.
+    """
+    is_shared = observation.role is not MetricRole.EVAL
+    guarded = tuple(
+        step(policy.guarding if place else policy.unguarded, item, observation)[0]
+        if is_shared or observation.critical == place
+        else item
+        for place, item in enumerate(state.guarded)
+    )
+    verdict, at = state.verdict, observation.step
+    if not verdict.stops:
+        calling = [place for place, item in enumerate(guarded) if item.verdict.verdict is Call.STOP]
+        calling += [place for place, item in enumerate(guarded) if item.verdict.verdict is Call.SUSPECT]
+        verdict = _name_critical(policy, guarded, calling[0] if calling else 0)
+        verdict = verdict if verdict.stops or verdict.step == at else _moved_to(verdict, at)
+    first, suspect_step = guarded[0], state.suspect_step
+    if suspect_step is None and verdict.verdict is not Call.CONTINUE:
+        suspect_step = at
+    last = observation.order if state.last is None else max(state.last, observation.order)
+    return replace(first, last=last, verdict=verdict, suspect_step=suspect_step, guarded=guarded), verdict
+
+
+def _name_critical(policy: Policy, guarded: Sequence[MonitorState], place: int) -> Verdict:
+    verdict = guarded[place].verdict
+    if place == 0:
+        return verdict
+    name = policy.critical[place - 1]
+    return replace(verdict, critical=name, reason=f"critical eval {name}: {verdict.reason}")
 
 
 def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
@@ -129,6 +171,10 @@ def advance(
     >>> state.verdict.reason
     'k_decline: 3 consecutive declines of eval, k = 3'
     """
+    if policy.critical:
+        return _step_through(
+            policy, state, to_observations(observations) if isinstance(observations, Mapping) else list(observations)
+        )
     # 1. Roles that the policy does not watch are dropped first, so that they cost nothing else.
     if isinstance(observations, Mapping):
         columns = {role: column for role, column in observations.items() if role in policy.roles}
@@ -256,7 +302,9 @@ def _out_of_order(role: MetricRole, step: int) -> OutOfOrder:
 
 
 def _moved_to(verdict: Verdict, step: int) -> Verdict:
-    return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.ground)
+    return Verdict(
+        verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.ground, verdict.critical
+    )
 
 
 def _finite_evals(columns: Columns) -> list[Order]:

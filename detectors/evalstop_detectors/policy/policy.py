@@ -80,6 +80,7 @@ class Verdict(Struct, frozen=True):
 
     `step` is the step of the observation on which it was reached, None before the first. `turn_step` is where the
     detectors that called for it believe the turn was (the earliest of their beliefs). `ground`: why it stops.
+    `critical`: the critical eval that called for it, None: the watched score.
     """
 
     verdict: Call
@@ -88,6 +89,7 @@ class Verdict(Struct, frozen=True):
     reason: str
     evidence: tuple[Finding, ...] = ()
     ground: Ground | None = None
+    critical: str | None = None
 
     @property
     def stops(self) -> bool:
@@ -140,6 +142,7 @@ class Policy(Struct, frozen=True, dict=True):
     `evaluate_now`: when to ask for paired evaluations of runs that can answer; see `with_evaluator`.
     `guessed`: roles of which nobody has said or knows which metric plays them. A call that rests on one may raise a
     suspicion, but not stop the run. It is no part of the policy on record: see `with_guessed`.
+    `critical`: evals that may not fall for good, whatever the watched score does; see `with_critical`.
 
     A detector that never sees the eval score may raise a suspicion only:
 
@@ -166,6 +169,7 @@ class Policy(Struct, frozen=True, dict=True):
     levelled_off_at: float = LEVELLED_OFF_AT
     evaluate_now: EvalRequests | None = None
     guessed: frozenset[MetricRole] = frozenset()
+    critical: tuple[str, ...] = ()
 
     def with_evaluator(self, eval_share: float | None) -> Policy:
         """The policy for a run of which somebody evaluates checkpoints on request; itself if it asks for nothing.
@@ -212,6 +216,22 @@ class Policy(Struct, frozen=True, dict=True):
     def _by_guess(self) -> dict[frozenset[MetricRole], Policy]:
         """Shared by all runs with the same guesses, so that what is derived from the policy is too."""
         return {}
+
+    def with_critical(self, names: Sequence[str]) -> Policy:
+        """The policy for a run of whose evals each of these is guarded by itself, as the watched score is: it may not
+        turn. Itself where there are none, or where it does not stop runs that turn."""
+        critical = tuple(names) if Ground.TURNED in self.stop_on else ()
+        return self if critical == self.critical else replace(self, critical=critical)
+
+    @cached_property
+    def unguarded(self) -> Policy:
+        """The policy as it judges the watched score."""
+        return replace(self, critical=())
+
+    @cached_property
+    def guarding(self) -> Policy:
+        """The policy as it judges a critical eval."""
+        return replace(self, critical=(), stop_on=(Ground.TURNED,))
 
     @cached_property
     def roles(self) -> frozenset[MetricRole]:

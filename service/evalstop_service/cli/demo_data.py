@@ -41,6 +41,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import audit, decisions, projects, run_lists, runs
 from evalstop_service.store.audit import Author
@@ -65,7 +66,7 @@ FIRST = "example-000"
 FILLED = "project.filled"
 """The entry of the audit log that says that no example run is missing."""
 
-METRICS = {
+METRICS: dict[str, MetricFields] = {
     "reward/gold": {"role": "eval", "direction": "maximize"},
     "reward/proxy": {"role": "proxy", "direction": "maximize"},
     "policy/kl": {"role": "kl", "direction": "minimize"},

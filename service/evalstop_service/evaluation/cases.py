@@ -70,13 +70,14 @@ def _derive_outcome(
     tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
 ) -> Outcome | None:
     """The outcome by the evals of the attempt, recorded if it is another than before."""
-    metric = watched_metrics.find_eval_metric(run)
+    critical = decision.verdict.critical if decision else None
+    metric = critical if critical in run.metrics else watched_metrics.find_eval_metric(run)
     decided_step = decision.step if decision else None
     evals = []
     if metric is not None:
-        evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [metric]))
+        evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [metric]), metric)
     assessment = outcome.assess_run(evals, decided_step)
-    turn = _find_turn(tx, run, assessment)
+    turn = _find_turn(tx, run, assessment, critical)
     if decision is not None and decision.verdict.ground == Ground.LEVELLED_OFF:
         derived = outcome.judge_levelled_off(evals, decision.step)
     else:
@@ -102,13 +103,20 @@ def _derive_outcome(
     return outcomes.find_outcome(tx, run.id, run.attempt)
 
 
-def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment) -> Turn | None:
-    """The turn of a run: its change point in hindsight if there is one, else its best evals."""
+def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: str | None) -> Turn | None:
+    """The turn of a run: its change point in hindsight if there is one, else its best evals.
+
+    `critical`: of this eval, by its best values.
+    """
     if assessment.run_outcome is not RunOutcome.TURNED:
         return None
     turn = run.turn if run.ended_at is not None else change_point.load_change_point(tx, run)
     located = outcome.locate_turn(assessment)
-    if turn is None or find_version(run.eval_changes, turn.step) != find_version(run.eval_changes, located.step):
+    if (
+        turn is None
+        or critical is not None
+        or find_version(run.eval_changes, turn.step) != find_version(run.eval_changes, located.step)
+    ):
         return located
     return Turn(turn.step, turn.low_step)
 

@@ -15,6 +15,16 @@ from evalstop_detectors import MetricRole, Observation, find_request, is_late
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, NotFound, QuotaReached, ServiceError
+from evalstop_service.ingest.combined_evals import (
+    NO_SCORES,
+    NewScores,
+    add_values,
+    combine_anew,
+    name_fallen_evals,
+    needs_of_evals,
+    needs_of_reason,
+    refuse_own_scores,
+)
 from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
 from evalstop_service.ingest.messages import (
     Answer,
@@ -32,16 +42,15 @@ from evalstop_service.ingest.monitor_moves import advance_monitor, replay_monito
 from evalstop_service.ingest.new_observations import compare_with_stored, find_new_names, sort_observations
 from evalstop_service.ingest.receipts import write_receipt
 from evalstop_service.ingest.row_changes import add_evals, settle_row
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState
-from evalstop_service.rules.decision_lifecycle import OBSERVED, DecisionState
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, with_eval_changes, with_roles
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.rules.quotas import LEAST_METRICS, Quota
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
-from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
+from evalstop_service.runs.watched_metrics import COMBINED_METRIC
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -53,7 +62,8 @@ class Applied(msgspec.Struct):
 
     `points`: new ones; of them `late` are not past the last step of their metric. `content`: of the last message, if it
     has consequences: rows besides the run's own and the observations', see `ingest.consequences`. `decision`: on the
-    present attempt, as far as it was loaded. `settles_case`: evals or checkpoints came after the run's end.
+    present attempt, as far as it was loaded. `settles_case`: evals or checkpoints came after the run's end. `scores`:
+    of several evals, where stored ones are replaced.
     """
 
     before: RunState
@@ -64,6 +74,7 @@ class Applied(msgspec.Struct):
     content: Content | None = None
     decision: Decision | None = None
     settles_case: bool = False
+    scores: NewScores = NO_SCORES
 
     @property
     def is_changed(self) -> bool:
@@ -90,6 +101,7 @@ def apply(state: RunState, messages: Sequence[Message], facts: Facts, now: datet
         applied.points += result.points
         if result.content is not None:
             applied.content, applied.late, applied.settles_case = result.content, result.late, result.settles_case
+            applied.scores = result.scores
             break
     return applied
 
@@ -130,7 +142,7 @@ def _apply_observations(
     2. Past the quota of metrics nothing of the batch is taken.
     3. A metric that comes in for the first time may change the roles. The detectors then see another past.
     4. Step the detectors. For a late observation or other roles, replay them from before it or from the beginning.
-    5. Add new evals to the scores. For a late one, build the scores anew.
+    5. Add new evals to the scores. For a late one, build the scores anew. Several evals are combined before.
     6. Bring the row up to date, and say whether other rows follow from it.
     """
     run, state = before.run, before
@@ -149,14 +161,24 @@ def _apply_observations(
     fresh += late
 
     if names is not None:
-        state = _with_roles(state, metric_roles.assign_roles(names, run.labels, facts.role_patterns))
+        state = with_roles(state, metric_roles.assign_roles(names, run.labels, facts.role_patterns))
     recast = state.watch is not before.watch
-    observations = state.watch.observations(fresh)
+    seen, combined = fresh, NO_SCORES
+    if state.watch.combined:
+        refuse_own_scores(state, content.points)
+        needs |= needs_of_evals(state, fresh)
+        if not facts.meet(needs):
+            return facts.needs | needs
+        state, combined = add_values(state, facts, fresh)
+        facts, seen = combined.drop_outdated(facts), [*fresh, *combined.points]
+        if combined.points:
+            last_steps[COMBINED_METRIC] = combined.points[-1].step
+    observations = state.watch.observations(seen)
     replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
     if replayed:
         state = rewind_monitor(state, None if recast else observations[0])
     eval_metric = state.watch.eval_metric
-    evals = sorted([point for point in fresh if point.metric == eval_metric], key=_STEP)
+    evals = sorted([point for point in seen if point.metric == eval_metric], key=_STEP)
     scores = None if recast else state.usable_scores
     late_eval = bool(evals) and scores is not None and evals[0].step <= scores.last_step
     if late_eval:
@@ -172,9 +194,13 @@ def _apply_observations(
     if not fresh and not state.unrecorded:
         return Applied(before, before, [write_receipt(before, decision, 0, duplicates, conflicts)], decision=decision)
     if replayed:
-        state = replay_monitor(state, facts.points, fresh)
+        state = replay_monitor(state, facts.points, seen)
     elif observations:
         state = advance_monitor(state, observations)
+    needs |= needs_of_reason(before, state)
+    if not facts.meet(needs):
+        return facts.needs | needs
+    fallen = name_fallen_evals(before, state, [*facts.points, *fresh])
     changes = RunChanges()
     if scored:
         state, changes = add_evals(state, scores, facts, evals, turned=ended)
@@ -183,14 +209,23 @@ def _apply_observations(
         last_step = max(map(_STEP, fresh))
         if run.last_step is None or last_step > run.last_step:
             changes["last_step"] = last_step
-    state = settle_row(state, changes, version, now, rewritten=replayed or late_eval)
+    state = settle_row(state, changes, version, now, rewritten=replayed or late_eval, fallen=fallen)
     on_hold = decision is not None and decision.state == DecisionState.ON_HOLD
-    follows = bool(late) or (scored and (ended or on_hold)) or _has_consequences(before, state)
+    is_replaced = combined.first_step is not None
+    follows = bool(late) or is_replaced or (scored and (ended or on_hold)) or _has_consequences(before, state)
     if not follows and state.unrecorded:
         state = replace(state, unrecorded=())
     receipt = write_receipt(state, decision, len(fresh), duplicates, conflicts)
     return Applied(
-        before, state, [receipt], fresh, late, content if follows else None, decision, settles_case=scored and ended
+        before,
+        state,
+        [receipt],
+        fresh if is_replaced else seen,
+        late,
+        content if follows else None,
+        decision,
+        settles_case=scored and ended,
+        scores=combined,
     )
 
 
@@ -237,9 +272,9 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     """Begin a new attempt at a step, unless it has begun there already: what came after the step no longer counts."""
     run = before.run
     eval_changes = carry_into_attempt(run.eval_changes, content.step)
-    state = rewind_monitor(_with_eval_changes(before, eval_changes), None)
+    state = rewind_monitor(replace(with_eval_changes(before, eval_changes), combined=None), None)
     needs = _needs_of_decision(before) | Needs(resumed_at=content.step)
-    needs |= _needs_of_past(state, replayed=True, rescored=True)
+    needs |= _needs_of_past(state, replayed=True, rescored=True) | needs_of_evals(state, None)
     if not facts.meet(needs):
         return facts.needs | needs
     decision = facts.decision if before.final_decision is None else before.final_decision
@@ -249,6 +284,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     saved = tuple(item for item in facts.checkpoints if item.step <= content.step)
     state = replace(state, has_decision=False, final_decision=None, last_steps=dict(facts.last_steps))
     state = replay_monitor(state, left, [])
+    fallen = name_fallen_evals(before, state, left)
     state, changes = add_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
     changes |= {
         "attempt": run.attempt + 1,
@@ -257,7 +293,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
         "turn": None,
         "last_step": max(facts.last_steps.values(), default=None),
     }
-    state = settle_row(state, changes, version, now, rewritten=True)
+    state = settle_row(state, changes, version, now, rewritten=True, fallen=fallen)
     return Applied(before, state, [Receipt(state.run, None)], content=content, decision=decision)
 
 
@@ -267,20 +303,24 @@ def _apply_correction(
     """Give metrics the roles that a person says, and replay the run with them."""
     run, roles = before.run, metric_roles.correct_roles(before.run, content.metrics)
     changed = (run.metrics, run.recognition) != roles
-    state = rewind_monitor(_with_roles(before, roles, anew=True), None) if changed else before
+    state = rewind_monitor(with_roles(before, roles, anew=True), None) if changed else before
     ended = run.ended_at is not None and run.status != RunStatus.LOST
     needs = _needs_of_decision(before)
     needs |= _needs_of_past(state, replayed=changed, rescored=changed, turned=changed and ended)
+    needs |= needs_of_evals(state, None)
     if not facts.meet(needs):
         return facts.needs | needs
     decision = facts.decision if before.final_decision is None else before.final_decision
     if not changed:
         return Applied(before, before, [Receipt(run, decision)], decision=decision)
+    state, combined = combine_anew(state, facts)
+    facts = combined.replace_in(facts)
     state = replay_monitor(state, facts.points, [])
+    fallen = name_fallen_evals(before, state, facts.points)
     state, changes = add_evals(state, None, facts, [], turned=ended)
-    state = settle_row(state, changes, version, now, rewritten=True)
+    state = settle_row(state, changes, version, now, rewritten=True, fallen=fallen)
     receipt = Receipt(state.run, decision)
-    return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
+    return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended, scores=combined)
 
 
 def _apply_eval_change(
@@ -294,7 +334,7 @@ def _apply_eval_change(
         return Applied(before, before, [Receipt(run, before.final_decision, created=False)])
     if len(changes) > MOST_CHANGES:
         raise Conflict(f"the eval of run {run.name!r} has changed {MOST_CHANGES} times; more changes are not kept")
-    state = _with_eval_changes(before, changes)
+    state = with_eval_changes(before, changes)
     first = Observation(MetricRole.KL, content.step, 0.0)  # nothing of its step comes before it
     replayed = is_late(before.monitor, first)
     if replayed:
@@ -303,23 +343,19 @@ def _apply_eval_change(
     rescored = scores is None or scores.last_step >= content.step
     ended = run.ended_at is not None and run.status != RunStatus.LOST
     needs = _needs_of_decision(before) | _needs_of_past(state, replayed=replayed, rescored=rescored, turned=ended)
+    needs |= needs_of_evals(state, None)
     if not facts.meet(needs):
         return facts.needs | needs
     decision = facts.decision if before.final_decision is None else before.final_decision
+    state, combined = combine_anew(state, facts, content.step)
+    facts = combined.replace_in(facts)
     if replayed:
         state = replay_monitor(state, facts.points, [])
+    fallen = name_fallen_evals(before, state, facts.points)
     state, row_changes = add_evals(state, None if rescored else scores, facts, [], turned=ended)
-    state = settle_row(state, row_changes, version, now, rewritten=True)
+    state = settle_row(state, row_changes, version, now, rewritten=True, fallen=fallen)
     receipt = Receipt(state.run, decision)
-    return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
-
-
-def _with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunState:
-    """The state of a run whose measurement changes at these steps."""
-    if changes == state.run.eval_changes:
-        return state
-    run = replace(state.run, eval_changes=changes)
-    return replace(state, run=run, watch=WatchedMetrics(run, state.policy))
+    return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended, scores=combined)
 
 
 def _needs_of_decision(state: RunState) -> Needs:
@@ -336,15 +372,6 @@ def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = 
     if state.watch.eval_metric is not None and (rescored or turned):
         series[state.watch.eval_metric] = 0
     return Needs(series=tuple(sorted(series.items())), checkpoints=rescored and state.watch.eval_metric is not None)
-
-
-def _with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
-    """The state with these roles; the run is judged anew if its detectors see others, or others are guessed."""
-    run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
-    policy = restrict_policy(state.policy, run)
-    if roles.metrics != state.run.metrics or policy is not state.policy or anew:
-        return replace(state, run=run, policy=policy, watch=WatchedMetrics(run, policy))
-    return replace(state, run=run) if roles.recognition != state.run.recognition else state
 
 
 def _has_consequences(before: RunState, state: RunState) -> bool:
@@ -366,14 +393,6 @@ def place_of(run: Run) -> tuple[int, str] | None:
     """The checkpoint pointed at. Its smoothed score may change with every eval, which is nothing to announce."""
     best = run.best_checkpoint
     return (best.step, best.uri) if best else None
-
-
-def with_decision(state: RunState, decision: Decision | None) -> RunState:
-    """The state once it is known which decision its attempt has."""
-    final = decision if decision is not None and decision.state in OBSERVED else None
-    if decision is None or (state.has_decision and state.final_decision is final):
-        return state
-    return replace(state, has_decision=True, final_decision=final)
 
 
 _STEP = attrgetter("step")

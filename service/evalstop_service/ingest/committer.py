@@ -28,14 +28,14 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
-from evalstop_service.ingest.apply import Applied, apply, not_found, with_decision
+from evalstop_service.ingest.apply import Applied, apply, not_found
 from evalstop_service.ingest.consequences import carry_out
 from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
 from evalstop_service.ingest.load import Loaded, load_runs
 from evalstop_service.ingest.messages import Message, Receipt
 from evalstop_service.ingest.run_cache import RunCache
-from evalstop_service.ingest.run_state import RunState
+from evalstop_service.ingest.run_state import RunState, with_decision
 from evalstop_service.ingest.waiting import Entry, Group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evalstop_service.decisions import attempts, transitions
 from evalstop_service.evaluation import cases
-from evalstop_service.ingest.apply import Applied, place_of, with_decision
+from evalstop_service.ingest.apply import Applied, place_of
 from evalstop_service.ingest.eval_requests import keep_open_request, raise_request, save_answer
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
@@ -20,12 +20,14 @@ from evalstop_service.ingest.messages import (
     Resumed,
     RolesCorrected,
 )
-from evalstop_service.ingest.run_state import KEEP_EVERY
+from evalstop_service.ingest.row_changes import is_same_stop
+from evalstop_service.ingest.run_state import KEEP_EVERY, with_decision
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.recorded_verdict import record_verdict
+from evalstop_service.runs.watched_metrics import COMBINED_METRIC
 from evalstop_service.store import (
     audit,
     checkpoints,
@@ -78,6 +80,9 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         case EvalAnswered() as answer:
             save_answer(tx, state, answer, now)
     series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in applied.late))
+    if applied.scores.first_step is not None:
+        series.forget_summaries(tx, [(run.id, COMBINED_METRIC, applied.scores.first_step)])
+        observations.replace_series(tx, run, COMBINED_METRIC, applied.scores.first_step, applied.scores.points, now)
     if state.unkept >= KEEP_EVERY:
         kept = StoredMonitorState(run.version, state_to_json(state.policy, state.monitor).decode())
         monitor_states.save_state(tx, run.id, kept, now)
@@ -134,7 +139,8 @@ def _announce(
                 types.append(EventType.SUSPECTED)
                 if not verdict.rests_on_eval and raised is None:
                     types.append(EventType.EVAL_REQUESTED)
-            verdicts.add_verdict(tx, run.id, run.attempt, record_verdict(verdict), now)
+            recorded = run.verdict if is_same_stop(verdict, run.verdict) else record_verdict(verdict)
+            verdicts.add_verdict(tx, run.id, run.attempt, recorded, now)
     if raised is not None:
         types.append(EventType.EVAL_REQUESTED)
     if place_of(run) != place_of(before):

@@ -10,10 +10,9 @@ from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_r
 from msgspec.structs import replace
 
 from evalstop_service.errors import Behind, ServiceError
-from evalstop_service.ingest.apply import with_decision
 from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
 from evalstop_service.ingest.monitor_moves import observations_past
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, with_decision
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs import watched_metrics
@@ -129,7 +128,7 @@ def _restored(
     """The run with a monitor to go on from, and which one."""
     if known is not None and _was_only_added_to(run, known):
         scores = known.usable_scores
-        state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores)
+        state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores, combined=None)
         return state, "moved_on"
     policy = restrict_policy(policy, run)
     shared = SHARED_FOR if known is not None else 0
@@ -158,7 +157,7 @@ def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
         match message.content:
             case CheckpointSaved():
                 return True
-            case Observations(points) if any(point.metric == state.watch.eval_metric for point in points):
+            case Observations(points) if any(state.watch.is_eval(point.metric) for point in points):
                 return True
     return False
 

@@ -8,6 +8,7 @@ import msgspec
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.rules.decision_lifecycle import SERVICE
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
@@ -40,7 +41,7 @@ class Resumed(msgspec.Struct, frozen=True):
 class RolesCorrected(msgspec.Struct, frozen=True):
     """A person says which metrics play which role; `actor` is written into the audit log."""
 
-    metrics: dict[str, dict[str, str]]
+    metrics: dict[str, MetricFields]
     actor: str
 
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from evalstop_service.ingest.messages import ValueConflict
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.runs import metric_roles
-from evalstop_service.runs.watched_metrics import PAIRED_METRIC
+from evalstop_service.runs.watched_metrics import OWN_METRICS
 from evalstop_service.store.observations import PostedObservation
 
 
 def find_new_names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
     """All names of a run's metrics when these points bring new ones; None when they bring none."""
     seen, named = state.last_steps, state.run.metrics
-    new = {point.metric for point in points if point.metric not in seen and point.metric not in named} - {PAIRED_METRIC}
+    new = {point.metric for point in points if point.metric not in seen and point.metric not in named} - OWN_METRICS
     if not new:
         return None
-    known = (seen.keys() | named.keys()) - {PAIRED_METRIC}
+    known = (seen.keys() | named.keys()) - OWN_METRICS
     return known | new if len(known) < metric_roles.MOST_NAMES else None
 
 

@@ -13,6 +13,7 @@ from evalstop_detectors import find_total_steps
 
 from evalstop_service.projects.policies import is_allowed
 from evalstop_service.rules.decision_lifecycle import SERVICE, Mode
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.run_descriptions import NOTHING_SAID, RunDescription
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
@@ -39,7 +40,7 @@ class OpenRequest:
     """
 
     name: str
-    metrics: dict[str, dict[str, str]] | None = None
+    metrics: dict[str, MetricFields] | None = None
     recognise: bool = False
     labels: dict[str, str] | None = None
     policy: str | None = None

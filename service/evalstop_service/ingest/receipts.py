@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evalstop_service.ingest.messages import Receipt, ValueConflict
 from evalstop_service.ingest.run_state import RunState
-from evalstop_service.runs.watched_metrics import PAIRED_METRIC
+from evalstop_service.runs.watched_metrics import OWN_METRICS
 from evalstop_service.store.decisions import Decision
 
 MOST_UNWATCHED = 20
@@ -38,5 +38,5 @@ def _list_unwatched(state: RunState) -> tuple[dict[str, str], list[str]]:
     if all(metric in last_steps for metric in metrics):
         return {}, []
     missing = {metric: role["role"] for metric, role in metrics.items() if metric not in last_steps}
-    unwatched = [metric for metric in last_steps if metric not in metrics and metric != PAIRED_METRIC]
+    unwatched = [metric for metric in last_steps if metric not in metrics and metric not in OWN_METRICS]
     return missing, unwatched[:MOST_UNWATCHED]

@@ -68,12 +68,21 @@ def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:
 
 
 def settle_row(
-    state: RunState, changes: RunChanges, version: int, now: datetime, *, rewritten: bool = False
+    state: RunState,
+    changes: RunChanges,
+    version: int,
+    now: datetime,
+    *,
+    rewritten: bool = False,
+    fallen: str | None = None,
 ) -> RunState:
-    """The state with its row brought up to where its monitor stands."""
+    """The state with its row brought up to where its monitor stands.
+
+    `fallen`: what is added to the reason of a stop that was reached just now.
+    """
     run, verdict = state.run, state.monitor.verdict
     if verdict is not state.recorded:
-        changes["verdict"] = _record_changed(verdict, state.recorded, run.verdict)
+        changes["verdict"] = _record_changed(state, verdict, fallen)
     if rewritten:
         changes["rewritten_version"] = version
     if run.status == RunStatus.LOST:
@@ -81,8 +90,9 @@ def settle_row(
     return replace(state, run=replace(run, version=version, updated_at=now, **changes), recorded=verdict)
 
 
-def _record_changed(verdict: Verdict, recorded: Verdict | None, in_row: run_results.Verdict) -> run_results.Verdict:
+def _record_changed(state: RunState, verdict: Verdict, fallen: str | None) -> run_results.Verdict:
     """The verdict as its run's row says it; most are what was recorded before, of a later step."""
+    recorded, in_row = state.recorded, state.run.verdict
     if (
         recorded is not None
         and verdict.evidence is recorded.evidence
@@ -90,7 +100,16 @@ def _record_changed(verdict: Verdict, recorded: Verdict | None, in_row: run_resu
         and (verdict.verdict, verdict.turn_step) == (recorded.verdict, recorded.turn_step)
     ):
         return replace(in_row, step=verdict.step)
-    return record_verdict(verdict)
+    if state.watch.combined and fallen is None and is_same_stop(verdict, in_row):
+        return in_row
+    changed = record_verdict(verdict)
+    return replace(changed, reason=f"{changed.reason}; {fallen}") if fallen else changed
+
+
+def is_same_stop(verdict: Verdict, recorded: run_results.Verdict) -> bool:
+    """Whether this is the recorded stop, to whose reason more may have been added."""
+    is_stop = verdict.stops and recorded.verdict is run_results.Call.STOP
+    return is_stop and recorded.step == verdict.step and recorded.reason.startswith(verdict.reason)
 
 
 _STEP = attrgetter("step")

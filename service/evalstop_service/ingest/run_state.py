@@ -8,6 +8,7 @@ import msgspec
 from evalstop_detectors import (
     BestSoFar,
     Chooser,
+    CombinedState,
     MonitorState,
     Observation,
     Policy,
@@ -16,8 +17,12 @@ from evalstop_detectors import (
     Verdict,
     is_late,
 )
+from msgspec.structs import replace
 
-from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.rules.decision_lifecycle import OBSERVED
+from evalstop_service.rules.eval_changes import EvalChange
+from evalstop_service.runs.metric_roles import RoleAssignment
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
@@ -100,6 +105,7 @@ class RunState(msgspec.Struct, frozen=True):
     one; `final_decision`: that one, if it is a shadow's or held out, which only a person changes, and with it the run's
     version. `eval_request`: the paired evaluation that is awaited. `recorded`: the verdict in the run's row; None where
     the row was read. `unrecorded`: verdicts reached since the row was written.
+    `combined`: where a run has several evals, what their next score depends on; None: it has to be computed again.
     `count`: observations since the monitor was restored; `unkept`: of those, how many its stored state lacks.
     `shared`: another process saved the run lately: for so many more messages its version is checked before it is used.
     """
@@ -114,6 +120,7 @@ class RunState(msgspec.Struct, frozen=True):
     eval_request: EvalRequest | None = None
     scores: Scores | None = None
     scores_taken: int = 0
+    combined: CombinedState | None = None
     recorded: Verdict | None = None
     unrecorded: tuple[Verdict, ...] = ()
     trail: Trail = Trail()
@@ -125,3 +132,28 @@ class RunState(msgspec.Struct, frozen=True):
     def usable_scores(self) -> Scores | None:
         """The scores, unless they have moved past this state."""
         return self.scores if self.scores is not None and self.scores.taken == self.scores_taken else None
+
+
+def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunState:
+    """The state of a run whose measurement changes at these steps."""
+    if changes == state.run.eval_changes:
+        return state
+    run = replace(state.run, eval_changes=changes)
+    return replace(state, run=run, watch=WatchedMetrics(run, state.policy))
+
+
+def with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
+    """The state with these roles; the run is judged anew if its detectors see others, or others are guessed."""
+    run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
+    policy = restrict_policy(state.policy, run)
+    if roles.metrics != state.run.metrics or policy is not state.policy or anew:
+        return replace(state, run=run, policy=policy, watch=WatchedMetrics(run, policy))
+    return replace(state, run=run) if roles.recognition != state.run.recognition else state
+
+
+def with_decision(state: RunState, decision: Decision | None) -> RunState:
+    """The state once it is known which decision its attempt has."""
+    final = decision if decision is not None and decision.state in OBSERVED else None
+    if decision is None or (state.has_decision and state.final_decision is final):
+        return state
+    return replace(state, has_decision=True, final_decision=final)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired, TypedDict
 
 from msgspec import Struct
 
 RoleOrigin = Literal["declared", "recognized", "guessed"]
 """The values of `evalstop_detectors.RoleOrigin`, which the store does not know."""
+
+
+class MetricFields(TypedDict):
+    """A metric with a role: the role, and what is better. Of an eval beside others also its weight, by default 1, and
+    whether a lasting fall of it alone is one of the run."""
+
+    role: str
+    direction: str
+    weight: NotRequired[float]
+    critical: NotRequired[bool]
 
 
 class Recognition(Struct, frozen=True):

@@ -45,6 +45,9 @@ class Verdict(Struct, frozen=True):
     reason: str
     evidence: tuple[Evidence, ...] = ()
     ground: Annotated[str | None, Meta(description="why a stop is called for: turned, or levelled_off")] = None
+    critical: Annotated[str | None, Meta(description="the critical eval that it rests on; null: the watched score")] = (
+        None
+    )
 
     @property
     def stops(self) -> bool:

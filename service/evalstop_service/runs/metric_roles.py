@@ -16,11 +16,11 @@ from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recogni
 from evalstop_detectors.roles.recognition import NO_EVAL
 
 from evalstop_service.rules import role_recognition
-from evalstop_service.rules.role_recognition import Recognition
+from evalstop_service.rules.role_recognition import MetricFields, Recognition
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
 
-Roles = dict[str, dict[str, str]]
+Roles = dict[str, MetricFields]
 
 MOST_NAMES = 1000
 """A run with more metrics keeps the roles it has: recognition compares each new name with all others."""
@@ -129,5 +129,5 @@ def _match_patterns(
     return {name: matched[name] for name in first.values()}, matched
 
 
-def _role_to_json(role: Role) -> dict[str, str]:
+def _role_to_json(role: Role) -> MetricFields:
     return {"role": role.role.value, "direction": role.direction}

@@ -1,4 +1,8 @@
-"""The metrics of a run by role, as its detectors are shown them: turned so that higher is better. Pure."""
+"""The metrics of a run by role, as its detectors are shown them: turned so that higher is better. Pure.
+
+A run with several evals is judged by one score, their weighted mean, which ingestion stores as a series of its own
+(`COMBINED_METRIC`): for everything that reads a run it is the eval. See `evalstop_detectors.combined_eval`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from evalstop_detectors import MetricRole, Observation, Policy, Score
+from evalstop_detectors import EvalValue, MetricRole, Observation, Policy, Score
 
 from evalstop_service.rules.eval_changes import find_version
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-DEFAULT_METRICS: dict[str, dict[str, str]] = {
+DEFAULT_METRICS: dict[str, MetricFields] = {
     "eval": {"role": "eval", "direction": "maximize"},
     "proxy": {"role": "proxy", "direction": "maximize"},
     "kl": {"role": "kl", "direction": "minimize"},
@@ -23,22 +28,33 @@ DEFAULT_METRICS: dict[str, dict[str, str]] = {
 PAIRED_METRIC = "evalstop/paired"
 """The observations that answers to requests to evaluate now become: the current score less the best one's."""
 
+COMBINED_METRIC = "evalstop/score"
+"""The observations that several evals of a run become: their standardized weighted mean, higher is better."""
+
+OWN_METRICS = frozenset({PAIRED_METRIC, COMBINED_METRIC})
+"""What the service observes itself: no metric of a trainer's."""
+
 
 class WatchedMetrics:
     """The metrics of a run that the detectors of a policy are shown, with their roles and directions.
 
     `eval_metric`: the eval metric of the run, whether or not the policy watches it; `eval_sign` turns it so that
-    higher is better.
+    higher is better. `combined`: the evals that it is made of by name, with their weights, if they are several.
     """
 
-    __slots__ = ("_eval_changes", "_roles", "_total_steps", "eval_metric", "eval_sign")
+    __slots__ = ("_critical", "_eval_changes", "_roles", "_total_steps", "combined", "eval_metric", "eval_sign")
 
     def __init__(self, run: Run, policy: Policy) -> None:
+        self.combined = find_combined_evals(run)
         self._roles = {
             metric: (MetricRole(role["role"]), metric_sign(run.metrics, metric))
             for metric, role in run.metrics.items()
-            if role["role"] in policy.roles
+            if role["role"] in policy.roles and metric not in self.combined
         }
+        self._critical = {metric: number for number, metric in enumerate(policy.critical, start=1)}
+        if self.combined:
+            self._roles[COMBINED_METRIC] = (MetricRole.EVAL, 1.0)
+            self._roles |= {metric: (MetricRole.EVAL, metric_sign(run.metrics, metric)) for metric in self._critical}
         self._total_steps = run.total_steps
         self._eval_changes = run.eval_changes
         self.eval_metric = find_eval_metric(run)
@@ -51,9 +67,14 @@ class WatchedMetrics:
         """The metrics that the policy watches."""
         return list(self._roles)
 
+    def is_eval(self, metric: str) -> bool:
+        """Whether the metric is the eval, or one of those that are combined."""
+        return metric == self.eval_metric or metric in self.combined
+
     def observations(self, points: Iterable[PostedObservation]) -> list[Observation]:
         """The observations to show to the policy's detectors, in the order of their steps."""
         observations, total, roles, changes = [], self._total_steps, self._roles, self._eval_changes
+        critical = self._critical
         last_step, in_order = -1, True
         for point in points:
             watched = roles.get(point.metric)
@@ -64,13 +85,17 @@ class WatchedMetrics:
                 last_step = step
                 progress = min(1.0, step / total) if total else None
                 version = find_version(changes, step) if changes else 0
-                observations.append(Observation(role, step, sign * point.value, point.stderr, progress, version))
+                number = critical.get(point.metric, 0) if critical else 0
+                observations.append(
+                    Observation(role, step, sign * point.value, point.stderr, progress, version, number)
+                )
         if not in_order:
-            observations.sort(key=_ORDER)
+            observations.sort(key=_ORDER_OF_SEVERAL if critical else _ORDER)
         return observations
 
 
 _ORDER = attrgetter("order")
+_ORDER_OF_SEVERAL = attrgetter("order", "critical")  # of a step the watched score comes first
 
 
 def find_guessed_roles(run: Run) -> frozenset[MetricRole]:
@@ -84,17 +109,57 @@ def restrict_policy(policy: Policy, run: Run) -> Policy:
 
     Every monitor of a run is stepped with this.
     """
-    return policy.with_evaluator(run.eval_share).with_guessed(find_guessed_roles(run))
+    # A paired evaluation measures one eval, in its unit, which is not that of a mean of several.
+    eval_share = None if find_combined_evals(run) else run.eval_share
+    critical = [metric for metric in find_combined_evals(run) if run.metrics[metric].get("critical")]
+    return policy.with_evaluator(eval_share).with_guessed(find_guessed_roles(run)).with_critical(critical)
 
 
 def find_eval_metric(run: Run) -> str | None:
-    """The metric with the role `eval` of a run."""
-    return next((metric for metric, role in run.metrics.items() if role["role"] == MetricRole.EVAL), None)
+    """The eval metric of a run: the one with that role, or the mean of those that have it."""
+    evals = list_evals(run.metrics)
+    return COMBINED_METRIC if len(evals) > 1 else next(iter(evals), None)
 
 
-def select_evals(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
-    """The eval scores among points that are ordered by step, finite or not."""
-    eval_metric = find_eval_metric(run)
+def list_evals(metrics: Mapping[str, MetricFields]) -> list[str]:
+    """The metrics with the role `eval`."""
+    return [metric for metric, role in metrics.items() if role["role"] == MetricRole.EVAL]
+
+
+def find_combined_evals(run: Run) -> dict[str, float]:
+    """The evals of a run that are judged by their mean, by name, with their weights; none where there is one eval."""
+    evals = list_evals(run.metrics)
+    return {metric: run.metrics[metric].get("weight", 1.0) for metric in sorted(evals)} if len(evals) > 1 else {}
+
+
+def list_watched(run: Run) -> dict[str, MetricFields]:
+    """The metrics with a role, and the mean of several evals, which is the eval then."""
+    if not find_combined_evals(run):
+        return run.metrics
+    return {COMBINED_METRIC: {"role": "eval", "direction": "maximize"}, **run.metrics}
+
+
+def select_eval_values(run: Run, points: Iterable[PostedObservation]) -> list[EvalValue]:
+    """What points bring of the evals that are combined, in the order of their steps."""
+    places = {metric: place for place, metric in enumerate(find_combined_evals(run))}
+    signs = {metric: metric_sign(run.metrics, metric) for metric in places}
+    changes = run.eval_changes
+    return sorted(
+        EvalValue(
+            point.step,
+            places[point.metric],
+            signs[point.metric] * point.value,
+            point.stderr,
+            find_version(changes, point.step),
+        )
+        for point in points
+        if point.metric in places
+    )
+
+
+def select_evals(run: Run, points: Iterable[PostedObservation], metric: str | None = None) -> list[Score]:
+    """The eval scores among points that are ordered by step, finite or not; of one of several if it is named."""
+    eval_metric = metric or find_eval_metric(run)
     return [
         Score(
             point.step,
@@ -112,7 +177,9 @@ def select_scores(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
     return [score for score in select_evals(run, points) if math.isfinite(score.value)]
 
 
-def metric_sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:
+def metric_sign(metrics: Mapping[str, MetricFields], metric: str) -> float:
     """The factor that turns a metric so that higher is better. A KL is a distance, not a quality: it is not turned."""
+    if metric == COMBINED_METRIC:
+        return 1.0
     role = metrics[metric]
     return -1.0 if role["direction"] == "minimize" and role["role"] != MetricRole.KL else 1.0

@@ -18,8 +18,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from evalstop_service.clock import in_utc
+from evalstop_service.store import runs
 from evalstop_service.store import series as summaries
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations
 from evalstop_service.store.tables.columns import Real
 
@@ -206,6 +208,38 @@ def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_at
         observations.c.superseded_by == LIVE,
     )
     return tx.execute(query.values(superseded_by=by_attempt)).rowcount
+
+
+def replace_series(
+    tx: Transaction, run: Run, metric: str, first_step: int, points: Sequence[PostedObservation], now: datetime
+) -> None:
+    """Put these in the place of a metric's live observations at this step and past it. Those of before the run's last
+    resume are an earlier attempt's."""
+    tx.execute(
+        sa.delete(observations).where(
+            observations.c.run_id == run.id,
+            observations.c.metric == metric,
+            observations.c.step >= first_step,
+            observations.c.superseded_by == LIVE,
+        )
+    )
+    resumed_from = runs.get_resumed_step(tx, run)
+    rows = [
+        {
+            "run_id": run.id,
+            "metric": metric,
+            "step": point.step,
+            "superseded_by": LIVE,
+            "value": point.value,
+            "stderr": point.stderr,
+            "attempt": run.attempt if resumed_from is None or point.step > resumed_from else run.attempt - 1,
+            "observed_at": None,
+            "received_at": now,
+        }
+        for point in points
+    ]
+    if rows:
+        tx.execute(observations.insert(), rows)
 
 
 def list_observations(

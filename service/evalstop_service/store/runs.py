@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange, find_version
-from evalstop_service.rules.role_recognition import Recognition
+from evalstop_service.rules.role_recognition import MetricFields, Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, insert_if_new
@@ -42,7 +42,7 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     status: RunStatus
     attempt: int
-    metrics: dict[str, dict[str, str]]
+    metrics: dict[str, MetricFields]
     labels: dict[str, str]
     policy_id: UUID
     policy_name: str

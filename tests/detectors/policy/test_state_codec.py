@@ -115,6 +115,7 @@ def test_a_verdict_is_a_document() -> None:
         "turn_step": 0,
         "reason": "k_decline: 2 consecutive declines of eval, k = 3",
         "ground": None,
+        "critical": None,
         "evidence": [
             {
                 "detector": "k_decline",

@@ -37,6 +37,7 @@ from msgspec import structs
 from tests.service.scenes import NOW, Scene, add_points, set_up
 
 METRICS = ("eval", "proxy", "kl", "loss", "lr")
+EVALS = ("eval", "code", "math")
 POLICIES = ("paper", "default", "watchful")
 LAST_STEP = 12
 
@@ -51,11 +52,15 @@ values = st.one_of(
 
 
 @st.composite
-def measured(draw: st.DrawFn, first_step: int = 0) -> list[PostedObservation]:
-    """Observations with distinct identities, by ascending step; most steps have an eval."""
-    cells = st.sets(st.tuples(st.sampled_from(METRICS), st.integers(first_step, LAST_STEP)), max_size=12)
-    identities = draw(cells) | {("eval", step) for step in range(first_step, draw(st.integers(first_step, LAST_STEP)))}
-    ordered = sorted(identities, key=lambda item: (item[1], METRICS.index(item[0])))
+def measured(draw: st.DrawFn, first_step: int = 0, evals: int = 1) -> list[PostedObservation]:
+    """Observations with distinct identities, by ascending step; most steps have an eval, or most of several."""
+    metrics = (*METRICS, *EVALS[1:evals])
+    cells = st.sets(st.tuples(st.sampled_from(metrics), st.integers(first_step, LAST_STEP)), max_size=12)
+    steps = range(first_step, draw(st.integers(first_step, LAST_STEP)))
+    identities = draw(cells) | {(metric, step) for step in steps for metric in EVALS[:evals]}
+    if evals > 1:
+        identities -= draw(cells)
+    ordered = sorted(identities, key=lambda item: (item[1], metrics.index(item[0])))
     return [PostedObservation(metric, step, draw(values)) for metric, step in ordered]
 
 
@@ -91,23 +96,25 @@ class Story:
     changes: list[int]
     arrived: list[Content]
     forgetting: set[int]
+    evals: int = 1
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> Story:
-    first = draw(measured())
+def stories(draw: st.DrawFn, evals: tuple[int, ...] = (1, 2, 3)) -> Story:
+    several = draw(st.sampled_from(evals))
+    first = draw(measured(evals=several))
     saved = sorted(draw(st.sets(st.integers(0, LAST_STEP), max_size=4)))
     resumed_at = draw(st.none() | st.integers(0, LAST_STEP))
     changes = sorted(draw(st.just(set()) | st.sets(st.integers(0, LAST_STEP), max_size=2)))
     arrived = draw(scattered(first, saved, changes))
     second: list[PostedObservation] = []
     if resumed_at is not None:
-        second = draw(measured(first_step=min(resumed_at + 1, LAST_STEP)))
+        second = draw(measured(first_step=min(resumed_at + 1, LAST_STEP), evals=several))
         second = [point for point in second if point.step > resumed_at]
         arrived = [*arrived, Resumed(resumed_at), *draw(scattered(second, [], []))]
     forgetting = draw(st.sets(st.integers(0, max(0, len(arrived) - 1)), max_size=3))
     policy, direction = draw(st.sampled_from(POLICIES)), draw(st.sampled_from(["maximize", "minimize"]))
-    return Story(policy, direction, first, resumed_at, second, saved, changes, arrived, forgetting)
+    return Story(policy, direction, first, resumed_at, second, saved, changes, arrived, forgetting, several)
 
 
 @pytest.fixture
@@ -124,8 +131,12 @@ def scene(database_url: str) -> Iterator[Scene]:
 
 def open_run(scene: Scene, story: Story, sign: float = 1.0) -> Run:
     directions = {1.0: story.direction, -1.0: {"maximize": "minimize", "minimize": "maximize"}[story.direction]}
-    roles = {name: {"role": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")}
+    roles: dict[str, dict[str, Any]] = {
+        name: {"role": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")
+    }
     roles["kl"]["direction"] = "minimize"
+    for weight, name in enumerate(EVALS[1 : story.evals], start=2):
+        roles[name] = {"role": "eval", "direction": directions[sign], "weight": weight, "critical": weight == 3}
     return scene.open(metrics=roles, policy=story.policy, total_steps=LAST_STEP)
 
 
@@ -293,7 +304,7 @@ def test_series_are_read_together_as_one_by_one(
 
 
 @LAWS
-@given(story=stories())
+@given(story=stories(evals=(1,)))
 def test_mirrors(scene: Scene, story: Story) -> None:
     """A minimized metric is judged as its negative is when maximized; the scores are told as they were measured."""
     run, mirror = open_run(scene, story), open_run(scene, story, sign=-1.0)
@@ -326,7 +337,7 @@ def mirrored(news: Content) -> Content:
 
 
 @LAWS
-@given(story=stories())
+@given(story=stories(evals=(1,)))
 def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
     """Stop, best checkpoint and raw maximum are what a few plain lines make of all points that still count and were
     measured in one way."""

@@ -9,6 +9,7 @@ import pytest
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.run_results import RawMaximum
 from evalstop_service.store import audit, projects
 from evalstop_service.store.observations import PostedObservation
@@ -22,7 +23,7 @@ LAWS = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
-GOLD = {"role": "eval", "direction": "maximize"}
+GOLD: MetricFields = {"role": "eval", "direction": "maximize"}
 
 
 def falling(metric: str) -> list[PostedObservation]:

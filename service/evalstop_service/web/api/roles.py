@@ -8,10 +8,12 @@ from pydantic import Field
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
+from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations
+from evalstop_service.web.api.declared_roles import Roles, complete_directions
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
-from evalstop_service.web.api.runs import Roles, complete_directions, load_run
+from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import Answer, Body, ProjectOut, RunId, Stored
 from evalstop_service.web.context import Admin, Commit, Db, Now, Operate, Read
 
@@ -47,9 +49,9 @@ class MetricList(Answer):
 def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> MetricList:
     """Every metric that the run has reported, with its role and its last value."""
     with database.reading() as tx:
-        roles = load_run(tx, caller.project_id, run_id).metrics
+        roles = list_watched(load_run(tx, caller.project_id, run_id))
         latest = observations.list_latest(tx, run_id)
-    items = [vars(item) | {"role": roles.get(item.metric, {}).get("role")} for item in latest]
+    items = [vars(item) | {"role": roles[item.metric]["role"] if item.metric in roles else None} for item in latest]
     return MetricList.model_validate({"items": items})
 
 

@@ -216,8 +216,8 @@ class RunOut(Answer):
     updated_at: Time = Field(description="when observations or a change last came in")
     ended_at: Time | None = Field(description="null: it runs")
     pruned_at: Time | None = Field(None, description="when its observations and checkpoints were deleted")
-    metrics: dict[str, dict[str, str]] = Field(
-        description="the watched metrics by name: role, and whether more is better"
+    metrics: dict[str, dict[str, str | float | bool]] = Field(
+        description="the watched metrics by name: role, whether more is better; of several evals weight and critical"
     )
     recognition: RecognitionOut = Field(description="where these roles come from")
     labels: dict[str, str] = Field(description="by which receivers find its job")

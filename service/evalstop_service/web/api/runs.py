@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic.config import JsonDict
+from pydantic import Field
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.errors import NotFound
@@ -23,6 +21,7 @@ from evalstop_service.store import projects, run_lists, runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.decisions import read_label
+from evalstop_service.web.api.declared_roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.list_filters import RunListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -48,7 +47,6 @@ from evalstop_service.web.api.schemas import (
     OutcomeIn,
     Page,
     Plain,
-    Role,
     RunId,
     Step,
     Time,
@@ -56,66 +54,10 @@ from evalstop_service.web.api.schemas import (
 )
 from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
-AnyRole = TypeVar("AnyRole", bound=Role)
-
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
 
-def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
-    roles = [role.role for role in metrics.values()]
-    twice = {role for role in roles if roles.count(role) > 1}
-    if twice:
-        raise ValueError(f"one metric a role, but {', '.join(sorted(twice))} has more")
-    return metrics
-
-
 MOST_PARAMS = 1000
-
-EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
-
-Roles = Annotated[dict[Name, Role], Field(max_length=100), AfterValidator(_check_unique_roles)]
-
-
-_WITH_EVAL: JsonDict = {
-    "if": {"properties": {"version": {"type": "string"}}, "required": ["version"]},
-    "then": {"properties": {"role": {"const": "eval"}}},
-}
-
-
-class DeclaredRole(Role):
-    """The role of a metric, and of the eval how it is measured."""
-
-    model_config = ConfigDict(json_schema_extra=_WITH_EVAL)
-
-    version: EvalVersion | None = Field(
-        None,
-        description="of the eval: what its measurement is called (grader, eval set, number of prompts). Another one "
-        "than on record means that it changes from the next step on",
-    )
-
-    @model_validator(mode="after")
-    def _check_role(self) -> Self:
-        if self.version is not None and self.role != "eval":
-            raise ValueError("only the metric with the role eval has a version")
-        return self
-
-
-DeclaredRoles = Annotated[dict[Name, DeclaredRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
-Watched = Annotated[
-    Annotated[DeclaredRoles, Tag("~one")] | Annotated[Literal["auto"], Tag("~other")],
-    Discriminator(lambda value: "~other" if isinstance(value, str) else "~one"),
-]
-
-
-def complete_directions(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
-    """The roles of metrics with their directions, by default minimize for KL and loss."""
-    return {
-        metric: {
-            "role": role.role,
-            "direction": role.direction or ("minimize" if role.role in ("kl", "loss") else "maximize"),
-        }
-        for metric, role in metrics.items()
-    }
 
 
 class RunIn(DescriptionIn):
@@ -225,9 +167,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     request = run_opening.OpenRequest(
         body.name,
         metrics=complete_directions(metrics) if isinstance(metrics, dict) else None,
-        eval_version=next((role.version for role in metrics.values() if role.version), None)
-        if isinstance(metrics, dict)
-        else None,
+        eval_version=read_eval_version(metrics) if isinstance(metrics, dict) else None,
         recognise=metrics == "auto",
         labels=body.labels,
         policy=body.policy,

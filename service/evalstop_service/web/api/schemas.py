@@ -116,6 +116,7 @@ class VerdictOut(Answer):
     reason: str = Field(description="the same for people")
     evidence: list[FindingOut] = Field(description="of each detector")
     ground: str | None = Field(None, description="why a stop is called for: turned, or levelled_off; null: it is not")
+    critical: str | None = Field(None, description="the critical eval that it rests on; null: the watched score")
 
 
 class DecisionStateOut(Answer):

@@ -46,7 +46,7 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = visitor.load_run(tx, run_id)
         policy = policies.read_policy(tx, run.policy_id)
         paired = _paired_metrics(run)
-        long = {metric for metric in run.metrics if series.is_long_series(tx, run.id, metric)}
+        long = {metric for metric in {*run.metrics, *paired} if series.is_long_series(tx, run.id, metric)}
     for metric in long & set(paired):
         series.catch_up_summaries(site.database, run.id, metric)
     with site.database.reading() as tx:
@@ -62,7 +62,8 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 def _paired_metrics(run: Run) -> list[str]:
     """The metrics with the roles eval and KL."""
-    return [metric for metric, role in run.metrics.items() if role["role"] in (MetricRole.EVAL, MetricRole.KL)]
+    kl = [metric for metric, role in run.metrics.items() if role["role"] == MetricRole.KL]
+    return [metric for metric in (watched_metrics.find_eval_metric(run), *kl) if metric is not None]
 
 
 def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
@@ -91,7 +92,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
     kept = {id(point) for point in evals[:: every or 1]}
     paired = [
         Observation(
-            MetricRole(run.metrics[point.metric]["role"]),
+            MetricRole.EVAL if point.metric == eval_metric else MetricRole.KL,
             point.step,
             watched_metrics.metric_sign(run.metrics, point.metric) * point.value,
             point.stderr,

@@ -11,9 +11,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.runs import health, metric_roles
+from evalstop_service.runs import health, metric_roles, watched_metrics
+from evalstop_service.runs.eval_shares import EvalShare, list_shares
+from evalstop_service.runs.watched_metrics import COMBINED_METRIC
 from evalstop_service.store import (
     decisions,
     eval_requests,
@@ -28,6 +31,7 @@ from evalstop_service.store import (
     series,
     verdicts,
 )
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, LatestObservation, PostedObservation
 from evalstop_service.store.runs import Run
@@ -63,6 +67,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = [one for one in proposals.list_open(tx, run.project_id, site.clock()) if one.subject in subjects]
         said = run_descriptions.load_descriptions(tx, [run.id])[run.id]
+        shares = _load_shares(tx, run)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
     current = _current_decision(run, on_record)
     return render_page(
@@ -85,8 +90,9 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         changes=changes,
         eval_requests=asked[::-1],
         metrics=metrics[:MOST_METRICS],
+        eval_shares=shares,
         recognition=metric_roles.describe_roles(run),
-        sources=lambda metric: formatting.role_source(metric_roles.describe_roles(run).sources.get(metric, "")),
+        sources=lambda metric: _role_source(run, metric),
         choices=run_roles.metric_choices(run, [item.metric for item, _ in metrics]),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
@@ -105,8 +111,13 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """The data of the chart; values that are not finite are null."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
+        combined = watched_metrics.find_combined_evals(run)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        charted = {metric: role for metric, role in run.metrics.items() if role["role"] in CHARTED}
+        charted = {
+            metric: role["role"]
+            for metric, role in watched_metrics.list_watched(run).items()
+            if role["role"] in CHARTED and metric not in combined
+        }
         long = {metric for metric in charted if series.is_long_series(tx, run.id, metric)}
     for metric in long:
         series.catch_up_summaries(site.database, run_id, metric)
@@ -124,7 +135,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "series": [
                 {
                     "metric": metric,
-                    "role": charted[metric]["role"],
+                    "role": charted[metric],
                     **_to_columns(downsample(points[metric], MOST_POINTS)),
                 }
                 for metric in points
@@ -171,10 +182,25 @@ def _turn_step(run: Run, decision: Decision | None) -> int | None:
     return (decision or run).verdict.turn_step
 
 
-def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, dict[str, str] | None]]:
+def _role_source(run: Run, metric: str) -> str:
+    if metric == COMBINED_METRIC and metric not in run.metrics:
+        return "the weighted mean of the evals"
+    return formatting.role_source(metric_roles.describe_roles(run).sources.get(metric, ""))
+
+
+def _load_shares(tx: Transaction, run: Run) -> list[EvalShare]:
+    """The evals of a run that has several, unless they are too long to combine for a page."""
+    combined = watched_metrics.find_combined_evals(run)
+    if not combined or any(series.is_long_series(tx, run.id, metric) for metric in combined):
+        return []
+    return list_shares(run, observations.load_series(tx, run.id, combined))
+
+
+def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, MetricFields | None]]:
     """The metrics with their roles, watched metrics first."""
-    order = list(run.metrics)
-    with_roles = [(item, run.metrics.get(item.metric)) for item in metrics]
+    roles = watched_metrics.list_watched(run)
+    order = list(roles)
+    with_roles = [(item, roles.get(item.metric)) for item in metrics]
     return sorted(with_roles, key=lambda pair: order.index(pair[0].metric) if pair[1] else len(order))
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Form, Response
 
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, RolesCorrected
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import PageRoute
@@ -37,7 +38,7 @@ def correct_roles(
 ) -> Response:
     """Set the roles of all metrics of a run. The run is judged again from its first observation."""
     roles = [("eval", eval_metric, eval_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
-    metrics: dict[str, dict[str, str]] = {}
+    metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:
         name = forms.remove_control_characters(metric)  # not stripped: blanks are part of the name that was logged
         if name in metrics:

@@ -16,6 +16,7 @@ from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.run_descriptions import DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import schema
@@ -122,7 +123,7 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
 def told(
     database: Database, tenant: Tenant, name: str, metric: str, values: list[float], days: int = 0, label: str = ""
 ) -> str:
-    metrics = {metric: {"role": "eval", "direction": "maximize"}}
+    metrics: dict[str, MetricFields] = {metric: {"role": "eval", "direction": "maximize"}}
     labels = {"tag": label} if label else {}
     at = NOW + timedelta(days=days)
     run, _ = opening.open_run(

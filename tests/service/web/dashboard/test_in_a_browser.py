@@ -9,6 +9,7 @@ from datetime import datetime
 import pytest
 from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
@@ -170,7 +171,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
     page.set_viewport_size({"width": 375, "height": 740})
     window.sign_in(tenant)
     for name in HOSTILE:
-        metrics = {name: {"role": "eval", "direction": "maximize"}}
+        metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
         points = tuple(PostedObservation(name, step, float(step), 0.1) for step in range(4))

@@ -15,6 +15,7 @@ from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.ingest import CheckpointSaved, EvalChanged, Observations, Receipt, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported, Undone, Vetoed
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store import decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -88,6 +89,27 @@ def test_a_changed_measurement_is_shown(
         assert words in html
     drawn = visitor.get(f"/runs/{run.id}/series.json").json()
     assert drawn["eval_changes"] == [{"step": 50, "reason": "a <stricter> grader"}]
+
+
+def test_the_evals_of_a_mean_are_shown(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Of several evals their mean is drawn, and the page says what each has added since the best, and what misses."""
+    metrics: dict[str, MetricFields] = {
+        "math": {"role": "eval", "direction": "maximize", "critical": True},
+        "<code>": {"role": "eval", "direction": "maximize", "weight": 2.0},
+    }
+    run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest(name="two", metrics=metrics), now)
+    risen = [PostedObservation(metric, step, float(step)) for metric in metrics for step in range(6)]
+    fallen = [PostedObservation("math", step, 10.0 - step) for step in range(6, 12)]
+    post(database, tenant, run.id, now, *risen, *fallen)
+    html = seen(visitor, f"/runs/{run.id}")
+    table = html.split('data-part="evals"')[1].split("</table>")[0]
+    assert table.index("math") < table.index("&lt;code&gt;")
+    assert "missing: the mean is made of the others" in table.split("&lt;code&gt;")[1]
+    assert "the weighted mean of the evals" in html
+    (drawn,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
+    assert (drawn["metric"], drawn["role"], len(drawn["steps"])) == ("evalstop/score", "eval", 11)
 
 
 def test_silent_and_lost_runs_and_such_without_data_are_marked(
@@ -303,7 +325,7 @@ def test_assets_are_kept_for_good(visitor: httpx.Client) -> None:
 def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
     for name in HOSTILE:
-        metrics = {name: {"role": "eval", "direction": "maximize"}}
+        metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [PostedObservation(name, step, float(-step), 0.1) for step in range(10)]

@@ -1,0 +1,200 @@
+"""Several evals of one run combined into the one score that is watched: their standardized weighted mean.
+
+    score(t) = offset + sum over the evals of factor * value(t),    factor ~ weight / scale
+
+- **Scale.** The median of an eval's first 16 moves from one value to the next that are not zero, taken after 1, 2, 4,
+  8 and 16 of them, then fixed. Moves and not levels: the first values of a run that learns spread by what it learns,
+  not by how precisely it is measured, and levels have no common zero. A noisy eval counts less; nothing is calibrated.
+- **Chaining.** Where a scale is taken anew, `offset` changes with the factors, so that the score of before stands: a
+  change of weights is no move of the score, and nothing that was shown is taken back. The unit is kept too: where all
+  scales shrink alike, as in a run that slows down, nothing changes.
+- **Missing values.** An eval keeps its last value for `CARRIED` evals, then the score is the mean of the others. When
+  it comes back, what it has moved since counts. A value that is not finite (or past 1e100) is a missing one; if no
+  eval of a step is finite, neither is the score.
+- **Steps.** A step is complete when all evals have come, or a later step begins. The score depends on the set of values
+  in the order of their steps, and that of a step on nothing later.
+- **Versions.** Where the measurement of an eval changes, all start anew.
+
+The state holds at most 16 moves, 3 values and some numbers an eval, whatever the run's length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import median
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evalstop_detectors.checkpoint.choice import Score
+from evalstop_detectors.errors import OutOfOrder
+
+CARRIED = 3
+"""The number of evals over which a missing value is replaced by the last one."""
+
+MOVES = 16
+"""The number of moves from which a scale is taken; it is taken anew whenever they have doubled, up to there."""
+
+_LEVEL = 3  # values whose median is an eval's level: one failed eval is none
+_LARGEST, _SMALLEST = 1e100, 1e-100  # beyond these products overflow
+_ROUNDING = 1e-9  # of a value: what two ways to compute it may differ by is no move
+
+
+class EvalValue(NamedTuple):
+    """A value of one eval, by its place among them, turned so that higher is better."""
+
+    step: int
+    place: int
+    value: float
+    stderr: float | None = None
+    eval_version: int = 0
+
+
+class EvalState(Struct, frozen=True):
+    """What is kept of one eval: its last values, newest last, its moves, and its level where the score was best.
+
+    `missed`: evals since its last value. `factor`: what a unit of it counts now; 0 while it does not.
+    """
+
+    recent: tuple[float, ...] = ()
+    stderr: float | None = None
+    moves: tuple[float, ...] = ()
+    scale: float = 0.0
+    factor: float = 0.0
+    missed: int = 0
+    best_level: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has a value that is recent enough."""
+        return bool(self.recent) and self.missed <= CARRIED
+
+    @property
+    def level(self) -> float:
+        """The median of its last values."""
+        return median(self.recent) if self.recent else 0.0
+
+
+class CombinedState(Struct, frozen=True):
+    """All that the values so far mean to the next score.
+
+    `pending`: the values of a step that is not complete. `last`: the last step that has a score. `unit`: see the
+    module. `best`: the highest level of the score, None before the first.
+    """
+
+    evals: tuple[EvalState, ...]
+    pending: tuple[EvalValue, ...] = ()
+    last: int | None = None
+    offset: float = 0.0
+    unit: float = 1.0
+    best: float | None = None
+    eval_version: int = 0
+
+    @property
+    def level(self) -> float:
+        """The score of the evals' levels."""
+        return self.offset + math.fsum(item.factor * item.level for item in self.evals)
+
+    @property
+    def falls(self) -> tuple[float, ...]:
+        """Of each eval by how much it has lowered the score since that was best; negative: raised."""
+        return tuple(item.factor * (item.best_level - item.level) for item in self.evals)
+
+
+def start_combining(count: int) -> CombinedState:
+    """The state of so many evals without any value."""
+    return CombinedState((EvalState(),) * count)
+
+
+def combine_values(
+    weights: Sequence[float], state: CombinedState, values: Iterable[EvalValue]
+) -> tuple[CombinedState, list[Score]]:
+    """Take in values by ascending step, each (step, place) once; gives the scores of the steps that are complete now.
+
+    Raises OutOfOrder at a value whose step has its score, or comes before one that is awaited.
+
+    >>> state, scores = combine_values((1.0, 1.0), start_combining(2), [
+    ...     EvalValue(step, place, value)
+    ...     for step, row in enumerate([(0.1, 20.0), (0.2, 30.0), (0.3, 40.0), (0.1, 40.0), (0.1, 40.0)])
+    ...     for place, value in enumerate(row)
+    ... ])
+    >>> [round(score.value, 9) for score in scores]
+    [0.0, 1.0, 2.0, 1.0, 1.0]
+    >>> [round(fall, 9) for fall in state.falls]
+    [0.5, 0.0]
+    """
+    scores: list[Score] = []
+    for step, group in groupby(values, key=lambda item: item.step):
+        if (state.last is not None and step <= state.last) or (state.pending and step < state.pending[0].step):
+            raise OutOfOrder
+        if state.pending and step > state.pending[0].step:
+            state, score = _score_step(weights, state)
+            scores.append(score)
+        state = replace(state, pending=(*state.pending, *group))
+        if len(state.pending) == len(state.evals):
+            state, score = _score_step(weights, state)
+            scores.append(score)
+    return state, scores
+
+
+def _score_step(weights: Sequence[float], state: CombinedState) -> tuple[CombinedState, Score]:
+    """The score of the step that is pending, and the state after it.
+
+    1. Another measurement: nothing of before counts.
+    2. Each eval takes in its value, or misses it.
+    3. The factors change, and with them the offset: the levels of before keep their score.
+    4. The score, and whether it is the best so far.
+    """
+    step, version = state.pending[0].step, state.pending[0].eval_version
+    if version != state.eval_version:
+        state = replace(start_combining(len(state.evals)), pending=state.pending, eval_version=version)
+    finite = {item.place: item for item in state.pending if abs(item.value) < _LARGEST}
+    evals = [_take_value(item, finite.get(place)) for place, item in enumerate(state.evals)]
+    unit = state.unit * _kept_unit(weights, state.evals, evals)
+    present = math.fsum(weight for weight, item in zip(weights, evals, strict=True) if item.counts)
+    offset, moved = state.offset, []
+    for weight, before, item in zip(weights, state.evals, evals, strict=True):
+        factor = unit * weight / (item.scale * present) if item.counts and item.scale else 0.0
+        offset += (before.factor - factor) * (before.level if before.recent else item.level)
+        moved.append(replace(item, factor=factor))
+    state = CombinedState(tuple(moved), (), step, offset, unit, state.best, version)
+    value = offset + math.fsum(item.factor * item.recent[-1] for item in moved if item.recent) if finite else math.nan
+    level = state.level
+    if finite and (state.best is None or level > state.best):
+        state = replace(state, best=level, evals=tuple(replace(item, best_level=item.level) for item in moved))
+    return state, Score(step, value, _combine_stderrs(moved), version)
+
+
+def _take_value(state: EvalState, item: EvalValue | None) -> EvalState:
+    if item is None:
+        return replace(state, missed=min(state.missed + 1, CARRIED + 1))
+    moves, scale = state.moves, state.scale
+    move = abs(item.value - state.recent[-1]) if state.recent else 0.0
+    if move > max(_SMALLEST, _ROUNDING * abs(item.value)) and len(moves) < MOVES:
+        moves = (*moves, move)
+        if len(moves) & (len(moves) - 1) == 0:
+            scale = median(moves)
+    return replace(
+        state, recent=(*state.recent, item.value)[-_LEVEL:], stderr=item.stderr, moves=moves, scale=scale, missed=0
+    )
+
+
+def _kept_unit(weights: Sequence[float], before: Sequence[EvalState], after: Sequence[EvalState]) -> float:
+    """The factor by which the unit shrinks or grows where scales are taken anew."""
+    taken = [
+        (weight, old.scale / new.scale) for weight, old, new in zip(weights, before, after, strict=True) if old.scale
+    ]
+    if all(ratio == 1.0 for _, ratio in taken):
+        return 1.0
+    return math.fsum(weight for weight, _ in taken) / math.fsum(weight * ratio for weight, ratio in taken)
+
+
+def _combine_stderrs(evals: Sequence[EvalState]) -> float | None:
+    """The standard error of the weighted mean, if those of all evals that count are known."""
+    errors = [None if item.stderr is None else item.factor * item.stderr for item in evals if item.factor]
+    if not errors or None in errors:
+        return None
+    return math.sqrt(math.fsum(error * error for error in errors if error is not None))

@@ -1,0 +1,138 @@
+"""Combining the evals of a run that has several, as a series of its own that everything else takes for its eval. Pure.
+
+values past the last score ──> further scores, stored like what a trainer posts
+a late value, other roles, another measurement ──> the scores from there on are computed and stored anew
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from evalstop_detectors import CombinedState, EvalValue, Score, combine_values, start_combining
+from msgspec.structs import replace
+
+from evalstop_service.errors import Conflict
+from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
+from evalstop_service.ingest.run_state import RunState
+from evalstop_service.runs.watched_metrics import COMBINED_METRIC, select_eval_values
+from evalstop_service.store.observations import PostedObservation
+
+LEAST_SHARE = 0.1
+"""Of the score's fall, what an eval has to have of it to be named."""
+
+
+class NewScores(msgspec.Struct, frozen=True):
+    """Scores to store. `first_step`: those of this step and past it take the place of what is stored; None: of none."""
+
+    points: Sequence[PostedObservation] = ()
+    first_step: int | None = None
+
+    def drop_outdated(self, facts: Facts) -> Facts:
+        """The facts without the stored scores that these take the place of."""
+        first = self.first_step
+        if first is None:
+            return facts
+        return replace(facts, points=tuple(p for p in facts.points if p.metric != COMBINED_METRIC or p.step < first))
+
+    def replace_in(self, facts: Facts) -> Facts:
+        """The facts with these scores among the stored ones."""
+        kept = self.drop_outdated(facts)
+        return replace(kept, points=(*kept.points, *self.points))
+
+
+NO_SCORES = NewScores()
+
+
+def refuse_own_scores(state: RunState, points: Sequence[PostedObservation]) -> None:
+    """Raise Conflict when a trainer posts what the service computes."""
+    if any(point.metric == COMBINED_METRIC for point in points):
+        raise Conflict(f"{COMBINED_METRIC} is computed from the evals {', '.join(state.watch.combined)}; rename yours")
+
+
+def needs_of_evals(state: RunState, fresh: Sequence[PostedObservation] | None) -> Needs:
+    """The stored evals, where the scores cannot go on from what is in memory; None: they never can."""
+    values = None if fresh is None else select_eval_values(state.run, fresh)
+    if not state.watch.combined or (values is not None and (not values or _goes_on(state, values))):
+        return NOTHING_NEEDED
+    return Needs(series=tuple((metric, 0) for metric in state.watch.combined))
+
+
+def add_values(state: RunState, facts: Facts, fresh: Sequence[PostedObservation]) -> tuple[RunState, NewScores]:
+    """The state with new values among its evals, and the scores that follow."""
+    values = select_eval_values(state.run, fresh)
+    if not values:
+        return state, NO_SCORES
+    last = state.last_steps.get(COMBINED_METRIC, -1)
+    if _goes_on(state, values):
+        assert state.combined is not None, "a state that goes on is in memory"
+        combined, scores = combine_values(_weights(state), state.combined, values)
+    else:
+        combined, scores = _combine_all(state, [*facts.points, *fresh])
+    state = replace(state, combined=combined)
+    first = values[0].step
+    if first > last:
+        return state, NewScores(_to_observations(scores, last + 1))
+    return state, NewScores(_to_observations(scores, first), first)
+
+
+def combine_anew(state: RunState, facts: Facts, first_step: int = 0) -> tuple[RunState, NewScores]:
+    """The state and its scores from this step on, where weights, metrics or measurements are others than before."""
+    if not state.watch.combined:
+        is_stored = COMBINED_METRIC in state.last_steps
+        last_steps = {metric: step for metric, step in state.last_steps.items() if metric != COMBINED_METRIC}
+        state = replace(state, combined=None, last_steps=last_steps)
+        return state, NewScores((), 0) if is_stored else NO_SCORES
+    combined, scores = _combine_all(state, facts.points)
+    points = _to_observations(scores, first_step)
+    last_steps = dict(state.last_steps)
+    if points:
+        last_steps[COMBINED_METRIC] = points[-1].step
+    return replace(state, combined=combined, last_steps=last_steps), NewScores(points, first_step)
+
+
+def needs_of_reason(before: RunState, state: RunState) -> Needs:
+    """The stored evals, where a stop has just been reached: its reason names those that fell."""
+    verdict = state.monitor.verdict
+    return needs_of_evals(state, None) if verdict.stops and verdict is not before.monitor.verdict else NOTHING_NEEDED
+
+
+def name_fallen_evals(before: RunState, state: RunState, points: Iterable[PostedObservation]) -> str | None:
+    """Which evals had lowered the score when the stop was reached, the most first; None without a new stop."""
+    verdict = state.monitor.verdict
+    if needs_of_reason(before, state) is NOTHING_NEEDED or verdict.step is None:
+        return None
+    combined, _ = _combine_all(state, [point for point in points if point.step <= verdict.step])
+    falls = zip(combined.falls, state.watch.combined, strict=True)
+    fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
+    total = math.fsum(fall for fall, _ in fallen)
+    named = [f"{metric} ({fall / total:.0%} of it)" for fall, metric in fallen if fall >= LEAST_SHARE * total]
+    return f"what fell: {', '.join(named)}" if named else ""
+
+
+def _goes_on(state: RunState, values: Sequence[EvalValue]) -> bool:
+    """Whether these values follow what is in memory."""
+    combined = state.combined
+    if combined is None:
+        return False
+    first = values[0].step
+    pending = combined.pending[0].step if combined.pending else 0
+    return first > state.last_steps.get(COMBINED_METRIC, -1) and first >= pending
+
+
+def _combine_all(state: RunState, points: Sequence[PostedObservation]) -> tuple[CombinedState, list[Score]]:
+    values = select_eval_values(state.run, points)
+    return combine_values(_weights(state), start_combining(len(state.watch.combined)), values)
+
+
+def _weights(state: RunState) -> tuple[float, ...]:
+    return tuple(state.watch.combined.values())
+
+
+def _to_observations(scores: Sequence[Score], first_step: int) -> list[PostedObservation]:
+    return [
+        PostedObservation(COMBINED_METRIC, score.step, score.value, score.stderr)
+        for score in scores
+        if score.step >= first_step
+    ]

@@ -1,0 +1,111 @@
+"""The roles of metrics in requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.config import JsonDict
+
+from evalstop_service.rules.role_recognition import MetricFields
+from evalstop_service.web.api.schemas import Name, Plain, Role
+
+AnyRole = TypeVar("AnyRole", bound=Role)
+
+MOST_EVALS = 32
+"""Evals of a run: each score needs all of them in memory."""
+
+
+def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
+    roles = [role.role for role in metrics.values()]
+    twice = {role for role in roles if roles.count(role) > 1 and role != "eval"}
+    if twice:
+        raise ValueError(f"one metric a role except eval, but {', '.join(sorted(twice))} has more")
+    if roles.count("eval") > MOST_EVALS:
+        raise ValueError(f"a run has up to {MOST_EVALS} evals; leave some out")
+    return metrics
+
+
+_WEIGHED: JsonDict = {"properties": {"weight": {"type": "number"}}, "required": ["weight"]}
+_CRITICAL: JsonDict = {"properties": {"critical": {"const": True}}, "required": ["critical"]}
+_OF_EVALS: JsonDict = {
+    "if": {"anyOf": [_WEIGHED, _CRITICAL]},
+    "then": {"properties": {"role": {"const": "eval"}}},
+}
+
+
+class WeighedRole(Role):
+    """The role of a metric, and of an eval what it counts among several."""
+
+    model_config = ConfigDict(json_schema_extra=_OF_EVALS)
+
+    weight: Annotated[float, Field(ge=0.001, le=1000)] | None = Field(
+        None, description="of an eval beside others: its share in their mean, by which the run is judged; by default 1"
+    )
+    critical: bool = Field(
+        False, description="of an eval beside others: if it falls for good the run is stopped, whatever the mean does"
+    )
+
+    @model_validator(mode="after")
+    def _check_weight(self) -> Self:
+        if self.role != "eval" and (self.weight is not None or self.critical):
+            raise ValueError("only an eval has a weight or is critical")
+        return self
+
+
+EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
+
+Roles = Annotated[dict[Name, WeighedRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
+
+
+_WITH_EVAL: JsonDict = {
+    "if": {"properties": {"version": {"type": "string"}}, "required": ["version"]},
+    "then": {"properties": {"role": {"const": "eval"}}},
+}
+
+
+class DeclaredRole(WeighedRole):
+    """The role of a metric, and of the eval how it is measured."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": [_OF_EVALS, _WITH_EVAL]})
+
+    version: EvalVersion | None = Field(
+        None,
+        description="of the eval: what its measurement is called (grader, eval set, number of prompts). Another one "
+        "than on record means that it changes from the next step on",
+    )
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.version is not None and self.role != "eval":
+            raise ValueError("only the metric with the role eval has a version")
+        return self
+
+
+DeclaredRoles = Annotated[dict[Name, DeclaredRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
+Watched = Annotated[
+    Annotated[DeclaredRoles, Tag("~one")] | Annotated[Literal["auto"], Tag("~other")],
+    Discriminator(lambda value: "~other" if isinstance(value, str) else "~one"),
+]
+
+
+def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricFields]:
+    """The roles of metrics with their directions, by default minimize for KL and loss."""
+    completed: dict[str, MetricFields] = {}
+    for metric, role in metrics.items():
+        lower = role.role in ("kl", "loss")
+        completed[metric] = {"role": role.role, "direction": role.direction or ("minimize" if lower else "maximize")}
+        if role.weight is not None:
+            completed[metric]["weight"] = role.weight
+        if role.critical:
+            completed[metric]["critical"] = True
+    return completed
+
+
+def read_eval_version(metrics: Mapping[str, DeclaredRole]) -> str | None:
+    """What the measurement of the evals is called: of several with their names, since each may change."""
+    named = {metric: role.version for metric, role in sorted(metrics.items()) if role.version}
+    if sum(role.role == "eval" for role in metrics.values()) == 1:
+        return next(iter(named.values()), None)
+    return ", ".join(f"{metric}: {version}" for metric, version in named.items()) or None
