@@ -4,15 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evalstop_service.app import create_app, create_database
+    from evalstop_service.app import create_app
+    from evalstop_service.configuration import create_database
     from evalstop_service.settings import Settings
 
 __all__ = ["Settings", "create_app", "create_database"]
 
+_MODULES = {"Settings": "settings", "create_app": "app", "create_database": "configuration"}
+
 
 def __getattr__(name: str) -> object:
     """What the package names, imported when it is asked for: a command need not wait for what it does not use."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module("evalstop_service.settings" if name == "Settings" else "evalstop_service.app")
-    return getattr(module, name)
+    return getattr(import_module(f"evalstop_service.{_MODULES[name]}"), name)

@@ -10,19 +10,24 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 from evalstop_detectors.checkpoint.change_point import import_ruptures
 from fastapi import FastAPI
-from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evalstop_service import background
 from evalstop_service.clock import Clock, utc_now
+from evalstop_service.configuration import (
+    create_address_policy,
+    create_encryption,
+    create_mail_settings,
+    read_grants,
+    reveal,
+)
 from evalstop_service.decisions import deadlines, stale_runs
 from evalstop_service.decisions.unheard_vetoes import UnheardVetoes
-from evalstop_service.errors import InvalidSetting
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
 from evalstop_service.observability import tracing
@@ -31,11 +36,7 @@ from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import downsampling, retention
-from evalstop_service.security import encryption, openid
-from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
-from evalstop_service.security.encryption import Encryption
-from evalstop_service.security.private_files import create_private_file, create_private_folder, keep_secret
-from evalstop_service.security.scopes import Grants, parse_grants
+from evalstop_service.security import openid
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard, mlflow, problems
@@ -80,15 +81,11 @@ from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.senders import create_identify
-from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-V = TypeVar("V")
 
 RESOURCES = (
     *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
@@ -108,9 +105,6 @@ RESOURCES = (
     ),
 )
 
-ENCRYPTION_KEY = "encryption.key"
-"""In the data folder: what encrypts the secrets of endpoints where EVALSTOP_SECRET_KEYS is not set."""
-
 API = "/api/v1"
 
 STREAMED = frozenset([f"{API}{stream.PATH}"])
@@ -120,76 +114,6 @@ MLFLOW = "/mlflow"
 
 UPLOADS = tuple(f"{MLFLOW}{path}" for path in mlflow.UPLOADS)
 """Below these paths, too."""
-
-
-def create_database(settings: Settings) -> Database:
-    """The database that the settings name. That of an embedded one, and its folder, are its owner's alone."""
-    if settings.database_url is None:
-        create_private_folder(settings.data_folder)
-        create_private_file(settings.data_folder / "evalstop.db")  # SQLite gives its other files the same permissions
-    return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
-
-
-def create_encryption(settings: Settings) -> Encryption:
-    """Encrypts the secrets of endpoints; raises InvalidSetting.
-
-    Beside an embedded database there is a key that was made at the first start; keys that are set come before it.
-    """
-    keys = _parse("SECRET_KEYS", encryption.parse_keys, _secret(settings.secret_keys))
-    kept = settings.data_folder / ENCRYPTION_KEY
-    if settings.database_url is None and kept.exists():
-        keys += _parse("DATA_FOLDER", encryption.parse_keys, kept.read_text())
-    return Encryption(keys)
-
-
-def keep_encryption_key(settings: Settings) -> None:
-    """Make the key beside an embedded database, unless it is there or the settings have one."""
-    if settings.database_url is None and settings.secret_keys is None:
-        keep_secret(settings.data_folder / ENCRYPTION_KEY, encryption.generate_key)
-
-
-def create_address_policy(settings: Settings) -> AddressPolicy:
-    """Where webhooks may go; raises InvalidSetting."""
-    return _parse("WEBHOOK_NETWORKS", parse_address_policy, settings.webhook_networks)
-
-
-def create_mail_settings(settings: Settings) -> MailSettings | None:
-    """The SMTP server that the settings name."""
-    if settings.smtp_host is None or settings.email_from is None:
-        return None
-    return MailSettings(
-        host=settings.smtp_host,
-        port=settings.smtp_port,
-        encryption=settings.smtp_encryption,
-        user=settings.smtp_user,
-        password=_secret(settings.smtp_password),
-        sender=settings.email_from,
-        domains=tuple(part.strip().lower() for part in (settings.email_domains or "").split(",") if part.strip()),
-    )
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise InvalidSetting unless the rooms below can read their settings."""
-    create_encryption(settings)
-    create_address_policy(settings)
-    _read_grants(settings)
-
-
-def _read_grants(settings: Settings) -> Grants | None:
-    if settings.oidc_grants is None:
-        return None
-    return Grants(_parse("OIDC_GRANTS", parse_grants, settings.oidc_grants), settings.oidc_groups_claim)
-
-
-def _parse(name: str, parse: Callable[[V], T], value: V) -> T:
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise InvalidSetting(f"EVALSTOP_{name}: {error}") from None
-
-
-def _secret(value: SecretStr | None) -> str | None:
-    return None if value is None else value.get_secret_value()
 
 
 def create_app(
@@ -276,13 +200,13 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
 
 
 def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
-    grants = _read_grants(settings)
+    grants = read_grants(settings)
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
     provider_settings = openid.ProviderSettings(
         issuer=settings.oidc_issuer,
         client_id=settings.oidc_client_id,
-        client_secret=_secret(settings.oidc_client_secret),
+        client_secret=reveal(settings.oidc_client_secret),
         scopes=settings.oidc_scopes,
     )
     return dashboard.OpenId(openid.OpenIdProvider(provider_settings, clock), grants)
@@ -294,7 +218,7 @@ def _create_forwarder(
     if settings.mlflow_forward_url is None:
         return None
     return Forwarder(
-        settings.mlflow_forward_url, _secret(settings.mlflow_forward_token), database, clock, service_metrics
+        settings.mlflow_forward_url, reveal(settings.mlflow_forward_token), database, clock, service_metrics
     )
 
 

@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 from uuid import UUID
 
-from evalstop_service import app
+from evalstop_service import app, configuration
 from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, tell
 from evalstop_service.cli.installation import open_database
@@ -113,7 +113,7 @@ def _add_key(commands: Subcommands, add: Add) -> None:
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
     """Bring the schema to head, or do one half of the way: what the new code needs, and what can wait for it."""
-    database = app.create_database(settings)
+    database = configuration.create_database(settings)
     before = schema.current_revision(database)
     schema.upgrade_schema(database, Phase(options.phase))
     after = schema.current_revision(database)
@@ -132,7 +132,7 @@ def openapi(settings: Settings, options: argparse.Namespace) -> int:
 def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     """Fill a project with some hundred example runs of two months, so that there is something to look at."""
     logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # what it tells of is two months of play
-    database = app.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
+    database = configuration.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
     schema.upgrade_schema(database)
     shown = None if options.json or not sys.stderr.isatty() else _bar
     filled = demonstration.fill(database, options.project, utc_now(), shown or (lambda _done, _of: None), options.runs)
@@ -189,7 +189,7 @@ def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
     """Seal all webhook secrets with the first of EVALSTOP_SECRET_KEYS, those that stand in plain text too."""
     database = open_database(settings)
     with database.transaction() as tx:
-        done = endpoints.reencrypt_secrets(tx, app.create_encryption(settings))
+        done = endpoints.reencrypt_secrets(tx, configuration.create_encryption(settings))
     database.close()
     text = f"{done.secrets} secrets are sealed with the first key; {done.were_plain} of them stood in plain text"
     tell(options, {"secrets": done.secrets, "were_plain": done.were_plain}, text)

@@ -8,7 +8,7 @@ import sys
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from evalstop_service import app
+from evalstop_service import configuration
 from evalstop_service.cli.command import FAILED, USAGE, Command
 from evalstop_service.errors import InvalidSetting, ServiceError
 from evalstop_service.observability import logs
@@ -19,7 +19,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `options.command` and give the exit code; what went wrong is printed."""
     try:
         settings = _settings(options)
-        app.check_settings(settings)
+        configuration.check_settings(settings)
     except ValidationError as error:
         for item in error.errors():
             setting = "".join(f"EVALSTOP_{str(name).upper()}: " for name in item["loc"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalstop_service import app
+from evalstop_service import configuration
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
@@ -16,6 +16,6 @@ def open_database(settings: Settings) -> Database:
             f"there is no installation in {settings.data_folder.resolve()}: run this in the folder of `evalstop up`, "
             "or say --data-folder DIR or --database-url URL"
         )
-    database = app.create_database(settings)
+    database = configuration.create_database(settings)
     schema.require_schema(database)
     return database

@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from evalstop_service import app
+from evalstop_service import app, configuration
 from evalstop_service.cli.command import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
@@ -59,8 +59,8 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
     if settings.public_url is None and settings.port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         settings = settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})
-    database = app.create_database(settings)
-    app.keep_encryption_key(settings)
+    database = configuration.create_database(settings)
+    configuration.keep_encryption_key(settings)
     schema.upgrade_schema(database)
     _tell_of_secrets(settings)
     first = api_keys.create_first_key(database, utc_now(), settings.held_out_share, Mode(settings.max_mode))
@@ -171,7 +171,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _tell_of_secrets(settings: Settings) -> None:
-    if not app.create_encryption(settings).has_key:
+    if not configuration.create_encryption(settings).has_key:
         _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets stand in the database in plain text")
 
 

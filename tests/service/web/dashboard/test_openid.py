@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from evalstop_service.app import check_settings
+from evalstop_service.configuration import check_settings
 from evalstop_service.errors import InvalidSetting
 from evalstop_service.security.scopes import Grant, Grants, VisitorRole, find_role, parse_grants
 from evalstop_service.settings import Settings

@@ -1,0 +1,96 @@
+"""Makes of the settings what the parts take: the database, encryption, where webhooks and mail may go, grants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import SecretStr
+
+from evalstop_service.errors import InvalidSetting
+from evalstop_service.security import encryption
+from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
+from evalstop_service.security.encryption import Encryption
+from evalstop_service.security.private_files import create_private_file, create_private_folder, keep_secret
+from evalstop_service.security.scopes import Grants, parse_grants
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+from evalstop_service.webhooks.delivery.mail import MailSettings
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+ENCRYPTION_KEY = "encryption.key"
+"""In the data folder: what encrypts the secrets of endpoints where EVALSTOP_SECRET_KEYS is not set."""
+
+
+def create_database(settings: Settings) -> Database:
+    """The database that the settings name. That of an embedded one, and its folder, are its owner's alone."""
+    if settings.database_url is None:
+        create_private_folder(settings.data_folder)
+        create_private_file(settings.data_folder / "evalstop.db")  # SQLite gives its other files the same permissions
+    return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
+
+
+def create_encryption(settings: Settings) -> Encryption:
+    """Encrypts the secrets of endpoints; raises InvalidSetting.
+
+    Beside an embedded database there is a key that was made at the first start; keys that are set come before it.
+    """
+    keys = _parse("SECRET_KEYS", encryption.parse_keys, reveal(settings.secret_keys))
+    kept = settings.data_folder / ENCRYPTION_KEY
+    if settings.database_url is None and kept.exists():
+        keys += _parse("DATA_FOLDER", encryption.parse_keys, kept.read_text())
+    return Encryption(keys)
+
+
+def keep_encryption_key(settings: Settings) -> None:
+    """Make the key beside an embedded database, unless it is there or the settings have one."""
+    if settings.database_url is None and settings.secret_keys is None:
+        keep_secret(settings.data_folder / ENCRYPTION_KEY, encryption.generate_key)
+
+
+def create_address_policy(settings: Settings) -> AddressPolicy:
+    """Where webhooks may go; raises InvalidSetting."""
+    return _parse("WEBHOOK_NETWORKS", parse_address_policy, settings.webhook_networks)
+
+
+def create_mail_settings(settings: Settings) -> MailSettings | None:
+    """The SMTP server that the settings name."""
+    if settings.smtp_host is None or settings.email_from is None:
+        return None
+    return MailSettings(
+        host=settings.smtp_host,
+        port=settings.smtp_port,
+        encryption=settings.smtp_encryption,
+        user=settings.smtp_user,
+        password=reveal(settings.smtp_password),
+        sender=settings.email_from,
+        domains=tuple(part.strip().lower() for part in (settings.email_domains or "").split(",") if part.strip()),
+    )
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise InvalidSetting unless the rooms below can read their settings."""
+    create_encryption(settings)
+    create_address_policy(settings)
+    read_grants(settings)
+
+
+def read_grants(settings: Settings) -> Grants | None:
+    """Who has which role by OpenID Connect; raises InvalidSetting."""
+    if settings.oidc_grants is None:
+        return None
+    return Grants(_parse("OIDC_GRANTS", parse_grants, settings.oidc_grants), settings.oidc_groups_claim)
+
+
+def _parse(name: str, parse: Callable[[V], T], value: V) -> T:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise InvalidSetting(f"EVALSTOP_{name}: {error}") from None
+
+
+def reveal(value: SecretStr | None) -> str | None:
+    """The text of a secret setting."""
+    return None if value is None else value.get_secret_value()
