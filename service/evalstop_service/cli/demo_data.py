@@ -76,20 +76,17 @@ SETTINGS = ProjectChange(
     default_mode=Mode.ENFORCE,
     max_mode=Mode.ENFORCE,
     veto_window_seconds=GRACE_SECONDS,
-    held_out_share=0.1,
+    held_out_share=0.3,
     price_per_gpu_hour=2.5,
     stale_seconds=4 * 3600.0,
 )
 
-PEOPLE = ("dana", "kim", "lee")
-RECEIVER = "evalstop-receiver slurm"
+PEOPLE, RECEIVER = ("dana", "kim", "lee"), "evalstop-receiver slurm"
 KINDS = ("rlhf", "rlhf", "grpo", "dpo")
 GPUS = ("8", "8", "16", "32", "64", None)
 POLICIES_OF_RUNS = (
-    *(("patient", "enforce"),) * 3,
-    *(("early", "enforce"),) * 2,
-    *(("default", "enforce"),) * 2,
-    *(("paper", "shadow"), ("cautious", "shadow"), ("early", "shadow")),
+    *(("default", "enforce"),) * 4 + (("default", "shadow"),) * 3,
+    *(("patient", "enforce"), ("early", "shadow"), ("paper", "shadow")),
 )
 
 Tell = Callable[[int, int], None]
@@ -325,6 +322,7 @@ def fill(
     script = Script(database, project, now, chance)
     for days, k in ((0, 5), (30, 7)):
         script.schedule(begins_at + timedelta(days=days), partial(_add_patient, database, project.id, k))
+    script.schedule(now - timedelta(hours=1), partial(_hold_out_few, database, project.id))  # enough is measured
     stories = _stories(chance, now, most)
     for story in stories:
         script.begin(story)
@@ -336,6 +334,11 @@ def fill(
     with database.transaction() as tx:
         audit.record_action(tx, project.id, SERVICE, FILLED, f"project {name}", {"runs": len(stories)}, now)
     return len(stories)
+
+
+def _hold_out_few(database: Database, project_id: UUID, at: datetime) -> None:
+    author = Author(project_id, PEOPLE[0], at)
+    project_settings.change_project_settings(database, author, ProjectChange(held_out_share=0.02))
 
 
 def _add_patient(database: Database, project_id: UUID, k: int, at: datetime) -> None:

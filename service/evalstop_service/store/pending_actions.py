@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -18,25 +18,22 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, run_health, runs
 
-WAITING = (
-    DecisionState.PENDING,
-    DecisionState.ON_HOLD,
-    DecisionState.REQUESTED,
-    DecisionState.ACKNOWLEDGED,
-    DecisionState.ESCALATED,
-    DecisionState.FAILED,
-)
-"""The states of a decision on a run that still runs, in which a person may have something to do."""
+TO_DECIDE = (DecisionState.PENDING, DecisionState.FAILED, DecisionState.ESCALATED, DecisionState.ON_HOLD)
+"""The states of a stop in which a person may have something to do, the most urgent first."""
+
+AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
+"""The states in which it is the scheduler's turn."""
 
 
 @dataclass(frozen=True)
 class WaitingStop:
-    """A stop that has not ended, of a run that is still running."""
+    """A stop that has not ended, of a run that is still running; `state_reason`: why it is in its state."""
 
     id: UUID
     run_id: UUID
     run_name: str
     state: DecisionState
+    state_reason: str
     step: int
     reason: str
     due_at: datetime
@@ -53,60 +50,66 @@ class RunAlert:
     since: datetime
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """The first of a kind, newest first, and how many there are."""
+Item = TypeVar("Item")
 
-    items: Sequence[Any]
+
+@dataclass(frozen=True)
+class Excerpt(Generic[Item]):
+    """The first of a kind, and how many there are."""
+
+    items: Sequence[Item]
     count: int
 
 
-def list_waiting_stops(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
-    """Stops that wait for a veto, for what holds them back, or for a confirmation, the newest first."""
+def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[WaitingStop]:
+    """Stops of running runs that a person can do something about, the most urgent first.
+
+    First those that are sent soonest unless somebody vetoes them, then those that failed, those that nobody confirmed,
+    and those on hold.
+    """
     query = sa.select(
         decisions.c.id,
         decisions.c.run_id,
         runs.c.name.label("run_name"),
         decisions.c.state,
+        decisions.c.state_reason,
         decisions.c.step,
         decisions.c.verdict["reason"].as_string().label("reason"),
         decisions.c.due_at,
         decisions.c.created_at,
-    ).join(runs, (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt))
-    query = query.where(
-        runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING, decisions.c.state.in_(WAITING)
     )
-    rows, count = _first(tx, query, decisions.c.id, limit)
+    urgency = sa.case({state: place for place, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
+    rows, count = _first(tx, _of_running_runs(query, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
     return Excerpt([WaitingStop(**row) for row in rows], count)
 
 
-def list_suspect_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
+def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
+    """Stops that were requested, and of which nobody has said yet that the job is gone."""
+    query = _of_running_runs(sa.select(sa.func.count(decisions.c.id)), project_id, AWAITED)
+    return int(tx.execute(query).scalar_one())
+
+
+def count_suspect_runs(tx: Transaction, project_id: UUID) -> int:
     """Running runs whose policy suspects that they have turned."""
-    verdict = runs.c.verdict
-    query = sa.select(
-        runs.c.id, runs.c.name, verdict["reason"].as_string().label("why"), runs.c.updated_at.label("since")
-    ).where(
+    query = sa.select(sa.func.count()).where(
         runs.c.project_id == project_id,
         runs.c.status == RunStatus.RUNNING,
-        verdict["verdict"].as_string() == Call.SUSPECT,
+        runs.c.verdict["verdict"].as_string() == Call.SUSPECT,
     )
-    rows, count = _first(tx, query, runs.c.id, limit)
-    return Excerpt([RunAlert(**row) for row in rows], count)
+    return tx.execute(query).scalar_one()
 
 
-def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
+def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
     """Running runs of which nothing was heard for longer than is usual for them, as of the last look at each."""
     query = _looked_after(project_id, sa.literal("silent"), run_health.c.changed_at)
-    rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), run_health.c.run_id, limit)
+    rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), _NEWEST, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)
 
 
-def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
+def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
     """Running runs with a watched metric without data, as of the last look at each."""
     query = _looked_after(project_id, run_health.c.metric_faults, run_health.c.changed_at)
-    rows, count = _first(
-        tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), run_health.c.run_id, limit
-    )
+    rows, count = _first(tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), _NEWEST, limit)
     found = [dict(row) for row in rows]
     return Excerpt([RunAlert(**row | {"why": _join_reasons(row["why"])}) for row in found], count)
 
@@ -125,10 +128,20 @@ def _looked_after(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
     )
 
 
+_NEWEST = (run_health.c.run_id.desc(),)
+
+
+def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[DecisionState]) -> sa.Select[Any]:
+    of_attempt = (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt)
+    return query.join_from(decisions, runs, of_attempt).where(
+        runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING, decisions.c.state.in_(states)
+    )
+
+
 def _first(
-    tx: Transaction, query: sa.Select[Any], newest: sa.ColumnElement[Any], limit: int
+    tx: Transaction, query: sa.Select[Any], order: Sequence[sa.ColumnElement[Any]], limit: int
 ) -> tuple[Sequence[Any], int]:
-    rows = tx.execute(query.order_by(newest.desc()).limit(limit)).mappings().all()
+    rows = tx.execute(query.order_by(*order).limit(limit)).mappings().all()
     if len(rows) < limit:
         return rows, len(rows)
     return rows, tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()

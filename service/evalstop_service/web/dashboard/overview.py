@@ -1,43 +1,69 @@
-"""The overview: savings, precision, open stops, and runs that need attention."""
+"""The overview: what needs a person now, how far enforced policies can be trusted, and what their stops saved."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from evalstop_service.evaluation import figures
-from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, proposals, run_lists
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.rules.statuses import Stage, Treatment
+from evalstop_service.store import (
+    case_counts,
+    decisions,
+    outcomes,
+    pending_actions,
+    proposals,
+    rollout_stages,
+    run_lists,
+    runs,
+)
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
-from evalstop_service.store.pending_actions import Excerpt
+from evalstop_service.store.pending_actions import Excerpt, RunAlert, WaitingStop
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.web.dashboard import formatting
+from evalstop_service.web.dashboard import formatting, run_list, sparkline
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.precision import PERIODS, Filters
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
-MOST_SHOWN = 5
-MOST_DECISIONS = 12
+MOST_SHOWN = 10
+"""Of each kind in the queue."""
+
+MOST_DECISIONS = 8
+
+WIDEST_INTERVAL = 0.3
+"""An interval that is wider says too little to be shown as a figure."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What the page shows beside its figures, and their revision."""
+    """What the page shows beside its figures, and their revision.
+
+    `proposals`, `stops`, `without_data`, `stale`: the queue of what a person can do something about, in this order.
+    `awaited`: stops that wait for their scheduler. `suspects`: running runs that may have turned.
+    """
 
     cases: str
     proposals: list[Proposal]
-    open_stops: Excerpt
-    suspects: Excerpt
-    stale: Excerpt
-    without_data: Excerpt
+    stops: Excerpt[WaitingStop]
+    without_data: Excerpt[RunAlert]
+    stale: Excerpt[RunAlert]
+    awaited: int
+    suspects: int
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
 
@@ -45,20 +71,51 @@ class Overview:
     def revision(self) -> str:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
+    @property
+    def count(self) -> int:
+        """How much is in the queue."""
+        return len(self.proposals) + self.stops.count + self.without_data.count + self.stale.count
+
+    @property
+    def run_ids(self) -> list[UUID]:
+        """The runs that the queue shows."""
+        alerts = [*self.without_data.items, *self.stale.items]
+        return [stop.run_id for stop in self.stops.items] + [alert.id for alert in alerts]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A policy whose stops are carried out. `stage`: None if it does not have to earn one."""
+
+    name: str
+    version: int
+    stage: Stage | None
+    figures: GroupFigures
+
 
 @router.get("/")
-def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
-    """The overview of the project."""
+def show_overview(site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Depends()]) -> Response:
+    """The overview of the project; `days` chooses the period of its figures."""
+    wanted = replace(filters.wanted, policy=None, job_kind=None)
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
-        (whole,) = figures.load_figures(tx, visitor.project.id, CaseFilter())
+        counts = case_counts.count_cases(tx, visitor.project.id, wanted, ("policy",))
+        stages = {stage.policy_name: stage.stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        sparks = _draw_sparklines(tx, overview.run_ids)
     return render_page(
         "overview.html",
         visitor=visitor,
         overview=overview,
-        whole=whole,
+        sparks=sparks,
+        whole=figures.compute_total(counts, ()),
+        trusted=_select_enforced(figures.compute_figures(counts, ()), stages),
+        says_enough=says_enough,
+        estimate_needed=estimate_needed,
+        days=filters.days,
+        periods=PERIODS,
         states=formatting.STATES,
+        unfinished=(*pending_actions.TO_DECIDE, *pending_actions.AWAITED),
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )
@@ -71,6 +128,17 @@ def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: See
     return stream_changes(request, site, seen, lambda tx: _load_overview(tx, project_id, site.clock()).revision)
 
 
+def says_enough(estimate: Estimate) -> bool:
+    """Whether an estimate is narrow enough to be shown as a figure."""
+    return estimate.value is not None and estimate.high - estimate.low <= WIDEST_INTERVAL
+
+
+def estimate_needed(estimate: Estimate) -> int:
+    """About how many decided cases it takes until the estimate says enough: intervals shrink with their root."""
+    width = estimate.high - estimate.low
+    return math.ceil(max(estimate.decided, 10) * (width / WIDEST_INTERVAL) ** 2)
+
+
 def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:
     cases = case_counts.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
@@ -78,10 +146,35 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
     return Overview(
         cases,
         proposals.list_open(tx, project_id, now),
-        pending_actions.list_waiting_stops(tx, project_id, MOST_SHOWN),
-        pending_actions.list_suspect_runs(tx, project_id, MOST_SHOWN),
-        pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
+        pending_actions.list_stops_to_decide(tx, project_id, MOST_SHOWN),
         pending_actions.list_runs_without_data(tx, project_id, MOST_SHOWN),
+        pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
+        pending_actions.count_awaited_stops(tx, project_id),
+        pending_actions.count_suspect_runs(tx, project_id),
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
     )
+
+
+def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:
+    found = runs.load_runs(tx, run_ids)
+    decided = decisions.load_decisions(tx, list(found))
+    segments = run_list.load_eval_segments(tx, list(found.values()))
+    return {
+        run.id: sparkline.draw_sparkline(
+            segments.get(run.id, ()), run.best_checkpoint, decided[run.id].step if run.id in decided else None
+        )
+        for run in found.values()
+    }
+
+
+def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]) -> list[Trust]:
+    """The versions whose stops are carried out: by their rollout stage, or else by what was done, the newest first."""
+    found = []
+    for group in by_policy:
+        name, version = group.key
+        stage = stages.get(name)
+        stopped = sum(group.counts[Treatment.STOPPED].values())
+        if stage in (Stage.CANARY, Stage.ENFORCE) or (stage is None and stopped):
+            found.append(Trust(name, version, stage, group))
+    return sorted(found, key=lambda one: (one.name, -one.version))

@@ -20,7 +20,7 @@ def confirm_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator) -> Resp
     """Confirm what somebody else, or the service, proposes."""
     _require_right(proposal_id, site, visitor)
     second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id)
-    return RedirectResponse("/#proposals", 303)
+    return RedirectResponse("/#queue", 303)
 
 
 @router.post("/refuse")
@@ -28,7 +28,7 @@ def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator) -> Respo
     """Refuse a proposal, or take back one's own."""
     _require_right(proposal_id, site, visitor)
     second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)
-    return RedirectResponse("/#proposals", 303)
+    return RedirectResponse("/#queue", 303)
 
 
 def _require_right(proposal_id: UUID, site: Site, visitor: Visitor) -> None:
@@ -39,4 +39,4 @@ def _require_right(proposal_id: UUID, site: Site, visitor: Visitor) -> None:
         if not visitor.role.covers(VisitorRole.ADMIN):
             raise Forbidden(f"You are signed in as {visitor.role}. This needs the role admin.")
         if not visitor.has_just_signed_in(site.clock()):
-            raise SignInOutdated("/#proposals")
+            raise SignInOutdated("/#queue")

@@ -148,12 +148,17 @@ def follow_runs(
     )
 
 
+def load_eval_segments(tx: Transaction, wanted: Sequence[Run]) -> dict[UUID, list[Segment]]:
+    """The eval scores of these runs, outlined to be drawn small."""
+    evals = {run.id: metric for run in wanted if (metric := watched_metrics.find_eval_metric(run)) is not None}
+    return sparklines.load_segments(tx, evals, sparkline.STRETCHES)
+
+
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
-    evals = {run.id: metric for run in page_of_runs if (metric := watched_metrics.find_eval_metric(run)) is not None}
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
     said = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
-    drawn = sparklines.load_segments(tx, evals, sparkline.STRETCHES)
+    drawn = load_eval_segments(tx, page_of_runs)
     return [
         Row(
             run,

@@ -84,7 +84,7 @@ def test_a_step_up_is_confirmed_on_the_page(
     (path,) = re.findall(r'action="(/proposals/[^"]+/confirm)"', shown)
     assert path in visitor.get("/").text
     answer = visitor.post(path, data={"csrf": token_of(visitor)})
-    assert answer.headers["location"] == "/#proposals"
+    assert answer.headers["location"] == "/#queue"
     shown = visitor.get(f"/policies/{name}").text
     assert "canary" in shown
     assert path not in shown

@@ -37,7 +37,8 @@ def test_while_there_is_nothing(visitor: httpx.Client, database: Database, tenan
     open_run(database, tenant, now, "first")
     html = seen(visitor, "/")
     assert "No decisions yet" in html
-    assert "no decided cases yet" in html
+    assert "Nothing. No stop can be vetoed" in html
+    assert "No policy stops runs" in html
 
 
 def test_every_figure_leads_to_its_cases(
@@ -85,7 +86,7 @@ def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Ten
     run = open_run(database, tenant, now, "ppo", mode="enforce")
     decision = report(database, tenant, run.id, HACKING, now).decision
     assert decision is not None
-    assert "ppo" in seen(visitor, "/").split("Open stops")[1].split("Suspected turns")[0]
+    assert "1 stop waits for the scheduler" in seen(visitor, "/")
     confirm(database, tenant, decision.id, now)
     path, token = f"/decisions/{decision.id}/outcome", token_of(visitor)
     assert visitor.post(path, data={"outcome": "wrong"}).status_code == 403

@@ -1,0 +1,107 @@
+"""The overview: what needs a person, most urgent first; what can be trusted; what was saved in the period."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import datetime, timedelta
+from html import unescape
+
+import httpx
+import pytest
+from evalstop_service.decisions import commands
+from evalstop_service.ingest import Observations
+from evalstop_service.rules.confidence_sequences import Estimate, Stratum, estimate_precision
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.store import projects
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.web.dashboard.overview import estimate_needed, says_enough
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.cases_written import write
+from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import Tenant, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED, token_of
+
+HACKING = recorded("np-0044")
+
+
+def part(visitor: httpx.Client, name: str, path: str = "/") -> str:
+    """A part of the overview, with its characters as they are read."""
+    html = unescape(visitor.get(path).raise_for_status().text)
+    return html.split(f'data-part="{name}"')[1].split("</section>")[0]
+
+
+def test_what_is_sent_soonest_comes_first(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Pending before failed before on hold, each with its reason and the buttons that apply; a veto takes one off."""
+    failed = open_run(database, tenant, now, "failed", mode="enforce")
+    decision = report(database, tenant, failed.id, HACKING, now).decision
+    assert decision is not None
+    said = Reported(now, DecisionState.FAILED, "receiver", "the job is owned by root", {})
+    commands.record_report(database, tenant.project.id, decision.id, said)
+    with database.transaction() as tx:
+        projects.update_project(tx, replace(tenant.project, veto_window_seconds=900.0))
+    pending = report(database, tenant, open_run(database, tenant, now, "soon", mode="enforce").id, HACKING, now)
+    assert pending.decision is not None
+    held = open_run(database, tenant, now, "held", mode="enforce")
+    for item in HACKING:  # no checkpoint is registered
+        points = (PostedObservation("reward/gold", item.step, item.gold),)
+        take(database, tenant.project.id, held.id, Observations(points), now)
+    queue = part(visitor, "queue")
+    assert re.findall(r"<bdi>(soon|failed|held)</bdi>", queue) == ["soon", "failed", "held"]
+    assert "the job is owned by root" in queue
+    assert "no checkpoint" in queue
+    assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == [
+        "Veto",
+        "Undo the stop",
+        "Veto",
+        "Release",
+    ]
+    answer = visitor.post(
+        f"/decisions/{pending.decision.id}/veto",
+        data={"reason": "curriculum change", "next": "/", "csrf": token_of(visitor)},
+    )
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert re.findall(r"<bdi>(soon|failed|held)</bdi>", part(visitor, "queue")) == ["failed", "held"]
+
+
+@EMBEDDED
+def test_only_what_is_enforced_is_trusted(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A policy that only records is not shown, nor is a figure of too few cases; the period chooses the cases."""
+    run = open_run(database, tenant, now, "ppo")
+    write(database, run, 60, now, gpus=8.0, gpu_hours=80.0)
+    assert "No policy stops runs" in part(visitor, "trust")
+    stopped = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
+    write(database, run, 3, now - timedelta(days=60), gpu_hours_saved=20.0, **stopped)
+    trust = part(visitor, "trust")
+    assert "level" in trust
+    assert "100 %" in trust
+    assert "too few cases (0 of about" in trust, "no healthy run has ended"
+    assert "60 <small>GPU-hours</small>" in part(visitor, "saved")
+    assert "Would have been saved" in part(visitor, "saved", "/?days=30")
+    assert "No policy stops runs" in part(visitor, "trust", "/?days=30")
+    assert visitor.get("/?days=31").status_code in (404, 422)
+
+
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_more_cases_say_more(right: int, wrong: int) -> None:
+    """An estimate that says too little needs more cases than it has."""
+    found = estimate_precision([Stratum(right, wrong)])
+    if says_enough(found):
+        assert found.high - found.low <= 0.3
+    else:
+        assert estimate_needed(found) > found.decided
+
+
+@pytest.mark.parametrize("decided", [0, 5])
+def test_no_case_needs_some(decided: int) -> None:
+    """Of nothing, about a hundred cases are needed."""
+    found = estimate_precision([Stratum(decided, 0)])
+    assert isinstance(found, Estimate)
+    assert 20 < estimate_needed(found) < 200
