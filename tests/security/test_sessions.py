@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
-from uuid import uuid4
+from uuid import UUID
 
 import httpx
 import pytest
@@ -91,8 +91,8 @@ def test_sessions_are_listed_and_ended(people: People) -> None:
     [
         ("/settings/role-patterns", {"patterns": "reward eval"}),
         ("/webhooks/endpoints", {"url": "https://receiver.example/", "event_types": "run.stop_requested"}),
-        (f"/webhooks/endpoints/{uuid4()}/enabled", {"enabled": "true"}),
-        (f"/webhooks/endpoints/{uuid4()}/rotate-secret", {}),
+        (f"/webhooks/endpoints/{UUID(int=1)}/enabled", {"enabled": "true"}),
+        (f"/webhooks/endpoints/{UUID(int=1)}/rotate-secret", {}),
     ],
 )
 def test_where_stops_go_and_what_judges_needs_a_fresh_sign_in(people: People, path: str, form: dict[str, str]) -> None:
@@ -132,7 +132,7 @@ def test_letting_more_be_ended_by_a_second_word_needs_a_fresh_sign_in(people: Pe
     (proposal,) = said(eve.get("/proposals"), 200)["items"]
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
     refused = people.post(eve, f"/proposals/{proposal['id']}/confirm")
-    assert (refused.status_code, refused.headers["location"]) == (303, "/login?next=%2F%23proposals&again=1")
+    assert (refused.status_code, refused.headers["location"]) == (303, "/login?next=%2F%23queue&again=1")
     assert said(eve.get("/project"), 200)["max_mode"] == "shadow"
     sign_in(eve)
     assert people.post(eve, f"/proposals/{proposal['id']}/confirm").status_code == 303
