@@ -1,6 +1,6 @@
 """The EvalStop service itself: the runs of the project that the key in `EVALSTOP_KEY` is for.
 
-A metric plays the role that its run gave it, unless an option says otherwise.
+A metric plays the role that its run gave it, unless an option says otherwise; of several evals their mean is read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from evalstop_detectors import MetricRole
+from evalstop_service.rules.role_recognition import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.cells import add_row, gpus_in, number_of, step_of
@@ -36,9 +37,7 @@ class ServiceRun:
     @property
     def roles(self) -> Roles:
         """The roles that the run gave its metrics."""
-        said = self.said["metrics"]
-        minimized = frozenset(metric for metric, role in said.items() if role.get("direction") == "minimize")
-        return Roles({MetricRole(role["role"]): metric for metric, role in said.items()}, minimized)
+        return read_roles(self.said["metrics"])
 
     def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
         """Fetch the observations that count, those of superseded attempts left aside."""
@@ -65,6 +64,15 @@ class ServiceRun:
             "items",
             "next_cursor",
         )
+
+
+def read_roles(said: Mapping[str, Mapping[str, Any]]) -> Roles:
+    """The roles of a run's metrics; several evals are judged by the mean that the service stores."""
+    minimized = frozenset(metric for metric, role in said.items() if role.get("direction") == "minimize")
+    columns = {MetricRole(role["role"]): metric for metric, role in said.items()}
+    if sum(role["role"] == MetricRole.EVAL for role in said.values()) > 1:
+        columns[MetricRole.EVAL] = COMBINED_METRIC
+    return Roles(columns, minimized)
 
 
 _MOMENTS = ("created_at", "ended_at")

@@ -46,11 +46,11 @@ from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, with_eval_ch
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.rules.quotas import LEAST_METRICS, Quota
+from evalstop_service.rules.role_recognition import COMBINED_METRIC
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.runs.watched_metrics import COMBINED_METRIC
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation

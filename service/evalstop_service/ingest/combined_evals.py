@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
 from evalstop_service.ingest.run_state import RunState
-from evalstop_service.runs.watched_metrics import COMBINED_METRIC, select_eval_values
+from evalstop_service.rules.role_recognition import COMBINED_METRIC
+from evalstop_service.runs.watched_metrics import select_eval_values
 from evalstop_service.store.observations import PostedObservation
 
 LEAST_SHARE = 0.1

@@ -24,10 +24,10 @@ from evalstop_service.ingest.row_changes import is_same_stop
 from evalstop_service.ingest.run_state import KEEP_EVERY, with_decision
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.role_recognition import COMBINED_METRIC
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.recorded_verdict import record_verdict
-from evalstop_service.runs.watched_metrics import COMBINED_METRIC
 from evalstop_service.store import (
     audit,
     checkpoints,

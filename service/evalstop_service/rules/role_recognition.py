@@ -10,6 +10,10 @@ RoleOrigin = Literal["declared", "recognized", "guessed"]
 """The values of `evalstop_detectors.RoleOrigin`, which the store does not know."""
 
 
+COMBINED_METRIC = "evalstop/score"
+"""The observations that several evals of a run become: their standardized weighted mean, higher is better."""
+
+
 class MetricFields(TypedDict):
     """A metric with a role: the role, and what is better. Of an eval beside others also its weight, by default 1, and
     whether a lasting fall of it alone is one of the run."""

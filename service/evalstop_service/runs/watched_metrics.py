@@ -13,7 +13,7 @@ from operator import attrgetter
 from evalstop_detectors import EvalValue, MetricRole, Observation, Policy, Score
 
 from evalstop_service.rules.eval_changes import find_version
-from evalstop_service.rules.role_recognition import MetricFields
+from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -27,9 +27,6 @@ DEFAULT_METRICS: dict[str, MetricFields] = {
 
 PAIRED_METRIC = "evalstop/paired"
 """The observations that answers to requests to evaluate now become: the current score less the best one's."""
-
-COMBINED_METRIC = "evalstop/score"
-"""The observations that several evals of a run become: their standardized weighted mean, higher is better."""
 
 OWN_METRICS = frozenset({PAIRED_METRIC, COMBINED_METRIC})
 """What the service observes itself: no metric of a trainer's."""

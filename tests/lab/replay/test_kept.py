@@ -14,6 +14,7 @@ import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Asked, Run, Troubles, judge, load_policy, read
+from evalstop_lab.replay.evalstop_runs import read_roles
 from evalstop_lab.service_process import running_service
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +125,15 @@ def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
             read([f"mlflow+{address}?experiment=other"])
     with pytest.raises(UnusableArguments, match=r"mlflow\+http"):
         read([address])
+
+
+def test_several_evals_of_the_service_are_their_mean() -> None:
+    """Of a run with several evals what is read is the mean that the service stores, higher is better."""
+    said = {"a": {"role": "eval", "direction": "minimize"}, "b": {"role": "eval"}, "kl": {"role": "kl"}}
+    roles = read_roles(said)
+    assert roles.columns == {MetricRole.EVAL: "evalstop/score", MetricRole.KL: "kl"}
+    assert roles.sign(MetricRole.EVAL) == 1
+    assert read_roles({"a": said["a"]}).sign(MetricRole.EVAL) == -1
 
 
 @pytest.mark.real

@@ -11,12 +11,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
-from evalstop_service.rules.role_recognition import MetricFields
+from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.eval_shares import EvalShare, list_shares
-from evalstop_service.runs.watched_metrics import COMBINED_METRIC
 from evalstop_service.store import (
     decisions,
     eval_requests,
