@@ -37,7 +37,7 @@ _PATH = "/settings"
 
 KINDS = (
     *("session", "project", "key", "policy", "rollout_stage", "proposal"),
-    *("run", "decision", "endpoint", "delivery"),
+    *("run", "decision", "endpoint", "delivery", "audit"),
 )
 """What the audit log can be filtered by: how actions begin."""
 

@@ -326,7 +326,7 @@ def test_nothing_there(admin: httpx.Client) -> None:
 OPENING = {("POST", "/kubeflow/{name}")}
 """Routes by which a name that nobody has is made."""
 
-OF_THE_INSTALLATION = {("POST", "/projects/{project_id}/keys")}
+OF_THE_INSTALLATION = {("POST", "/projects/{project_id}/keys"), ("PUT", "/projects/{project_id}/quotas")}
 """Routes that a project's key may not use, whatever the id."""
 
 
