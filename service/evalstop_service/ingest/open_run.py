@@ -70,7 +70,7 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
                 if request.resume is Resume.MUST:
                     raise NotFound(f"there is no run {request.name!r} to resume in this project")
                 return create_run(tx, project_id, request, now), True
-        if _is_sent_again(found, request):
+        if request.opening is not None and found.opening == request.opening:  # sent again
             refuse_pruned_run(found)
             return found, False
         with database.transaction() as tx:
@@ -240,10 +240,6 @@ def _find_run(tx: Transaction, project_id: UUID, request: OpenRequest) -> Run | 
         if run is not None:
             return run
     return runs.find_opened_run(tx, project_id, request.name, request.job, ended=request.resume is not None)
-
-
-def _is_sent_again(run: Run, request: OpenRequest) -> bool:
-    return request.opening is not None and run.opening == request.opening
 
 
 def _update_run(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
