@@ -143,6 +143,10 @@ bench-growth: $(READY)  ## Measure ingestion and reading with many runs, long ru
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
 
+.PHONY: bench-fair-shares
+bench-fair-shares: $(READY)  ## Measure what a key notices of another one that floods the service
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.fair_shares $(BENCH)
+
 .PHONY: bench-client
 bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
 	@$(BIN)/python -m evalstop_lab.benchmarks.client $(BENCH)

@@ -79,6 +79,7 @@ from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.held_bodies import HeldBodies
 from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
+from evalstop_service.web.middleware.slow_refusals import SlowRefusals
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
@@ -190,7 +191,7 @@ def create_app(
         settings.max_body_bytes,
         held.long,
     )
-    app.front = RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log)
+    app.front = SlowRefusals(RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log))
     return app
 
 

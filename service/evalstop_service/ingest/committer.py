@@ -54,7 +54,7 @@ PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 SLOW_SECONDS = 0.05
 """A commit that takes longer no longer keeps others from starting: it may wait for a lock that they do not need."""
 
-LARGE = 5_000
+LARGE = 1_000
 """Observations that take so long to apply that a thread does it, while the event loop goes on."""
 
 

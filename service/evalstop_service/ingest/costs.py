@@ -10,8 +10,8 @@ from evalstop_service.ingest.facts import Facts, Needs
 from evalstop_service.ingest.messages import Message
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
-REPLAYS = Rate(burst=1_000_000, per_second=20_000)
-"""Stored observations that the late ones of a key may have stepped again: what takes a process half of its time."""
+REPLAYS = Rate(burst=30_000, per_second=3_000)
+"""Stored observations that the late ones of a key may have stepped again: some tenth of a process, at 40 us each."""
 
 
 class CostlyRuns:
