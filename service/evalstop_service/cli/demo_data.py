@@ -54,8 +54,7 @@ from evalstop_service.store.runs import Run
 DAYS = 60
 GRACE_SECONDS = 900.0
 SEED = 6
-RUNNING = 10
-"""How many of the runs, the last ones, have not ended."""
+RUNNING = 10  # of the runs, the last ones, have not ended
 
 EVALS_A_POST = 3
 TICK = timedelta(hours=6)
