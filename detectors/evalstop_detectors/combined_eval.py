@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from statistics import median
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -31,6 +30,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.choice import Score
 from evalstop_detectors.errors import OutOfOrder
+from evalstop_detectors.summation import find_median
 
 CARRIED = 3
 """The number of evals over which a missing value is replaced by the last one."""
@@ -75,7 +75,7 @@ class EvalState(Struct, frozen=True):
     @property
     def level(self) -> float:
         """The median of its last values."""
-        return median(self.recent) if self.recent else 0.0
+        return find_median(self.recent) if self.recent else 0.0
 
 
 class CombinedState(Struct, frozen=True):
@@ -176,7 +176,7 @@ def _take_value(state: EvalState, item: EvalValue | None) -> EvalState:
     if move > max(_SMALLEST, _ROUNDING * abs(item.value)) and len(moves) < MOVES:
         moves = (*moves, move)
         if len(moves) & (len(moves) - 1) == 0:
-            scale = median(moves)
+            scale = find_median(moves)
     return replace(
         state, recent=(*state.recent, item.value)[-_LEVEL:], stderr=item.stderr, moves=moves, scale=scale, missed=0
     )

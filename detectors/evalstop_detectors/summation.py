@@ -1,8 +1,8 @@
-"""Sums of floats that are the same to the last bit on every Python."""
+"""Sums and medians of floats that are the same to the last bit on every Python."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def add_up(values: Iterable[float]) -> float:
@@ -14,3 +14,10 @@ def add_up(values: Iterable[float]) -> float:
     for value in values:
         total += value
     return total
+
+
+def find_median(values: Sequence[float]) -> float:
+    """The median of at least one value; of an even number the mean of the two in the middle."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -33,6 +33,8 @@ from itertools import accumulate, islice
 
 from msgspec import Struct
 
+from evalstop_detectors.summation import find_median
+
 # Half widths of the windows in units of sqrt(n): narrow enough for a collapse, wide enough for noise as large as the
 # gain.
 _WIDTHS = (0.0, 0.175, 0.35, 0.5, 0.7, 1.0)
@@ -275,7 +277,7 @@ def _reach(values: Sequence[float]) -> float:
     if len(values) < 5:
         return math.inf
     medians = _medians(values, 0)
-    typical = 1.2 / 0.6745 * _median([abs(value - median) for value, median in zip(values, medians, strict=True)])
+    typical = 1.2 / 0.6745 * find_median([abs(value - median) for value, median in zip(values, medians, strict=True)])
     return 3 * max(typical, _noise(values)) or math.inf  # coarse scores often are their neighbors' median
 
 
@@ -289,7 +291,7 @@ def _noise(values: Sequence[float]) -> float:
     if len(values) < 3:
         return 0.0
     bends = [abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-    return _median(bends) / (0.6745 * math.sqrt(6))
+    return find_median(bends) / (0.6745 * math.sqrt(6))
 
 
 def _risk(values: Sequence[float], curve: Sequence[float], half: int, sd: float) -> float:
@@ -325,9 +327,3 @@ def _mixed_spread(windows: Iterable[int], weights: Iterable[float]) -> float:
     for window, weight in zip(windows, weights, strict=True):
         mixed += weight * math.sqrt((2 * window * window + 1) / (3.0 * window**3))
     return mixed
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

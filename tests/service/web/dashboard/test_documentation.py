@@ -44,6 +44,7 @@ def test_help_leads_from_a_page_to_what_is_said_of_it(window: Window, tenant: Te
     page.goto(f"{window.address}/settings")
     page.get_by_role("link", name="Help").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Operations")
+    expect(page.locator(".md-search-result__meta")).to_contain_text("Type to start searching")  # its index is there
     page.get_by_role("textbox", name="Search").fill("veto window")
     page.locator(".md-search-result__link").first.click()
     expect(page.get_by_role("heading", level=1)).to_be_visible()
