@@ -13,6 +13,7 @@ from evalstop_detectors.combined_eval import CombinedState, EvalValue, combine_v
 from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
+from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
 from evalstop_detectors.policy.catalog import DETECTORS
 from evalstop_detectors.policy.codec import (
     describe_document,
@@ -23,7 +24,7 @@ from evalstop_detectors.policy.codec import (
     verdict_to_document,
 )
 from evalstop_detectors.policy.monitor import MonitorState, advance, find_request, is_late, replay, start, step
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, Ground, GuardKind, Member, Policy, Verdict
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
 from evalstop_detectors.roles.planned_length import derive_total_steps, find_total_steps
@@ -33,6 +34,7 @@ __all__ = [
     "DETECTORS",
     "NOTHING_SEEN",
     "POLICIES",
+    "Action",
     "BestCheckpoint",
     "BestSoFar",
     "Call",

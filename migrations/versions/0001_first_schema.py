@@ -567,6 +567,7 @@ def _create_decisions() -> None:
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("project_id", sa.Uuid(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("action", sa.Text(), server_default="stop", nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("state_reason", sa.Text(), server_default="", nullable=False),
         sa.Column("guard_kinds", sa.JSON(), server_default="[]", nullable=False),

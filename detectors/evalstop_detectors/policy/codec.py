@@ -30,9 +30,10 @@ from evalstop_detectors.policy.calibration import (
     find_threshold,
     read_calibration,
 )
+from evalstop_detectors.policy.calls import Action, Ground, GuardKind
 from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
 from evalstop_detectors.policy.monitor import MonitorState
-from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Ground, GuardKind, Member, Policy, Verdict, member_ids
+from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
 
 STATE_VERSION = 1
 
@@ -104,6 +105,9 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     evaluate_now: Annotated[
         EvalRequests | None, Meta(description="when to ask for paired evaluations; null: never")
     ] = None
+    action: Annotated[
+        Action, Meta(description="stop: its jobs are ended; park: they are set aside, and return once they recover")
+    ] = Action.STOP
     calibration: Annotated[
         list[CalibrationDocument],
         Meta(max_length=256, description="thresholds by risk that come before those shipped with EvalStop"),
@@ -154,6 +158,7 @@ def policy_from_document(document: object) -> Policy:
         stop_on=tuple(ground for ground in Ground if ground in parsed.stop_on),
         levelled_off_at=parsed.levelled_off_at,
         evaluate_now=parsed.evaluate_now,
+        action=parsed.action,
     )
 
 
@@ -174,7 +179,8 @@ def describe_document(ref_template: str) -> dict[str, Any]:
 def policy_to_document(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values with every number written out, so that later defaults cannot change it.
 
-    `stops_despite` and `evaluate_now` are left out when empty, and so is `stop_on` when it is `turned` alone.
+    `stops_despite` and `evaluate_now` are left out when empty, `stop_on` when it is `turned` alone, `action` when it is
+    to stop.
     """
     levelling = {"stop_on": [str(item) for item in policy.stop_on], "levelled_off_at": policy.levelled_off_at}
     members = [
@@ -203,6 +209,7 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
         | ({"stops_despite": [str(item) for item in policy.stops_despite]} if policy.stops_despite else {})
         | (levelling if policy.stop_on != (Ground.TURNED,) else {})
         | ({"evaluate_now": msgspec.to_builtins(policy.evaluate_now)} if policy.evaluate_now is not None else {})
+        | ({"action": str(policy.action)} if policy.action is not Action.STOP else {})
     )
 
 

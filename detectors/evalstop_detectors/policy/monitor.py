@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import EvalRequest, Evidence, find_open_request, fold_steps, start_anew
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Policy, Verdict
+from evalstop_detectors.policy.calls import Call
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 Order = tuple[int, int]
 """The place of an observation in its run: step and rank of its role."""
@@ -33,7 +34,8 @@ class MonitorState(Struct, frozen=True):
 
     `states` and `evidence` hold one entry a member of the policy. `last` is the `order` of the latest observation.
     `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than `continue`.
-    Once the verdict is `stop` it stays as it was reached, while the detectors go on taking in evidence.
+    Once the verdict is `stop` it stays as it was reached, while the detectors go on taking in evidence: for good or, of
+    a policy that parks, until the policy judges that the run may continue.
     `eval_version` is that of the latest observation. From the first of another version on, the detectors that see the
     eval start anew, and `evals` does: levels are compared within a version only.
     `guarded`: where the policy has critical evals, the state of the watched score, of which the other fields but the
@@ -96,13 +98,13 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
             evidence[index], stale = latest, True
     evals = state.evals + (role is MetricRole.EVAL and observation.finite)
     verdict, suspect_step = state.verdict, state.suspect_step
-    if not verdict.stops:
+    if not policy.keeps(verdict):
         before = verdict
         if stale:
-            verdict = policy.judge(evidence, order[0], evals)
+            verdict = _follow(before, policy.judge(evidence, order[0], evals))
             if suspect_step is None and verdict.verdict is not before.verdict:
                 suspect_step = order[0]
-        elif verdict.step != order[0]:
+        elif verdict.step != order[0] and not verdict.stops:
             verdict = _moved_to(verdict, order[0])
     state = MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step, state.eval_version)
     return state, verdict
@@ -122,16 +124,21 @@ def _step_guarded(policy: Policy, state: MonitorState, observation: Observation)
         for place, item in enumerate(state.guarded)
     )
     verdict, at = state.verdict, observation.step
-    if not verdict.stops:
+    if not policy.keeps(verdict):
         calling = [place for place, item in enumerate(guarded) if item.verdict.verdict is Call.STOP]
         calling += [place for place, item in enumerate(guarded) if item.verdict.verdict is Call.SUSPECT]
-        verdict = _name_critical(policy, guarded, calling[0] if calling else 0)
+        verdict = _follow(verdict, _name_critical(policy, guarded, calling[0] if calling else 0))
         verdict = verdict if verdict.stops or verdict.step == at else _moved_to(verdict, at)
     first, suspect_step = guarded[0], state.suspect_step
     if suspect_step is None and verdict.verdict is not Call.CONTINUE:
         suspect_step = at
     last = observation.order if state.last is None else max(state.last, observation.order)
     return replace(first, last=last, verdict=verdict, suspect_step=suspect_step, guarded=guarded), verdict
+
+
+def _follow(before: Verdict, judged: Verdict) -> Verdict:
+    """The verdict once the run is judged again: a stop stands as it was reached until the run may continue."""
+    return before if before.stops and judged.verdict is not Call.CONTINUE else judged
 
 
 def _name_critical(policy: Policy, guarded: Sequence[MonitorState], place: int) -> Verdict:
@@ -195,7 +202,7 @@ def advance(
     # 3. The verdict is judged anew only where evidence changed, or where step and count of evals still matter.
     eval_orders = _finite_evals(columns)
     verdict, suspect_step, verdicts = state.verdict, state.suspect_step, list[Verdict]()
-    if (changes or not _is_settled(policy, state.last, state.evals)) and not verdict.stops:
+    if (changes or not _is_settled(policy, state.last, state.evals)) and not policy.keeps(verdict):
         judged = _judge_changes(policy, state, columns, eval_orders, changes)
         verdicts = [new for old, new in pairwise([verdict, *judged]) if new.verdict is not old.verdict]
         verdict = judged[-1]
@@ -317,16 +324,18 @@ def _finite_evals(columns: Columns) -> list[Order]:
 def _judge_changes(
     policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], changes: Sequence[_Change]
 ) -> list[Verdict]:
-    """The verdict at every observation that may change it, in order, up to the first stop."""
+    """The verdict at every observation that may change it, in order, up to the first that stands for good."""
     orders = {item.order for item in changes} | _unsettled(policy, state, columns, eval_orders)
-    evidence, verdicts = list(state.evidence), list[Verdict]()
+    evidence, verdict, verdicts = list(state.evidence), state.verdict, list[Verdict]()
     pending = sorted(changes, reverse=True)
     for order in sorted(orders):
         while pending and pending[-1].order <= order:
             change = pending.pop()
             evidence[change.member] = change.evidence
-        verdicts.append(policy.judge(evidence, order[0], state.evals + bisect_right(eval_orders, order)))
-        if verdicts[-1].stops:
+        evals = state.evals + bisect_right(eval_orders, order)
+        verdict = _follow(verdict, policy.judge(evidence, order[0], evals))
+        verdicts.append(verdict)
+        if policy.keeps(verdict):
             break
     return verdicts
 

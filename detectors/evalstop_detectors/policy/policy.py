@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -22,38 +21,11 @@ from evalstop_detectors.detectors.detector import (
     with_requests,
 )
 from evalstop_detectors.observation import MetricRole, Observation
-
-
-class Call(StrEnum):
-    """What a verdict calls for."""
-
-    CONTINUE = "continue"
-    SUSPECT = "suspect"
-    STOP = "stop"
-
-
-class Ground(StrEnum):
-    """Why a run is to be stopped: its eval has turned for good, or has levelled off, with no more to be gained."""
-
-    TURNED = "turned"
-    LEVELLED_OFF = "levelled_off"
-
+from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
 
 LEVELLED_OFF_AT = 0.97
 """Share of its range that a run has covered from which on it has levelled off. On calibration seeds: of 0.83 to 0.99
 what saves most evals for each gain lost."""
-
-
-class GuardKind(StrEnum):
-    """What holds a stop back, whatever the detectors say, unless the policy says that it does not.
-
-    `stale`: nothing has been heard of the run for long. `metric_fault`: a metric that stops it is missing, has ceased,
-    does not change or is not finite. `no_checkpoint`: there is no best checkpoint that would be left of the run.
-    """
-
-    STALE = "stale"
-    METRIC_FAULT = "metric_fault"
-    NO_CHECKPOINT = "no_checkpoint"
 
 
 class Finding(Struct, frozen=True):
@@ -138,6 +110,8 @@ class Policy(Struct, frozen=True, dict=True):
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
     `stop_on`: the grounds on which it stops. That a run has levelled off is evidence only by default. Members say so
     when the outlook of their evidence reaches `levelled_off_at`; all other conditions hold for each ground alike.
+    `action`: what a stop verdict asks for. Of a policy that parks it stands until the policy no longer suspects the
+    run, and may then be reached again; of any other it stands for good.
     `stops_despite`: guards that do not put its stops on hold; they change no verdict.
     `evaluate_now`: when to ask for paired evaluations of runs that can answer; see `with_evaluator`.
     `guessed`: roles of which nobody has said or knows which metric plays them. A call that rests on one may raise a
@@ -170,6 +144,7 @@ class Policy(Struct, frozen=True, dict=True):
     evaluate_now: EvalRequests | None = None
     guessed: frozenset[MetricRole] = frozenset()
     critical: tuple[str, ...] = ()
+    action: Action = Action.STOP
 
     def with_evaluator(self, eval_share: float | None) -> Policy:
         """The policy for a run of which somebody evaluates checkpoints on request; itself if it asks for nothing.
@@ -270,6 +245,10 @@ class Policy(Struct, frozen=True, dict=True):
     def _held(self) -> tuple[tuple[Member, str, tuple[MetricRole, ...], float | None, float | None], ...]:
         """What every finding says of its member, looked up once: name, roles, thresholds."""
         return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
+
+    def keeps(self, verdict: Verdict) -> bool:
+        """Whether the verdict stands whatever follows."""
+        return verdict.stops and self.action is Action.STOP
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
         """The verdict on one evidence a member (None: that member has seen nothing), after `evals` finite evals."""

@@ -49,6 +49,16 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         ],
         "evaluate_now": {"at": 0.7},
     },
+    "reversible": {
+        "description": "Park a run that may have turned: its job gives its GPUs to whoever waits, keeps its checkpoints"
+        " and returns when the eval recovers, or at a person's word. It acts where 20 % of healthy runs come to,"
+        " and loses none of them. It needs a receiver that can park jobs.",
+        "members": [
+            _POSTERIOR | {"suspect_at": 0.12, "stop_at": {"risk": 0.2}},
+        ],
+        "evaluate_now": {"at": 0.3},
+        "action": "park",
+    },
 }
 
 

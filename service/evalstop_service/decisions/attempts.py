@@ -7,15 +7,17 @@ from datetime import datetime
 from msgspec import structs
 
 from evalstop_service.decisions import transitions
-from evalstop_service.evaluation import cases
+from evalstop_service.evaluation.cases import record_case
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, RunResumed
-from evalstop_service.store import decisions, runs
+from evalstop_service.store import cases, decisions, runs
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 
 SPENT = STOPPING | {DecisionState.MOOT}
-"""The stop of an attempt was sent, or will never be: a run that goes on in it could not be stopped any more."""
+"""The stop of an attempt was sent, or will never be: a run that goes on in it could not be stopped any more. A decision
+that follows its run is none of them."""
 
 
 def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
@@ -25,7 +27,16 @@ def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
         tried = outbox.read_stop_reach(tx, run.id, decision.id).tried
         transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), RunResumed(now, step, tried))
     if run.ended_at is None:
-        cases.record_case(tx, run, now)
+        record_case(tx, run, now)
+
+
+def carry_decision(tx: Transaction, run: Run) -> Decision | None:
+    """Have a decision that follows the run leave the attempt before this one; None: the run begins without one."""
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt - 1)
+    if decision is None or not decision.follows_run:
+        return None
+    cases.delete_case(tx, run.id, decision.attempt)
+    return decisions.carry_to_attempt(tx, decision, run.attempt)
 
 
 def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
@@ -42,4 +53,4 @@ def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
 def is_spent(tx: Transaction, run: Run) -> bool:
     """Whether the stop of the run's present attempt was carried out, or can be no more."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    return decision is not None and decision.state in SPENT
+    return decision is not None and decision.state in SPENT and not decision.follows_run

@@ -31,8 +31,8 @@ from evalstop_service.rules.decision_lifecycle import (
     Vetoed,
 )
 from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
-from evalstop_service.store import audit, decisions, outcomes, projects, runs
+from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunStatus
+from evalstop_service.store import audit, decisions, outcomes, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
@@ -84,6 +84,7 @@ def carry_out_command(
         command = replace(command, guards=present)
     moved = transitions.move_decision(tx, run, decision, command)
     if moved.state != decision.state:
+        unpark_run(tx, run, moved, command.at)
         subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
         action = ACTIONS[type(command)]
         audit.record_action(tx, project_id, command.actor, action, subject, details, command.at, proved)
@@ -110,7 +111,7 @@ def order_run_stop(
 ) -> Decision:
     """The same within a transaction."""
     run = _lock_run(tx, project_id, run_id)
-    if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
+    if run.status not in UNENDED:
         raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
     before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if before is not None and before.state in OVER:
@@ -127,7 +128,8 @@ def record_report(
 ) -> Decision:
     """Record what a receiver reports; raises Conflict on a report that the state does not allow.
 
-    1. A confirmation ends the run, if it is still in the attempt that was to be stopped.
+    1. A confirmation ends the run, if it is still in the attempt that was to be stopped. A run whose job is parked is
+       parked, even if its trainer said at its end that it failed.
     2. Move the decision; its event names the change point that the ended run shows.
     3. Record the case of the attempt, now that run and decision are final.
     4. Write the audit log: a receiver names itself, and its key is what it proved.
@@ -142,6 +144,11 @@ def record_report(
                 report = replace(report, details=report.details | {"turn_step": run.turn.step})
         moved = transitions.move_decision(tx, run, decision, report)
         if ends_run:
+            cases.record_case(tx, run, report.at)
+        if moved.state == DecisionState.PARKED != decision.state and run.attempt == decision.attempt:
+            park = {"status": RunStatus.PARKED, "ended_at": None, "turn": None}
+            run = structs.replace(run, version=run.version + 1, updated_at=report.at, **park)
+            runs.save_run(tx, run)
             cases.record_case(tx, run, report.at)
         if moved.state != decision.state:
             subject, details = f"decision {decision.id}", {"run": run.name, "state": report.state}
@@ -202,7 +209,7 @@ def finish_run(
     """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
-        if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
+        if run.status not in UNENDED:
             return run
         ended = end_run(tx, run, status, now, obeyed=obeyed, actor=actor)
         details = {"id": str(run.id), "status": ended.status, "obeyed": None if obeyed is None else str(obeyed)}
@@ -231,6 +238,18 @@ def end_run(
             event = RunEnded(now, status, outbox.read_stop_reach(tx, run.id, decision.id).addressed)
         transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), event)
     cases.record_case(tx, run, now)
+    return run
+
+
+def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
+    """The run, which goes on if it was parked and its decision no longer is: its case is open again, and its liveness
+    checked."""
+    if run.status != RunStatus.PARKED or decision.state != DecisionState.UNDONE:
+        return run
+    run = structs.replace(run, version=run.version + 1, updated_at=now, status=RunStatus.RUNNING)
+    runs.save_run(tx, run)
+    cases.remove_case(tx, run)
+    run_health.start_checks(tx, run.id, run.project_id, now, now)
     return run
 
 

@@ -8,12 +8,13 @@
 | `stale` | the run has not reported for long, or is lost | it reports again |
 | `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
+| `cannot_park` | no endpoint asks for `run.park_requested`, so nobody can park the job | an endpoint does |
 
-A policy may override the last three (`stops_despite`). Stops are counted from the rows of decisions. A transaction that
-decides holds the lock of the project until its commit, so of two stops at the same time the second counts the first.
-That lock is taken after the lock of the run, everywhere (see `projects.lock`). A transaction that decides on runs of
-several projects takes the locks in the order of the messages; the database breaks a deadlock of two such, and
-ingestion tries again.
+A policy may override `stale`, `metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of
+decisions. A transaction that decides holds the lock of the project until its commit, so of two stops at the same time
+the second counts the first. That lock is taken after the lock of the run, everywhere (see `projects.lock`). A
+transaction that decides on runs of several projects takes the locks in the order of the messages; the database breaks a
+deadlock of two such, and ingestion tries again.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import msgspec
-from evalstop_detectors import Policy
+from evalstop_detectors import Action, Policy
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.projects import policies
 from evalstop_service.rules.decision_lifecycle import Guard, GuardKind
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, run_health, runs
+from evalstop_service.store import decisions, endpoints, run_health, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -100,3 +102,11 @@ def _find_run_guards(
         yield Guard(GuardKind.METRIC_FAULT, f"metrics that the policy needs have no data: {reasons}", details)
     if run.best_checkpoint is None:
         yield Guard(GuardKind.NO_CHECKPOINT, "no checkpoint with an eval is registered")
+    if policy is not None and policy.action is Action.PARK and not _can_park(tx, project):
+        reason = "no endpoint asks for run.park_requested, so nobody can park the job"
+        yield Guard(GuardKind.CANNOT_PARK, reason)
+
+
+def _can_park(tx: Transaction, project: Project) -> bool:
+    subscribed = endpoints.list_endpoints(tx, project.id)
+    return any(one.enabled and one.format == "standard" and one.wants(EventType.PARK_REQUESTED) for one in subscribed)

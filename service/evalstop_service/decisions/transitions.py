@@ -14,8 +14,10 @@ from uuid import UUID
 from evalstop_service.decisions import guards
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
+from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle, decision_transitions, random_assignment
 from evalstop_service.rules.decision_lifecycle import (
+    Action,
     DecisionState,
     Event,
     Guard,
@@ -66,6 +68,7 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
         draw = {"held_out_share": project.held_out_share, "drawn": hold_out_draw}
     else:
         draw = {"enforced_share": enforced_share, "drawn": enforcement_draw}
+    policy = policies.read_policy(tx, run.policy_id)
     event = StopDecided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
@@ -76,6 +79,7 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
         else (),
         held_out=held_out,
         draw=draw,
+        action=Action.STOP if policy is None else Action(policy.action),
     )
     observed = random_assignment.observed_probability(enforced_share, project.held_out_share)
     return _insert_decision(tx, project, run, decision_id, event, step, run.verdict, observed)
@@ -125,6 +129,7 @@ def _insert_decision(
         policy_version=run.policy_version,
         deadline_at=lifecycle.deadline_at,
         escalations=lifecycle.escalations,
+        action=lifecycle.action,
         observed_probability=observed_probability,
     ).moved(lifecycle, _list_records(instructions))
     decisions.add_decision(tx, decision)

@@ -48,7 +48,7 @@ from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange, add_ch
 from evalstop_service.rules.quotas import LEAST_METRICS, Quota
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
 from evalstop_service.rules.run_results import Call
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store.checkpoints import Checkpoint
@@ -211,8 +211,9 @@ def _apply_observations(
             changes["last_step"] = last_step
     state = settle_row(state, changes, version, now, rewritten=replayed or late_eval, fallen=fallen)
     on_hold = decision is not None and decision.state == DecisionState.ON_HOLD
+    moves = on_hold or (decision is not None and decision.is_recovered(state.run.verdict))
     is_replaced = combined.first_step is not None
-    follows = bool(late) or is_replaced or (scored and (ended or on_hold)) or _has_consequences(before, state)
+    follows = bool(late) or is_replaced or (scored and (ended or moves)) or _has_consequences(before, state)
     if not follows and state.unrecorded:
         state = replace(state, unrecorded=())
     receipt = write_receipt(state, decision, len(fresh), duplicates, conflicts)
@@ -282,13 +283,14 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
         return Applied(before, before, [Receipt(run, decision)], decision=decision)
     left = [point for point in facts.points if point.step <= content.step]
     saved = tuple(item for item in facts.checkpoints if item.step <= content.step)
-    state = replace(state, has_decision=False, final_decision=None, last_steps=dict(facts.last_steps))
+    follows = decision is not None and decision.follows_run
+    state = replace(state, has_decision=follows, final_decision=None, last_steps=dict(facts.last_steps))
     state = replay_monitor(state, left, [])
     fallen = name_fallen_evals(before, state, left)
     state, changes = add_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
     changes |= {
         "attempt": run.attempt + 1,
-        "status": RunStatus.RUNNING,
+        "status": run.status if run.status in OPEN else RunStatus.RUNNING,
         "ended_at": None,
         "turn": None,
         "last_step": max(facts.last_steps.values(), default=None),

@@ -8,7 +8,7 @@ from datetime import datetime
 from evalstop_detectors import Verdict, state_to_json
 from msgspec.structs import replace
 
-from evalstop_service.decisions import attempts, transitions
+from evalstop_service.decisions import attempts, commands, transitions
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.apply import Applied, place_of
 from evalstop_service.ingest.eval_requests import keep_open_request, raise_request, save_answer
@@ -22,7 +22,7 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.row_changes import is_same_stop
 from evalstop_service.ingest.run_state import KEEP_EVERY, with_decision
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Recovered
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
 from evalstop_service.rules.run_results import Call
@@ -42,6 +42,7 @@ from evalstop_service.store import (
 )
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.runs import Run
@@ -53,7 +54,8 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
 
     1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
     2. The run is looked after again if it had ended.
-    3. A first call for a stop becomes a decision; a stop on hold is looked at again when there is a new eval.
+    3. A first call for a stop becomes a decision; a stop on hold is looked at again when there is a new eval. A run
+       that was, or is to be, parked and has recovered goes on, in an attempt in which it may be parked again.
     4. The case of a run that has ended is settled again when evals came after its end.
     5. What the monitor asks to evaluate now becomes a request.
     6. Changes of verdict and pointer are recorded and announced.
@@ -68,7 +70,8 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
             checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
         case Resumed(step, actor):
             superseded = _begin_attempt(tx, before.run, run, step, now)
-            decision = None
+            decision = attempts.carry_decision(tx, run)
+            state = replace(state, has_decision=decision is not None)
             begun = {"step": step, "attempt": run.attempt}
             audit.record_action(tx, run.project_id, actor, "run.resumed", f"run {run.name}", begun, now)
         case RolesCorrected(metrics, actor):
@@ -92,6 +95,9 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
         if run.attempt == before.run.attempt:
             cases.remove_case(tx, run)
+    if decision is not None and decision.is_recovered(run.verdict):
+        run, decision = _return_run(tx, run, decision, now), None
+        state = replace(state, run=run, has_decision=False)
     if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
         if not state.has_decision:
             assert state.monitor.verdict.step is not None, "a verdict to stop has a step"
@@ -119,6 +125,17 @@ def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datet
     checkpoints.supersede_checkpoints(tx, run.id, step, run.attempt)
     runs.add_attempt(tx, run.id, run.attempt, step, now)
     return superseded
+
+
+def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
+    """Take back what was to park a run, or has. The run is then in a new attempt, with the version of this save."""
+    actor = f"policy {run.policy_name} version {run.policy_version}"
+    reason = f"the eval has recovered: {'; '.join(item.note for item in run.verdict.evidence)}"
+    moved = transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), Recovered(now, actor, reason))
+    returned = commands.unpark_run(tx, run, moved, now)
+    begun = replace(attempts.begin_attempt(tx, returned, now), version=run.version)
+    runs.save_run(tx, begun)
+    return begun
 
 
 def _announce(

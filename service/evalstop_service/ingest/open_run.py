@@ -27,7 +27,7 @@ from evalstop_service.projects import policies
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
 from evalstop_service.rules.labels import find_objection, list_job_changes
 from evalstop_service.rules.quotas import Quota
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.recorded_verdict import record_verdict
@@ -75,8 +75,8 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
             return found, False
         with database.transaction() as tx:
             run = runs.lock_run(tx, project_id, found.id)
-            if run is not None and (request.resume is not None or run.status == RunStatus.RUNNING):
-                action = "run.attached" if run.status == RunStatus.RUNNING else "run.reopened"
+            if run is not None and (request.resume is not None or run.status in OPEN):
+                action = "run.attached" if run.status in OPEN else "run.reopened"
                 run = _update_run(tx, project, run, request, now)
                 _record_opening(tx, run, request, action, now)
                 return run, False
@@ -149,7 +149,7 @@ def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, n
         run = _lock_run(tx, project_id, run_id)
         request = OpenRequest(run.name, actor=actor)
         reopened = _update_run(tx, projects.get_project(tx, project_id), run, request, now)
-        if run.status != RunStatus.RUNNING:
+        if run.status not in OPEN:
             _record_opening(tx, reopened, request, "run.reopened", now)
         return reopened
 
@@ -274,7 +274,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         opened_by=opened_by,
         mode=request.mode or run.mode,
         eval_share=run.eval_share if request.eval_share is None else request.eval_share,
-        status=RunStatus.RUNNING,
+        status=run.status if run.status in OPEN else RunStatus.RUNNING,
         ended_at=None,
     )
     if request.policy is not None and run.last_step is None:
@@ -287,13 +287,13 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     if any(getattr(changed, name) != getattr(run, name) for name in judged_anew):
         changed = replace(changed, rewritten_version=changed.version)
     changed = _plan_anew(tx, changed, request.planned_steps, request.actor, now)
-    moves = run.status != RunStatus.RUNNING or request.job not in (None, run.job)
+    moves = run.status not in OPEN or request.job not in (None, run.job)
     begins = moves and attempts.is_spent(tx, run)
     if begins:
         begun = attempts.begin_attempt(tx, run, now)
         changed = replace(changed, attempt=begun.attempt, turn=None)
     runs.save_run(tx, changed)
-    if run.status != RunStatus.RUNNING:
+    if run.status not in OPEN:
         if not begins:
             cases.remove_case(tx, run)
         _start_checks(tx, project, changed, now)

@@ -9,6 +9,8 @@
     the same, and obeyed ────────────────────────> confirmed  the scheduler reports that the job is gone
     every state after the request ───────────────> undone     a person takes the stop back
     every state before it, except moot ──────────> requested  a person stops the run at once
+    requested, acknowledged, escalated, failed ──> parked     an action to park: the job is set aside, and may return
+    parked ──> undone | requested | confirmed | moot          it returns, a person has it stopped, or it ends
     shadow                                                    recorded only
     held_out                                                  not carried out by random assignment
 
@@ -41,10 +43,21 @@ class DecisionState(StrEnum):
     ESCALATED = "escalated"
     CONFIRMED = "confirmed"
     OBEYED = "obeyed"
+    PARKED = "parked"
     FAILED = "failed"
     VETOED = "vetoed"
     MOOT = "moot"
     UNDONE = "undone"
+
+
+class Action(StrEnum):
+    """What is asked of receivers: to end the job, or to set it aside so that it can return.
+
+    A parked job holds no GPU for which others wait: it is held, suspended, or runs where a scheduler has GPUs idle.
+    """
+
+    STOP = "stop"
+    PARK = "park"
 
 
 class Mode(StrEnum):
@@ -63,6 +76,7 @@ class GuardKind(StrEnum):
     STALE = "stale"
     METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"
+    CANNOT_PARK = "cannot_park"
 
 
 NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
@@ -72,12 +86,13 @@ NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
         "held_out": "requested",
         "on_hold": "pending requested vetoed moot",
         "pending": "on_hold requested vetoed moot",
-        "requested": "acknowledged escalated confirmed obeyed failed moot undone",
-        "acknowledged": "escalated confirmed obeyed failed undone",
-        "escalated": "acknowledged confirmed obeyed failed moot undone",
+        "requested": "acknowledged escalated confirmed obeyed parked failed moot undone",
+        "acknowledged": "escalated confirmed obeyed parked failed undone",
+        "escalated": "acknowledged confirmed obeyed parked failed moot undone",
         "confirmed": "undone",
         "obeyed": "confirmed failed undone",
-        "failed": "confirmed obeyed undone",
+        "parked": "requested confirmed moot undone",
+        "failed": "confirmed obeyed parked undone",
         "vetoed": "requested",
         "moot": "confirmed",
         "undone": "",
@@ -94,8 +109,11 @@ AWAITING_CONFIRMATION = frozenset({DecisionState.REQUESTED, DecisionState.ACKNOW
 STOPPED = frozenset({DecisionState.CONFIRMED, DecisionState.OBEYED})
 """The run ended because of the stop."""
 
-STOPPING = AWAITING_CONFIRMATION | STOPPED | {DecisionState.FAILED}
-"""The job is meant to end."""
+STOPPING = AWAITING_CONFIRMATION | STOPPED | {DecisionState.PARKED, DecisionState.FAILED}
+"""The job is meant to end, or to be set aside."""
+
+RETURNING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
+"""A run that recovers leaves these states, if the action is to park it."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +137,9 @@ class Timeouts:
 class Lifecycle:
     """Where a decision stands.
 
-    `due_at`: the end of the veto window. `deadline_at`: when the service acts if nobody else does; None: never.
-    `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after it was undone.
+    `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts if
+    nobody else does; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers
+    reported after it was undone.
     """
 
     state: DecisionState
@@ -129,11 +148,15 @@ class Lifecycle:
     escalations: int = 0
     guard_kinds: frozenset[str] = frozenset()
     late_reports: frozenset[str] = frozenset()
+    action: Action = Action.STOP
 
 
 @dataclass(frozen=True)
 class StopDecided:
-    """The policy calls for a stop. `held_out`: random assignment holds it out, by the numbers in `draw`."""
+    """The policy calls for a stop, or for the job to be parked.
+
+    `held_out`: random assignment holds it out, by the numbers in `draw`.
+    """
 
     at: datetime
     actor: str
@@ -142,6 +165,7 @@ class StopDecided:
     guards: tuple[Guard, ...]
     held_out: bool = False
     draw: dict[str, float] = field(default_factory=dict)
+    action: Action = Action.STOP
 
 
 @dataclass(frozen=True)
@@ -187,7 +211,11 @@ class Vetoed(Command):
 
 
 class Undone(Command):
-    """A person takes back a stop that was requested."""
+    """A person takes back a stop that was requested, or has a parked job return."""
+
+
+class Recovered(Command):
+    """The policy, which parks runs, no longer suspects this one."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +234,7 @@ class StopOrdered(Command):
 
 @dataclass(frozen=True)
 class Reported:
-    """A receiver reports `acknowledged`, `confirmed` or `failed`.
+    """A receiver reports `acknowledged`, `confirmed`, `parked` or `failed`.
 
     `expected_seconds`: with `acknowledged`, how long the job may take to end.
     """
@@ -253,6 +281,7 @@ Event = (
     | StopOrdered
     | Vetoed
     | Undone
+    | Recovered
     | Reported
     | RunEnded
     | RunObeyed

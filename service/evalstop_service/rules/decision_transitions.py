@@ -10,8 +10,10 @@ from typing import Any
 from evalstop_service.rules.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     NEXT_STATES,
+    RETURNING,
     SERVICE,
     STOPPING,
+    Action,
     Announce,
     Cancel,
     DecisionState,
@@ -24,6 +26,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Lifecycle,
     Mode,
     Record,
+    Recovered,
     Refuse,
     Released,
     Reported,
@@ -43,6 +46,9 @@ from evalstop_service.rules.event_types import EventType
 RECHECK_SECONDS = 60.0
 """Between two checks of the guards of a decision on hold."""
 
+PARKED_SECONDS = 7 * 86_400.0
+"""After which people are told that a job is parked still, and as long after that again."""
+
 
 def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Transition:
     """The first state of a decision, and what to do about it."""
@@ -51,10 +57,12 @@ def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Tra
     due_at = event.at + timedelta(seconds=timeouts.veto_window_seconds)
     if event.mode is Mode.SHADOW or event.held_out:
         state = DecisionState.SHADOW if event.mode is Mode.SHADOW else DecisionState.HELD_OUT
-        return Lifecycle(state, due_at), [Record(state, event.actor, event.reason, event.draw)]
+        lifecycle = Lifecycle(state, due_at, action=event.action)
+        return lifecycle, [Record(state, event.actor, event.reason, event.draw)]
+    lifecycle = Lifecycle(DecisionState.PENDING, due_at, action=event.action)
     if event.guards:
-        return _put_on_hold(Lifecycle(DecisionState.ON_HOLD, due_at), event.at, event.guards, event.actor, event.reason)
-    return _open_veto_window(Lifecycle(DecisionState.PENDING, due_at), event.at, event.actor, event.reason, timeouts)
+        return _put_on_hold(lifecycle, event.at, event.guards, event.actor, event.reason)
+    return _open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts)
 
 
 def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Transition:
@@ -92,6 +100,8 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             return _apply_resume(lifecycle, event)
         case Undone():
             return _apply_undo(lifecycle, event)
+        case Recovered():
+            return _apply_recovery(lifecycle, event)
 
 
 def list_late_reports(undone: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -102,6 +112,8 @@ def list_late_reports(undone: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> Transition:
     overdue = lifecycle.deadline_at is not None and lifecycle.deadline_at <= event.at
     refused = event.refusal is not None and lifecycle.state is not DecisionState.ACKNOWLEDGED
+    if overdue and lifecycle.state is DecisionState.PARKED:
+        return _remind_of_parked(lifecycle, event.at)
     if not (overdue or refused) or lifecycle.state not in AWAITING_CONFIRMATION:
         return lifecycle, []
     # 1. Never request again a stop of an attempt that is over: it might end the attempt that runs now.
@@ -109,18 +121,28 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
         return _fail(lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt")
     # 2. What every receiver refuses is not sent again, and after two escalations a person has to act.
     if refused:
-        return _fail(lifecycle, f"no receiver takes the stop: {event.refusal}")
+        return _fail(lifecycle, f"no receiver takes the request: {event.refusal}")
+    if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # nobody is parked by force
+        return _fail(lifecycle, "no receiver confirmed that the job is parked, even after it was asked again")
     if lifecycle.escalations >= 2:
         return _fail(lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated")
     # 3. First the same request again, in case it was lost; then the harder one.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
-    reason = f"no receiver confirmed in time that the job is gone: the stop is {action}"
+    wanted = "is gone: the stop" if lifecycle.action is Action.STOP else "is parked: it"
+    reason = f"no receiver confirmed in time that the job {wanted} is {action}"
     lifecycle = replace(lifecycle, escalations=escalations)
     return _await_report(lifecycle, DecisionState.ESCALATED, event.at, timeouts), [
         Record(DecisionState.ESCALATED, SERVICE, reason, {"escalations": escalations}),
-        Announce(EventType.STOP_REQUESTED if escalations == 1 else EventType.STOP_ESCALATED),
+        Announce(_request_type(lifecycle) if escalations == 1 else EventType.STOP_ESCALATED),
     ]
+
+
+def _remind_of_parked(lifecycle: Lifecycle, at: datetime) -> Transition:
+    """Tell people of a job that is parked for so long that it may have been forgotten."""
+    lifecycle = replace(lifecycle, deadline_at=at + timedelta(seconds=PARKED_SECONDS))
+    reason = f"parked for {PARKED_SECONDS / 86_400:.0f} days: have it return, or stop it"
+    return lifecycle, [Record(lifecycle.state, SERVICE, reason), Announce(EventType.PARK_OVERDUE)]
 
 
 def _apply_guard_check(lifecycle: Lifecycle, event: GuardsChecked, timeouts: Timeouts) -> Transition:
@@ -144,6 +166,8 @@ def _apply_release(lifecycle: Lifecycle, event: Released, timeouts: Timeouts) ->
 
 
 def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -> Transition:
+    if lifecycle.state in AWAITING_CONFIRMATION and lifecycle.action is Action.PARK:
+        return lifecycle, [Refuse("the job is being parked; stop the run once it is parked")]
     if lifecycle.state in AWAITING_CONFIRMATION:
         how = "it is asked for again, and then by force, if nobody confirms it"
         return lifecycle, [Refuse(f"the stop is {lifecycle.state} already and was not sent once more: {how}")]
@@ -152,7 +176,7 @@ def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -
     if DecisionState.REQUESTED not in NEXT_STATES[lifecycle.state]:
         why = "receivers ignore a stop that they have seen before; cancel the job at its scheduler"
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}: {why}")]
-    lifecycle = replace(lifecycle, due_at=event.at, escalations=0)
+    lifecycle = replace(lifecycle, due_at=event.at, escalations=0, action=Action.STOP)
     return _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts), [
         Cancel("a person stopped the run at once"),
         Record(DecisionState.REQUESTED, event.actor, event.reason, {"ordered": True}),
@@ -183,10 +207,15 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
         return lifecycle, []
     if event.state not in NEXT_STATES[lifecycle.state]:
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}; it cannot become {event.state}")]
+    if event.state is DecisionState.PARKED and lifecycle.action is Action.STOP:
+        return lifecycle, [Refuse("the job is to be stopped, not parked; report confirmed once it is gone")]
     if event.state is DecisionState.ACKNOWLEDGED:
         record = Record(event.state, event.actor, event.reason, event.details)
         return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
     ended, record = _end(lifecycle, event.state, event.actor, event.reason, event.details)
+    if event.state is DecisionState.PARKED:
+        parked = replace(ended, deadline_at=event.at + timedelta(seconds=PARKED_SECONDS))
+        return parked, [record, Announce(EventType.PARKED, {"report": event.details})]
     event_type = EventType.STOPPED if event.state is DecisionState.CONFIRMED else EventType.STOP_FAILED
     if lifecycle.state is DecisionState.OBEYED and event_type is EventType.STOPPED:
         return ended, [record]  # announced when the trainer ended the run
@@ -196,7 +225,7 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
 def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
     unsent = lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD)
     unseen = lifecycle.state in (DecisionState.REQUESTED, DecisionState.ESCALATED) and not event.receiver_informed
-    if not unsent and not unseen:
+    if not unsent and not unseen and lifecycle.state is not DecisionState.PARKED:
         return lifecycle, []
     reason = f"the run ended by itself: {event.status}"
     lifecycle, record = _end(lifecycle, DecisionState.MOOT, SERVICE, reason)
@@ -204,7 +233,7 @@ def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
 
 
 def _apply_obedience(lifecycle: Lifecycle, event: RunObeyed) -> Transition:
-    if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state]:
+    if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state] or lifecycle.action is Action.PARK:
         return lifecycle, []
     reason = "the trainer saw the stop and ended the run by itself"
     lifecycle, record = _end(lifecycle, DecisionState.OBEYED, event.actor, reason)
@@ -235,6 +264,17 @@ def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
     return lifecycle, [Cancel("the decision was undone"), record, Announce(EventType.RESUME_REQUESTED)]
 
 
+def _apply_recovery(lifecycle: Lifecycle, event: Recovered) -> Transition:
+    if lifecycle.action is not Action.PARK or lifecycle.state not in RETURNING:
+        return lifecycle, []
+    cancel = Cancel("the run has recovered")
+    if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD):
+        lifecycle, record = _end(lifecycle, DecisionState.MOOT, event.actor, event.reason)
+        return lifecycle, [cancel, record]
+    lifecycle, record = _end(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
+    return lifecycle, [cancel, record, Announce(EventType.RESUME_REQUESTED)]
+
+
 def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition:
     deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
     held = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_kinds(guards))
@@ -256,12 +296,16 @@ def _open_veto_window(
     if due_at == at:
         lifecycle, announce = (
             _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts),
-            Announce(EventType.STOP_REQUESTED),
+            Announce(_request_type(lifecycle)),
         )
     else:
         lifecycle = replace(lifecycle, state=DecisionState.PENDING, deadline_at=None)
-        announce = Announce(EventType.STOP_REQUESTED, due_at=due_at)
+        announce = Announce(_request_type(lifecycle), due_at=due_at)
     return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), announce]
+
+
+def _request_type(lifecycle: Lifecycle) -> EventType:
+    return EventType.STOP_REQUESTED if lifecycle.action is Action.STOP else EventType.PARK_REQUESTED
 
 
 def _await_report(

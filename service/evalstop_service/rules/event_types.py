@@ -14,6 +14,9 @@ class EventType(StrEnum):
     STOP_ON_HOLD = "run.stop_on_hold"
     STOP_ESCALATED = "run.stop_escalated"
     STOPPED = "run.stopped"
+    PARK_REQUESTED = "run.park_requested"
+    PARKED = "run.parked"
+    PARK_OVERDUE = "run.park_overdue"
     STOP_FAILED = "run.stop_failed"
     RESUME_REQUESTED = "run.resume_requested"
     BEST_CHECKPOINT_CHANGED = "run.best_checkpoint_changed"
@@ -32,5 +35,8 @@ SUBSCRIBABLE = tuple(event_type for event_type in EventType if event_type is not
 STOP_EVENTS = (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)
 """Ask a receiver to end a job."""
 
-URGENT_EVENTS = frozenset({*STOP_EVENTS, EventType.RESUME_REQUESTED})
+REQUEST_EVENTS = (*STOP_EVENTS, EventType.PARK_REQUESTED)
+"""Ask a receiver to end a job or to set it aside."""
+
+URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 """Ask a receiver to act: they do not wait behind other events of their run."""

@@ -6,13 +6,24 @@ from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """Where a run stands; `lost` is one that stopped reporting, and may come back."""
+    """Where a run stands; `lost` is one that stopped reporting, and may come back.
+
+    `parked`: its job was set aside, is held, or runs on idle GPUs; it has not ended.
+    """
 
     RUNNING = "running"
+    PARKED = "parked"
     COMPLETED = "completed"
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
+
+
+UNENDED = frozenset({RunStatus.RUNNING, RunStatus.PARKED, RunStatus.LOST})
+"""A run goes on, or may."""
+
+OPEN = frozenset({RunStatus.RUNNING, RunStatus.PARKED})
+"""A run may be attached to: its job runs, or was set aside and may run again."""
 
 
 class Stage(StrEnum):

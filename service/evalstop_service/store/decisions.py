@@ -11,9 +11,19 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules import decision_transitions
-from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, Lifecycle, Record, Timeouts, TimePassed
-from evalstop_service.rules.event_types import STOP_EVENTS
-from evalstop_service.rules.run_results import BestCheckpoint, Verdict
+from evalstop_service.rules.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    RETURNING,
+    STOPPING,
+    Action,
+    DecisionState,
+    Lifecycle,
+    Record,
+    Timeouts,
+    TimePassed,
+)
+from evalstop_service.rules.event_types import REQUEST_EVENTS
+from evalstop_service.rules.run_results import BestCheckpoint, Call, Verdict
 from evalstop_service.rules.statuses import DeliveryState, RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import (
@@ -57,9 +67,9 @@ class OverdueDecision:
 class Decision:
     """A stop verdict on record.
 
-    `deadline_at`: when the service looks after it by itself; None: it does not. `observed_probability`: the
-    probability with which the run was let go on, so that its outcome is seen. `state_reason`: why it is in its state.
-    `guard_kinds`: the guards that hold it.
+    `action`: what it asks of receivers. `deadline_at`: when the service looks after it by itself; None: it does not.
+    `observed_probability`: the probability with which the run was let go on, so that its outcome is seen.
+    `state_reason`: why it is in its state. `guard_kinds`: the guards that hold it.
     """
 
     id: UUID
@@ -81,12 +91,29 @@ class Decision:
     escalations: int = 0
     state_reason: str = ""
     guard_kinds: list[str] = field(default_factory=list)
+    action: Action = Action.STOP
 
     def stops(self, now: datetime) -> bool:
-        """Whether the job is meant to end: requested, or the veto window is over."""
+        """Whether the job is meant to end."""
+        return self.action is Action.STOP and self.is_carried_out(now)
+
+    def is_carried_out(self, now: datetime) -> bool:
+        """Whether it was requested, or its veto window is over."""
         if self.state == DecisionState.PENDING:
             return self.due_at <= now
         return self.state in STOPPING
+
+    @property
+    def follows_run(self) -> bool:
+        """Whether it goes with its run into the next attempt: a parked job that resumes on idle GPUs is parked still,
+        and one that a person had return is not parked again."""
+        staying = AWAITING_CONFIRMATION | {DecisionState.PARKED, DecisionState.UNDONE}
+        return self.action is Action.PARK and self.state in staying
+
+    def is_recovered(self, verdict: Verdict) -> bool:
+        """Whether a verdict ends it: the policy no longer suspects the run, by what came past the decision's step."""
+        returning = self.action is Action.PARK and self.state in RETURNING
+        return returning and verdict.verdict is Call.CONTINUE and verdict.step is not None and verdict.step > self.step
 
     @property
     def ordered(self) -> bool:
@@ -96,7 +123,8 @@ class Decision:
     @property
     def life(self) -> Lifecycle:
         """How it stands, as far as its row tells."""
-        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, frozenset(self.guard_kinds))
+        held = frozenset(self.guard_kinds)
+        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, held, action=self.action)
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
         """It in another state, for the reason of the last change; without a change of state the reason stays."""
@@ -109,6 +137,7 @@ class Decision:
             escalations=life.escalations,
             state_reason=records[-1].state_reason if records else self.state_reason,
             guard_kinds=sorted(held),
+            action=life.action,
         )
 
 
@@ -130,8 +159,15 @@ def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> boo
     query = decisions.update().where(
         decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
     )
-    moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds")
+    moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds", "action")
     return tx.execute(query.values({name: getattr(moved, name) for name in moving})).rowcount == 1
+
+
+def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decision:
+    """Make a decision that follows its run that of another attempt."""
+    which = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
+    tx.execute(decisions.update().where(*which).values(attempt=attempt))
+    return replace(decision, attempt=attempt)
 
 
 def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
@@ -312,7 +348,7 @@ def _is_delivery(*states: DeliveryState) -> sa.ColumnElement[bool]:
         .where(
             deliveries.c.run_id == decisions.c.run_id,
             events.c.decision_id == decisions.c.id,
-            events.c.type.in_(STOP_EVENTS),
+            events.c.type.in_(REQUEST_EVENTS),
             endpoints.c.format == "standard",
             deliveries.c.state.in_(states),
         )

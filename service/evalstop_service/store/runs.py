@@ -15,7 +15,7 @@ from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import MetricFields, Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import (
     LIVE,
@@ -169,7 +169,7 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
     """
     query = _SELECT.where(runs.c.project_id == project_id, (runs.c.name == name) | (runs.c.opened_as == name))
     if not ended:
-        query = query.where(runs.c.status == RunStatus.RUNNING)
+        query = query.where(runs.c.status.in_(OPEN))
         if job is not None:
             query = query.where(runs.c.job == job)
     return _one(tx, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))

@@ -37,9 +37,10 @@ class Run(Struct):
 
 
 class Decision(Struct):
-    """The decision to stop the run."""
+    """The decision to stop the run, or to park it."""
 
     id: UUID
+    action: Annotated[str, Meta(description="stop, or park: what is asked of receivers")]
     state: str
     step: int
     due_at: Annotated[datetime, Meta(tz=True, description="the end of the veto window")]

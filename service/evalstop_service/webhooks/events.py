@@ -102,8 +102,8 @@ _REQUEST = EvalRequest(
 _NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
 
 
-def _decided(state: str) -> dict[str, Any]:
-    return {**_RUN, "decision": Decision(UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), state, 150, _AT)}
+def _decided(state: str, action: str = "stop") -> dict[str, Any]:
+    return {**_RUN, "decision": Decision(UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), action, state, 150, _AT)}
 
 
 def _silent(state: str) -> HealthChanged:
@@ -145,14 +145,30 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "was stopped",
         StopReported(**_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}),
     ),
+    EventType.PARK_REQUESTED: Declaration(
+        "The receiver must set the job aside so that it can return. Sent again, as a new event, when nobody confirms "
+        "it; never by force. An endpoint that asks for this type says that it can park jobs.",
+        "is to be parked",
+        DecisionEvent(**_decided("requested", "park")),
+    ),
+    EventType.PARKED: Declaration(
+        "The scheduler reports that the job is set aside: held, suspended, or on idle GPUs only.",
+        "was parked",
+        StopReported(**_decided("parked", "park"), report={"parked_as": "requeued", "partition": "low"}),
+    ),
+    EventType.PARK_OVERDUE: Declaration(
+        "A job is parked for a week, and each week after. A person should have it return, or stop it.",
+        "is parked still. A person should have it return, or stop it",
+        DecisionEvent(**_decided("parked", "park")),
+    ),
     EventType.STOP_FAILED: Declaration(
-        "The job could not be ended, or no receiver answered. A person should look.",
-        "could not be stopped. A person should look",
+        "The job could not be ended or parked, or no receiver answered. A person should look.",
+        "could not be stopped or parked. A person should look",
         StopReported(**_decided("failed"), report={"escalations": 2}),
     ),
     EventType.RESUME_REQUESTED: Declaration(
-        "A stop was undone: the job may continue from the best checkpoint.",
-        "may continue: its stop was undone",
+        "A stop was undone, or a parked job is to return: a receiver lets it go on, where its scheduler can.",
+        "may continue: it is to be stopped or parked no longer",
         DecisionEvent(**_decided("undone")),
     ),
     EventType.BEST_CHECKPOINT_CHANGED: Declaration(

@@ -14,6 +14,7 @@ from evalstop_service.rules.decision_lifecycle import (
     OBSERVED,
     STOPPED,
     STOPPING,
+    Action,
     Announce,
     Cancel,
     DecisionState,
@@ -26,6 +27,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Lifecycle,
     Mode,
     Record,
+    Recovered,
     Refuse,
     Released,
     Reported,
@@ -33,12 +35,13 @@ from evalstop_service.rules.decision_lifecycle import (
     RunObeyed,
     RunResumed,
     StopDecided,
+    StopOrdered,
     Timeouts,
     TimePassed,
     Undone,
     Vetoed,
 )
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.event_types import REQUEST_EVENTS, EventType
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -50,12 +53,24 @@ STALE = Guard(GuardKind.STALE, "nothing was heard of the run for 12 minutes", {"
 GUARDS = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
-REPORTS = st.sampled_from([DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.FAILED])
+REPORTS = st.sampled_from(
+    [DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.PARKED, DecisionState.FAILED]
+)
 TERMS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
 NO_GRACE = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
 
-OVER = OBSERVED | STOPPED | {DecisionState.FAILED, DecisionState.VETOED, DecisionState.MOOT, DecisionState.UNDONE}
-"""Where time alone changes nothing any more."""
+OVER = (
+    OBSERVED
+    | STOPPED
+    | {
+        DecisionState.PARKED,
+        DecisionState.FAILED,
+        DecisionState.VETOED,
+        DecisionState.MOOT,
+        DecisionState.UNDONE,
+    }
+)
+"""Where time alone changes nothing any more, but that people are reminded of what is parked."""
 
 
 class Lives(RuleBasedStateMachine):
@@ -66,14 +81,17 @@ class Lives(RuleBasedStateMachine):
         guards=GUARDS,
         veto_window_seconds=st.sampled_from([0.0, 60.0]),
         held_out=st.booleans(),
+        action=st.sampled_from(Action),
     )
-    def begin(self, mode: Mode, guards: tuple[Guard, ...], veto_window_seconds: float, held_out: bool) -> None:
+    def begin(
+        self, mode: Mode, guards: tuple[Guard, ...], veto_window_seconds: float, held_out: bool, action: Action
+    ) -> None:
         self.now = NOW
         self.terms = Timeouts(veto_window_seconds, 900.0)
         self.history: list[Record] = []
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []
-        decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out)
+        decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out, action=action)
         self.life, instructions = decision_transitions.start_lifecycle(decided, self.terms)
         self.obey(instructions)
         assert (self.life.state in OBSERVED) == (mode is Mode.SHADOW or held_out)
@@ -86,7 +104,8 @@ class Lives(RuleBasedStateMachine):
             assert self.life == before
         self.obey(instructions)
         again, instructions_again = decision_transitions.apply_event(self.life, event, self.terms)
-        if not isinstance(event, RunResumed):  # which cancels what is cancelled already
+        # What is cancelled is cancelled again by a resume, and an order that was carried out is refused.
+        if not isinstance(event, RunResumed):
             assert again == self.life
             assert [one for one in instructions_again if not isinstance(one, Refuse)] == []
         return instructions
@@ -96,7 +115,7 @@ class Lives(RuleBasedStateMachine):
             match one:
                 case Record():
                     self.history.append(one)
-                case Announce(event_type) if event_type in (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED):
+                case Announce(event_type) if event_type in REQUEST_EVENTS:
                     self.waiting = [one]  # a stop asked for anew takes the place of the one before
                 case Announce(event_type):
                     self.sent.append(event_type)
@@ -112,6 +131,7 @@ class Lives(RuleBasedStateMachine):
     def a_worker_sends(self) -> None:
         if self.waiting and (self.waiting[0].due_at or self.now) <= self.now:
             self.befall(TimePassed(self.now))  # as a worker does before it claims
+            assert (self.waiting[0].type == EventType.PARK_REQUESTED) == (self.life.action is Action.PARK)
             assert self.life.state in STOPPING, "handed out, and not meant to be"
             self.sent.append(self.waiting.pop().type)
 
@@ -147,6 +167,22 @@ class Lives(RuleBasedStateMachine):
     def report(self, state: DecisionState, seconds: float) -> None:
         self.befall(Reported(self.now, state, "receiver", "as seen", {}, seconds))
 
+    @rule()
+    def recover(self) -> None:
+        self.befall(TimePassed(self.now))
+        before = self.life
+        self.befall(Recovered(self.now, "policy", "the eval rose again"))
+        if before.action is Action.STOP or before.state in OVER - {DecisionState.PARKED}:
+            assert self.life == before, "only what is, or is to be, parked returns"
+        else:
+            assert self.life.state in (DecisionState.MOOT, DecisionState.UNDONE)
+
+    @precondition(lambda self: self.life.state is DecisionState.PARKED)
+    @rule()
+    def stop_for_good(self) -> None:
+        self.befall(StopOrdered(self.now, "dana", "no more of this"))
+        assert (self.life.state, self.life.action) == (DecisionState.REQUESTED, Action.STOP)
+
     @rule(told=st.booleans())
     def finish(self, told: bool) -> None:
         self.befall(TimePassed(self.now))
@@ -163,9 +199,8 @@ class Lives(RuleBasedStateMachine):
         self.befall(TimePassed(self.now))
         state = self.life.state
         self.befall(RunObeyed(self.now, "key trainers"))
-        assert (self.life.state is DecisionState.OBEYED) == (
-            state in AWAITING_CONFIRMATION | {DecisionState.FAILED, DecisionState.OBEYED}
-        )
+        may_obey = state in AWAITING_CONFIRMATION | {DecisionState.FAILED} and self.life.action is Action.STOP
+        assert (self.life.state is DecisionState.OBEYED) == (may_obey or state is DecisionState.OBEYED)
 
     @rule(told=st.booleans())
     def go_on(self, told: bool) -> None:
@@ -180,16 +215,18 @@ class Lives(RuleBasedStateMachine):
         assert states[-1] is self.life.state
         for one, other in pairwise(states):
             assert other in NEXT_STATES[one] or (
-                one is other and one in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE)
+                one is other
+                and one in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE, DecisionState.PARKED)
             )
-        assert states.count(DecisionState.ESCALATED) == self.life.escalations
+        since_order = states[self._find_order(states) :]
+        assert since_order.count(DecisionState.ESCALATED) == self.life.escalations
         undone = [one.details for one in self.history if one.state is DecisionState.UNDONE]
         assert decision_transitions.list_late_reports(undone) == self.life.late_reports
 
     @invariant()
     def deadlines_stand_where_they_belong(self) -> None:
         assert (self.life.deadline_at is not None) == (
-            self.life.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD}
+            self.life.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PARKED}
         )
 
     @invariant()
@@ -198,6 +235,9 @@ class Lives(RuleBasedStateMachine):
         stops = [one for one in self.sent if one in (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)]
         assert len(stops) <= 1 + self.life.escalations
         assert stops.count(EventType.STOP_ESCALATED) <= (self.life.escalations == 2)
+        assert self.sent.count(EventType.PARK_REQUESTED) <= 2
+        if self.life.action is Action.PARK:
+            assert not stops, "nobody is stopped who is to be parked"
 
     @invariant()
     def nothing_waits_for_what_is_over(self) -> None:
@@ -220,11 +260,20 @@ class Lives(RuleBasedStateMachine):
     def each_end_is_told_once(self) -> None:
         entered = [one.state for one in self.history]
         told_already = list(pairwise(entered)).count((DecisionState.OBEYED, DecisionState.CONFIRMED))
+        reminders = self.sent.count(EventType.PARK_OVERDUE)
+        assert self.sent.count(EventType.PARKED) == entered.count(DecisionState.PARKED) - reminders
         ends = entered.count(DecisionState.CONFIRMED) + entered.count(DecisionState.OBEYED)
         assert self.sent.count(EventType.STOPPED) == ends - told_already
         assert self.sent.count(EventType.STOP_FAILED) == entered.count(DecisionState.FAILED)
         assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in entered)
         assert self.sent.count(EventType.STOP_ON_HOLD) == entered.count(DecisionState.ON_HOLD)
+
+    @staticmethod
+    def _find_order(states: list[DecisionState]) -> int:
+        """Where a person had the parked job stopped for good; the count of escalations begins anew there."""
+        moves = list(pairwise(states))
+        ordered = (DecisionState.PARKED, DecisionState.REQUESTED)
+        return moves.index(ordered) + 1 if ordered in moves else 0
 
     def teardown(self) -> None:
         """Time alone brings it to an end, once nothing holds it back."""

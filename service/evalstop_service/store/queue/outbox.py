@@ -17,7 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS, EventType
+from evalstop_service.rules.event_types import REQUEST_EVENTS, URGENT_EVENTS, EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import endpoints, wakeup
 from evalstop_service.store.database import Transaction
@@ -70,7 +70,7 @@ def add_event(
     )
     targets = [one for one in endpoints.list_endpoints(tx, project_id) if one.enabled and one.wants(type)]
     if targets:
-        if type in STOP_EVENTS and decision_id is not None:
+        if type in REQUEST_EVENTS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
             _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop is asked for anew", waiting)
         add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now, due_at)
@@ -145,7 +145,7 @@ def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> fro
 
 def _stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
     return sa.select(events.c.id).where(
-        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(STOP_EVENTS)
+        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
     )
 
 

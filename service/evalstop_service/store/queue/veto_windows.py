@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState, Record
-from evalstop_service.rules.event_types import STOP_EVENTS
+from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import decisions as decision_rows
 from evalstop_service.store import runs as run_rows
@@ -70,7 +70,7 @@ def _extend(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) 
     if not tx.execute(sa.update(decisions).where(*mine).values(due_at=due_at)).rowcount:
         return False
     stops = sa.select(events.c.id).where(
-        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(STOP_EVENTS)
+        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
     )
     waiting = (
         deliveries.c.run_id == run_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, RunAssessment, Verdict
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.ids import new_id
@@ -17,6 +17,7 @@ decisions = sa.Table(
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("action", EnumText(Action), nullable=False, server_default="stop"),
     sa.Column("state", EnumText(DecisionState), nullable=False),
     sa.Column("state_reason", sa.Text, nullable=False, server_default=""),  # of its last change
     sa.Column("guard_kinds", sa.JSON, nullable=False, server_default="[]"),  # while it is on hold

@@ -14,7 +14,7 @@ from evalstop_service.ingest.open_request import LimitedField
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import FaultKind
 from evalstop_service.rules.role_recognition import RoleOrigin
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
+from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
 from evalstop_service.store import cases, decisions, mlflow_runs, outcomes, projects, run_descriptions, run_health
@@ -305,8 +305,8 @@ def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[Run
 
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:
-    """The health of the runs that have not ended, or are lost."""
-    living = [run for run in listed if run.status in (RunStatus.RUNNING, RunStatus.LOST)]
+    """The health of the runs that have not ended, or may not have."""
+    living = [run for run in listed if run.status in UNENDED]
     if not living:
         return {}
     stale_seconds = projects.get_project(tx, living[0].project_id).stale_seconds

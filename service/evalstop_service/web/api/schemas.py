@@ -23,7 +23,7 @@ from pydantic import (
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.projects.project_settings import QuotasIn
-from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState, GuardKind
 from evalstop_service.rules.fields import Body as Body
 from evalstop_service.rules.fields import Integral as Integral
 from evalstop_service.rules.fields import Line as Line
@@ -123,6 +123,7 @@ class DecisionStateOut(Answer):
     """Where the decision to stop a run stands."""
 
     id: UUID = Field(description="to veto, release or read it by")
+    action: Action = Field(description="to stop the job, or to park it so that it can return")
     state: DecisionState = Field(description="where it is in its life cycle")
     state_reason: str = Field(description="why it is in this state; of a stop on hold, what its guards say")
     guard_kinds: list[GuardKind] = Field(description="the guards that hold it")

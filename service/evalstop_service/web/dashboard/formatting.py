@@ -10,7 +10,7 @@ from evalstop_detectors import Ground
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
@@ -106,6 +106,7 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
         RunStatus.FAILED: "The run failed. ",
         RunStatus.STOPPED: "The run was stopped. ",
         RunStatus.LOST: "The run stopped reporting. ",
+        RunStatus.PARKED: "The run is parked. ",
     }
     levelled_off = any(
         item.detector == Ground.LEVELLED_OFF and item.value >= LEVELLED_OFF_AT for item in verdict.evidence
@@ -115,6 +116,8 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
 
 def _decision_summary(decision: Decision, now: datetime) -> str:
     at = format_step(decision.step)
+    if decision.action is Action.PARK:
+        return _parking_summary(decision, at, now)
     match DecisionState(decision.state):
         case DecisionState.SHADOW:
             return f"Would have been stopped at step {at}. Shadow mode: recorded, not carried out."
@@ -122,7 +125,7 @@ def _decision_summary(decision: Decision, now: datetime) -> str:
             return f"The stop at step {at} is held out at random, to measure whether it is right. The run continues."
         case DecisionState.ON_HOLD:
             return f"Stop on hold: {decision.state_reason}. Called at step {at}; its guards are checked every minute."
-        case DecisionState.PENDING if not decision.stops(now):
+        case DecisionState.PENDING if not decision.is_carried_out(now):
             until = format_time(decision.due_at)
             return f"Will be stopped for its verdict at step {at} unless vetoed before {until}."
         case DecisionState.PENDING | DecisionState.REQUESTED:
@@ -142,8 +145,33 @@ def _decision_summary(decision: Decision, now: datetime) -> str:
             return f"The stop at step {at} was vetoed. The run continues."
         case DecisionState.MOOT:
             return f"The stop at step {at} is moot: the run ended or resumed before a receiver had it."
+    return f"The stop at step {at} was undone. The run may continue."
+
+
+def _parking_summary(decision: Decision, at: str, now: datetime) -> str:
+    match decision.state:
+        case DecisionState.SHADOW:
+            return f"Would have been parked at step {at}. Shadow mode: recorded, not carried out."
+        case DecisionState.HELD_OUT:
+            return f"Not parked at step {at}, by random assignment, to measure whether it is right. The run continues."
+        case DecisionState.ON_HOLD:
+            return f"Parking is on hold: {decision.state_reason}. Called for at step {at}."
+        case DecisionState.PENDING if not decision.is_carried_out(now):
+            until = format_time(decision.due_at)
+            return f"Will be parked for its verdict at step {at} unless vetoed before {until}."
+        case DecisionState.PARKED:
+            return f"Parked at step {at}: the job is set aside and can return. It returns by itself once it recovers."
+        case DecisionState.CONFIRMED:
+            return f"The job ended while it was to be parked, at step {at}."
+        case DecisionState.FAILED:
+            return f"The job could not be parked at step {at}: {decision.state_reason}. It may still be running."
+        case DecisionState.VETOED:
+            return f"To park it at step {at} was vetoed. The run continues."
+        case DecisionState.MOOT:
+            return f"Not parked at step {at} after all: {decision.state_reason}."
         case DecisionState.UNDONE:
-            return f"The stop at step {at} was undone. The run may continue."
+            return f"Was to be parked at step {at}, and returns: {decision.state_reason}."
+    return f"To be parked since step {at}. No scheduler has confirmed yet that the job is set aside."
 
 
 def role_source(source: str) -> str:

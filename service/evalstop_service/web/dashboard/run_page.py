@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import UNENDED, RunStatus
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.eval_shares import EvalShare, list_shares
 from evalstop_service.store import (
@@ -163,13 +163,12 @@ def _current_decision(run: Run, on_record: list[Decision]) -> Decision | None:
 def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
     """Which actions the run allows now."""
     state = DecisionState(decision.state) if decision else None
-    is_stopping = decision is not None and decision.stops(now)
+    is_carried_out = decision is not None and decision.is_carried_out(now)
     return {
-        "veto": state is DecisionState.ON_HOLD or (state is DecisionState.PENDING and not is_stopping),
+        "veto": state is DecisionState.ON_HOLD or (state is DecisionState.PENDING and not is_carried_out),
         "release": state is DecisionState.ON_HOLD,
-        "undo": is_stopping,
-        "stop": run.status in (RunStatus.RUNNING, RunStatus.LOST)
-        and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
+        "undo": is_carried_out,
+        "stop": run.status in UNENDED and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
         "label": run.last_step is not None,
     }
 

@@ -1,0 +1,260 @@
+"""A run that may have turned is parked: set aside so that it can return, by itself or by a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from evalstop_service.decisions import commands, deadlines
+from evalstop_service.errors import Conflict
+from evalstop_service.ingest import CheckpointSaved, Resumed
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store import endpoints, policies, projects, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+
+from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.service.event_check import check_events
+from tests.service.scenes import FALLING, LATER, NOW, Scene, evals, set_up
+
+SET_ASIDE: dict[str, Any] = {
+    "name": "set-aside",
+    "action": "park",
+    "members": [{"detector": "k_decline", "params": {"k": 3}, "suspect_at": 1, "stop_at": 3}],
+    "stops_despite": ["no_checkpoint"],
+}
+"""It parks after three declines, and has the run return once the eval rises."""
+
+RISING = evals(0.8, 0.9, 0.95, start=5)
+
+
+def set_up_parking(database: Database, event_types: Sequence[str] = EVERY_EVENT, **terms: Any) -> Scene:
+    """A project with a policy that parks, and an endpoint that wants these events."""
+    scene = set_up(database, **terms)
+    with database.transaction() as tx:
+        policies.add_policy(tx, projects.get_project(tx, scene.project_id), "set-aside", SET_ASIDE, NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=event_types, now=NOW)
+    return scene
+
+
+@pytest.fixture
+def scene(database: Database) -> Iterator[Scene]:
+    """A project that parks; the events that the test has led to are held to their schemas."""
+    made = set_up_parking(database)
+    yield made
+    check_events(database)
+
+
+def open_suspect(scene: Scene, **terms: Any) -> tuple[Run, Decision]:
+    """A run that is to be parked."""
+    run = scene.open(policy="set-aside", **terms)
+    decision = scene.post(run, FALLING).decision
+    assert decision is not None
+    return run, decision
+
+
+def report(scene: Scene, decision: Decision, state: DecisionState) -> DecisionState:
+    told = Reported(LATER, state, "receiver", "as seen", {"parked_as": "held"})
+    return commands.record_report(scene.database, scene.project_id, decision.id, told).state
+
+
+def park(scene: Scene, **terms: Any) -> tuple[Run, Decision]:
+    run, decision = open_suspect(scene, **terms)
+    assert report(scene, decision, DecisionState.PARKED) is DecisionState.PARKED
+    return run, decision
+
+
+def event_types(scene: Scene, run: Run) -> list[str]:
+    return [row["type"] for row in scene.rows(tables.events, run)]
+
+
+def states(scene: Scene, run: Run) -> list[str]:
+    return [row["state"] for row in scene.rows(tables.decision_changes, run)]
+
+
+def undo(scene: Scene, decision_id: UUID) -> DecisionState:
+    word = Undone(LATER, "dana", "a new curriculum")
+    return commands.apply_command(scene.database, scene.project_id, decision_id, word).state
+
+
+def test_a_parked_run_has_not_ended(scene: Scene) -> None:
+    """The receiver is asked to park, never to stop; the run is parked once it reports so, and its trainer goes on."""
+    run, decision = open_suspect(scene)
+    assert (decision.action, decision.state, decision.stops(LATER)) == (Action.PARK, DecisionState.REQUESTED, False)
+    assert report(scene, decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
+    assert report(scene, decision, DecisionState.PARKED) is DecisionState.PARKED
+    parked = scene.read(run)
+    assert (parked.status, parked.ended_at) == (RunStatus.PARKED, None)
+    assert [one for one in event_types(scene, run) if "park" in one or "stop" in one] == [
+        "run.park_requested",
+        "run.parked",
+    ]
+
+
+def test_a_stop_cannot_be_reported_as_parked(scene: Scene) -> None:
+    """Who was to end a job and has parked it hears that this was not asked for."""
+    run = scene.open(policy="paper")
+    scene.take(run, CheckpointSaved(1, "s3://one"))
+    decision = scene.post(run, FALLING).decision
+    assert decision is not None
+    with pytest.raises(Conflict, match="stopped, not parked"):
+        report(scene, decision, DecisionState.PARKED)
+
+
+def test_nobody_is_parked_where_nobody_can_park(database: Database) -> None:
+    """Without an endpoint that asks for it the decision is on hold and says so; an endpoint lets it go on."""
+    scene = set_up_parking(database, event_types=["run.stop_requested", "*"])
+    run, decision = open_suspect(scene)
+    assert (decision.state, decision.guard_kinds) == (DecisionState.ON_HOLD, ["cannot_park"])
+    assert "run.park_requested" in decision.state_reason
+    with database.transaction() as tx:
+        endpoints.add_endpoint(
+            tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["run.park_requested"], now=NOW
+        )
+    deadlines.process_overdue(database, NOW + timedelta(minutes=2))
+    after = scene.decision(run)
+    assert after is not None
+    assert after.state is DecisionState.REQUESTED
+
+
+def test_a_run_that_recovers_on_idle_gpus_returns_by_itself(scene: Scene) -> None:
+    """A parked job that goes on and recovers is asked back, and its run may be parked again."""
+    run, decision = park(scene)
+    scene.post(run, RISING, LATER)
+    returned = scene.read(run)
+    assert (returned.status, returned.attempt) == (RunStatus.RUNNING, 2)
+    taken_back = scene.decision(run, attempt=1)
+    assert taken_back is not None
+    assert taken_back.state is DecisionState.UNDONE
+    assert "recovered" in taken_back.state_reason
+    assert event_types(scene, run).count("run.resume_requested") == 1
+    again = scene.post(run, evals(0.7, 0.6, 0.5, start=8), LATER).decision
+    assert again is not None
+    assert (again.id != decision.id, again.attempt, again.state) == (True, 2, DecisionState.REQUESTED)
+
+
+def test_the_return_is_the_same_when_the_state_is_rebuilt(scene: Scene) -> None:
+    """A process that knows nothing of a parked run has it return by the same evals."""
+    run, _ = park(scene)
+    scene.forget_state(run)
+    scene.post(run, RISING[:1], LATER)
+    scene.forget_state(run)
+    scene.post(run, RISING[1:], LATER)
+    assert (scene.read(run).status, scene.read(run).attempt) == (RunStatus.RUNNING, 2)
+
+
+def test_a_job_that_resumes_from_its_checkpoint_is_parked_still(scene: Scene) -> None:
+    """The requeued job begins a new attempt; the decision goes with it, until an eval past its step tells otherwise."""
+    run, decision = park(scene)
+    scene.take(run, Resumed(2), LATER)
+    resumed = scene.read(run)
+    assert (resumed.status, resumed.attempt) == (RunStatus.PARKED, 2)
+    carried = scene.decision(run, attempt=2)
+    assert carried is not None
+    assert (carried.id, carried.state) == (decision.id, DecisionState.PARKED)
+    scene.post(run, evals(0.95, 0.96, start=3), LATER)
+    assert scene.read(run).status is RunStatus.PARKED, "step 4 is where it was parked: nothing new is known"
+    scene.post(run, evals(0.97, start=5), LATER)
+    assert (scene.read(run).status, scene.read(run).attempt) == (RunStatus.RUNNING, 3)
+
+
+def test_a_job_may_resume_before_its_receiver_reports(scene: Scene) -> None:
+    """On idle GPUs a requeued job may start before the report is there: it is parked all the same."""
+    run, decision = open_suspect(scene)
+    assert report(scene, decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
+    scene.take(run, Resumed(4), LATER)
+    assert scene.read(run).status is RunStatus.RUNNING
+    assert report(scene, decision, DecisionState.PARKED) is DecisionState.PARKED
+    assert (scene.read(run).status, scene.read(run).attempt) == (RunStatus.PARKED, 2)
+
+
+def test_a_trainer_that_failed_as_it_was_set_aside_is_parked(scene: Scene) -> None:
+    """A trainer that is terminated may report that it failed; its job is parked, and can return."""
+    run, decision = open_suspect(scene)
+    report(scene, decision, DecisionState.ACKNOWLEDGED)
+    commands.finish_run(scene.database, scene.project_id, run.id, "failed", NOW)
+    assert scene.read(run).status is RunStatus.FAILED
+    report(scene, decision, DecisionState.PARKED)
+    assert (scene.read(run).status, scene.read(run).ended_at) == (RunStatus.PARKED, None)
+
+
+def test_a_person_has_it_return_and_it_is_not_parked_again(scene: Scene) -> None:
+    """A person's word stands: the run goes on, also in its next attempt, although the policy still suspects it."""
+    run, decision = park(scene)
+    assert undo(scene, decision.id) is DecisionState.UNDONE
+    assert scene.read(run).status is RunStatus.RUNNING
+    assert event_types(scene, run).count("run.resume_requested") == 1
+    scene.take(run, Resumed(4), LATER)
+    scene.post(run, evals(0.5, 0.4, 0.3, start=5), LATER)
+    assert (scene.read(run).status, scene.read(run).attempt) == (RunStatus.RUNNING, 2)
+    assert states(scene, run) == ["requested", "parked", "undone"]
+
+
+def test_a_person_stops_a_parked_run_for_good(scene: Scene) -> None:
+    """The same decision then asks to stop; once the job is gone the run is stopped."""
+    run, decision = park(scene)
+    order = StopOrdered(LATER, "dana", "no more of this")
+    ordered = commands.stop_run(scene.database, scene.project_id, run.id, order)
+    assert (ordered.id, ordered.action, ordered.state) == (decision.id, Action.STOP, DecisionState.REQUESTED)
+    assert ordered.stops(LATER)
+    assert event_types(scene, run).count("run.stop_requested") == 1
+    assert report(scene, decision, DecisionState.CONFIRMED) is DecisionState.CONFIRMED
+    assert scene.read(run).status is RunStatus.STOPPED
+
+
+def test_a_park_that_is_under_way_cannot_become_a_stop(scene: Scene) -> None:
+    """The receiver is at work on it; the order is refused with what to do."""
+    run, _ = open_suspect(scene)
+    with pytest.raises(Conflict, match="once it is parked"):
+        commands.stop_run(scene.database, scene.project_id, run.id, StopOrdered(LATER, "dana", ""))
+
+
+def test_a_run_that_recovers_before_it_is_parked_is_left_alone(database: Database) -> None:
+    """Within the veto window the eval may rise again: nothing is sent, and the run may be parked later."""
+    scene = set_up_parking(database, veto_window_seconds=60.0)
+    run, decision = open_suspect(scene)
+    assert decision.state is DecisionState.PENDING
+    scene.post(run, RISING)
+    assert states(scene, run) == ["pending", "moot"]
+    assert (scene.read(run).status, scene.read(run).attempt) == (RunStatus.RUNNING, 2)
+    (delivery,) = [row for row in scene.rows(tables.deliveries, run) if row["due_at"] > NOW]
+    assert delivery["state"] == "cancelled"
+
+
+def test_a_veto_is_heard_as_for_a_stop(database: Database) -> None:
+    """Within the veto window a person can say no."""
+    scene = set_up_parking(database, veto_window_seconds=60.0)
+    run, decision = open_suspect(scene)
+    commands.apply_command(scene.database, scene.project_id, decision.id, Vetoed(NOW, "dana", "a known dip"))
+    scene.post(run, evals(0.5, 0.4, start=5))
+    assert states(scene, run) == ["pending", "vetoed"]
+
+
+def test_people_are_reminded_of_what_is_parked(scene: Scene) -> None:
+    """A job that is parked for a week is an alarm, each week again, and stays parked."""
+    run, _ = park(scene)
+    for weeks in (1, 2):
+        deadlines.process_overdue(scene.database, LATER + timedelta(days=7 * weeks, minutes=weeks))
+        assert event_types(scene, run).count("run.park_overdue") == weeks
+    assert scene.read(run).status is RunStatus.PARKED
+
+
+def test_a_run_that_ends_while_it_is_parked_is_over(scene: Scene) -> None:
+    """On idle GPUs it may come to its end: the decision is moot, and nothing is sent."""
+    run, _ = park(scene)
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", LATER)
+    assert scene.read(run).status is RunStatus.COMPLETED
+    assert states(scene, run) == ["requested", "parked", "moot"]
+    assert "run.resume_requested" not in event_types(scene, run)
+
+
+def test_a_parked_run_is_attached_to_by_its_job(scene: Scene) -> None:
+    """The requeued job opens its run by the same name: it is the same run, parked still, and not another one."""
+    run, _ = park(scene, name="ppo-7b", job="slurm 4711")
+    attached = scene.open("ppo-7b", policy="set-aside", job="slurm 4711")
+    assert (attached.id, attached.status) == (run.id, RunStatus.PARKED)
