@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 from evalstop_service.store.queue.leases import Dead, Delivered, Retry
-from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
+from evalstop_service.webhooks.retry import REJECTIONS, Answer, Backoff, judge_answer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def test_any_2xx_delivers(code: int, attempts: int) -> None:
     assert judge_answer(answer(code), attempts, NOW, 0, Backoff()) == Delivered()
 
 
-@pytest.mark.parametrize("code", [300, 301, 302, 303, 307, 308, 400, 413, 415, 422])
+@pytest.mark.parametrize("code", [300, 301, 302, 303, 307, 308, 400, 413, 415, 422, 550, 554])
 def test_hopeless_answers_kill(code: int) -> None:
     """Redirects, and refusals of the event itself, end the delivery and leave the endpoint on."""
     result = judge_answer(answer(code), 1, NOW, 0, Backoff())
@@ -75,7 +75,7 @@ def test_gone_disables() -> None:
 @given(code=st.integers(100, 999) | st.none(), chance=chances, backoff=backoffs)
 def test_everything_else_is_tried_again(code: int | None, chance: float, backoff: Backoff) -> None:
     """Whatever is neither a success nor hopeless is tried again later, unless it was the last attempt."""
-    if code is not None and (200 <= code < 400 or code in (400, 410, 413, 415, 422)):
+    if code is not None and (200 <= code < 400 or code == 410 or code in REJECTIONS):
         return
     last = judge_answer(answer(code), backoff.max_attempts, NOW, chance, backoff)
     assert isinstance(last, Dead)
