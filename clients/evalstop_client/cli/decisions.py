@@ -60,7 +60,7 @@ def release(options: argparse.Namespace) -> int:
 
 
 def undo(options: argparse.Namespace) -> int:
-    """Take back a stop that was requested; receivers resume the job where they can."""
+    """Take back a stop that was requested, or have a parked job return; receivers resume it where they can."""
     return _tell(_find(connect(options), options.decision).undo(options.reason), options)
 
 

@@ -137,7 +137,7 @@ class DecisionRecord:
         return self._act("release", reason)
 
     def undo(self, reason: str) -> DecisionRecord:
-        """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
+        """Take back a requested stop, or have a parked job return: receivers are asked to resume it, where they can."""
         return self._act("undo", reason)
 
     def label(self, outcome: Outcome, note: str = "", *, turn_step: int | None = None) -> DecisionRecord:

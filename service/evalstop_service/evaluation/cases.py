@@ -191,7 +191,7 @@ def _count_evals(tx: Transaction, run: Run, attempt: int) -> int:
 def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _GpuHours) -> Case:
     treatment = classify_treatment(decision.state)
     right = case.outcome == DecisionOutcome.RIGHT
-    saves = treatment is Treatment.OBSERVED or decision.state in STOPPED
+    saves = treatment is Treatment.OBSERVED or decision.state in STOPPED | {DecisionState.PARKED}
     prevented = treatment is Treatment.PREVENTED
     policy = policies.read_policy(tx, decision.policy_id)
     return replace(

@@ -10,16 +10,22 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.run_results import Call
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, run_health, runs
 
-TO_DECIDE = (DecisionState.PENDING, DecisionState.FAILED, DecisionState.ESCALATED, DecisionState.ON_HOLD)
-"""The states of a stop in which a person may have something to do, the most urgent first."""
+TO_DECIDE = (
+    DecisionState.PENDING,
+    DecisionState.FAILED,
+    DecisionState.ESCALATED,
+    DecisionState.ON_HOLD,
+    DecisionState.PARKED,
+)
+"""The states of a decision in which a person may have something to do, the most urgent first."""
 
 AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
 """The states in which it is the scheduler's turn."""
@@ -27,11 +33,12 @@ AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
 
 @dataclass(frozen=True)
 class WaitingStop:
-    """A stop that has not ended, of a run that is still running; `state_reason`: why it is in its state."""
+    """A decision that has not ended, of a run that is running or parked; `state_reason`: why it is in its state."""
 
     id: UUID
     run_id: UUID
     run_name: str
+    action: Action
     state: DecisionState
     state_reason: str
     step: int
@@ -65,12 +72,13 @@ def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excer
     """Stops of running runs that a person can do something about, the most urgent first.
 
     First those that are sent soonest unless somebody vetoes them, then those that failed, those that nobody confirmed,
-    and those on hold.
+    those on hold, and jobs that are parked.
     """
     query = sa.select(
         decisions.c.id,
         decisions.c.run_id,
         runs.c.name.label("run_name"),
+        decisions.c.action,
         decisions.c.state,
         decisions.c.state_reason,
         decisions.c.step,
@@ -134,7 +142,7 @@ _NEWEST = (run_health.c.run_id.desc(),)
 def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[DecisionState]) -> sa.Select[Any]:
     of_attempt = (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt)
     return query.join_from(decisions, runs, of_attempt).where(
-        runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING, decisions.c.state.in_(states)
+        runs.c.project_id == project_id, runs.c.status.in_(OPEN), decisions.c.state.in_(states)
     )
 
 

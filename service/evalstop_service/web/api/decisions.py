@@ -138,7 +138,7 @@ def release_decision(
 
 @router.post("/{decision_id}/undo")
 def undo_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
+    """Take back a requested stop, or have a parked job return: receivers are asked to resume it, where they can."""
     return _apply_command(database, caller, decision_id, Undone, body, now)
 
 

@@ -56,7 +56,7 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         differing=sum(finding.differs for finding in ordered),
         findings=ordered[:MOST_SHOWN],
         left_out=max(0, len(ordered) - MOST_SHOWN),
-        states=formatting.STATES,
+        name_state=formatting.name_state,
     )
 
 

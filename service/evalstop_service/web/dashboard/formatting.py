@@ -16,7 +16,7 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
 
-STATES: dict[str, str] = {
+_STATES: dict[str, str] = {
     DecisionState.SHADOW: "recorded only",
     DecisionState.HELD_OUT: "held out",
     DecisionState.ON_HOLD: "stop on hold",
@@ -26,6 +26,7 @@ STATES: dict[str, str] = {
     DecisionState.ESCALATED: "stop escalated",
     DecisionState.CONFIRMED: "stop confirmed",
     DecisionState.OBEYED: "stop obeyed",
+    DecisionState.PARKED: "parked",
     DecisionState.FAILED: "stop failed",
     DecisionState.VETOED: "vetoed",
     DecisionState.MOOT: "moot",
@@ -33,6 +34,13 @@ STATES: dict[str, str] = {
 }
 
 OUTCOMES = {"right": "right", "wrong": "wrong", "unknown": "can’t tell"}
+
+
+def name_state(state: str, action: str = Action.STOP) -> str:
+    """The state of a decision in a word or two, by what it asks of receivers."""
+    if action == Action.STOP:
+        return _STATES[state]
+    return "returned" if state == DecisionState.UNDONE else _STATES[state].replace("stop", "parking")
 
 
 def format_step(number: int) -> str:

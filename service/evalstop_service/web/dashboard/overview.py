@@ -114,7 +114,7 @@ def show_overview(site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, D
         estimate_needed=estimate_needed,
         days=filters.days,
         periods=PERIODS,
-        states=formatting.STATES,
+        name_state=formatting.name_state,
         unfinished=(*pending_actions.TO_DECIDE, *pending_actions.AWAITED),
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,

@@ -118,7 +118,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         "runs.html",
         visitor=visitor,
         rows=rows,
-        states=formatting.STATES,
+        name_state=formatting.name_state,
         filters=filters,
         policies=[(name, name) for name in names],
         hidden=filters.list_values(),

@@ -82,7 +82,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         proposals=proposed,
         histories=histories,
         outcomes=judged,
-        states=formatting.STATES,
+        name_state=formatting.name_state,
         outcome_words=formatting.OUTCOMES,
         can=_allowed_actions(run, current, site.clock()),
         details_of=formatting.change_details,
@@ -143,7 +143,8 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "raw_maximum": _mark(run.raw_maximum),
             "turn_step": _turn_step(run, decision),
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
-            "decision": {"step": decision.step, "state": formatting.STATES[decision.state]} if decision else None,
+            "decision": decision
+            and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
         }
     )
 

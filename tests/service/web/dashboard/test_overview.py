@@ -9,10 +9,10 @@ from html import unescape
 
 import httpx
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import Observations
+from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.rules.confidence_sequences import Stratum, estimate_precision
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
-from evalstop_service.store import projects
+from evalstop_service.store import endpoints, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard.overview import estimate_needed, says_enough
@@ -56,7 +56,7 @@ def test_what_is_sent_soonest_comes_first(
     assert "no checkpoint" in queue
     assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == [
         "Veto",
-        "Undo the stop",
+        "Undo",
         "Veto",
         "Release",
     ]
@@ -66,6 +66,36 @@ def test_what_is_sent_soonest_comes_first(
     )
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert re.findall(r"<bdi>(soon|failed|held)</bdi>", part(visitor, "queue")) == ["failed", "held"]
+
+
+@EMBEDDED
+def test_a_parked_job_can_return_or_be_stopped(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """It waits in the queue with both buttons; once it is resumed it is off the queue, and its run goes on."""
+    aside = {"name": "aside", "action": "park", "members": [{"detector": "k_decline", "params": {"k": 2}}]}
+    with database.transaction() as tx:
+        policies.add_policy(tx, tenant.project, "aside", aside, now)
+        endpoints.add_endpoint(
+            tx, tenant.project.id, url="http://127.0.0.1:9/", event_types=["run.park_requested"], now=now
+        )
+    run = open_run(database, tenant, now, "dip", mode="enforce", policy="aside")
+    take(database, tenant.project.id, run.id, CheckpointSaved(2, "file:///2"), now)
+    points = tuple(PostedObservation("reward/gold", step, gold) for step, gold in enumerate((0.1, 0.5, 0.9, 0.8, 0.7)))
+    decision = take(database, tenant.project.id, run.id, Observations(points), now).decision
+    assert decision is not None
+    said = Reported(now, DecisionState.PARKED, "receiver", "requeued into partition low", {"partition": "low"})
+    commands.record_report(database, tenant.project.id, decision.id, said)
+    queue = part(visitor, "queue")
+    assert "requeued into partition low" in queue
+    assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == ["Resume", "Stop"]
+    page = unescape(visitor.get(f"/runs/{run.id}").raise_for_status().text)
+    assert "Parked at step 4: the job is set aside and can return." in page
+    assert ">Resume</summary>" in page
+    word = {"reason": "a new curriculum", "next": "/", "csrf": token_of(visitor)}
+    assert visitor.post(f"/decisions/{decision.id}/undo", data=word).status_code == 303
+    assert "dip" not in part(visitor, "queue")
+    assert "returned" in visitor.get("/runs?status=running").text
 
 
 @EMBEDDED
