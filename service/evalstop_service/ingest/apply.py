@@ -89,12 +89,12 @@ def apply(state: RunState, messages: Sequence[Message], facts: Facts, now: datet
     """
     before, applied = state, Applied(state, state, [])
     for message in messages:
-        result = _apply_message(state, message, facts, before.run.version + 1, now)
+        known = facts.of_later_messages if applied.answers else facts
+        result = _apply_message(state, message, known, before.run.version + 1, now)
         if isinstance(result, Needs):
             if not applied.answers:
                 return result
             break
-        facts = facts.of_later_messages
         state = result.state
         applied.state, applied.decision = state, result.decision
         applied.answers += result.answers
@@ -189,7 +189,7 @@ def _apply_observations(
     if not facts.meet(needs):
         return facts.needs | needs
 
-    decision = facts.decision if state.final_decision is None else state.final_decision
+    decision = state.final_decision or facts.decision
     duplicates = len(content.points) - len(fresh) - len(conflicts)
     if not fresh and not state.unrecorded:
         return Applied(before, before, [write_receipt(before, decision, 0, duplicates, conflicts)], decision=decision)
@@ -197,18 +197,18 @@ def _apply_observations(
         state = replay_monitor(state, facts.points, seen)
     elif observations:
         state = advance_monitor(state, observations)
-    needs |= needs_of_reason(before, state)
-    if not facts.meet(needs):
-        return facts.needs | needs
-    fallen = name_fallen_evals(before, state, [*facts.points, *fresh])
+    fallen = None
+    if state.watch.combined:
+        needs |= needs_of_reason(before, state)
+        if not facts.meet(needs):
+            return facts.needs | needs
+        fallen = name_fallen_evals(before, state, [*facts.points, *fresh])
     changes = RunChanges()
     if scored:
         state, changes = add_evals(state, scores, facts, evals, turned=ended)
     if fresh:
         state = replace(state, last_steps=last_steps)
-        last_step = max(map(_STEP, fresh))
-        if run.last_step is None or last_step > run.last_step:
-            changes["last_step"] = last_step
+        changes["last_step"] = max(run.last_step or 0, *map(_STEP, fresh))
     state = settle_row(state, changes, version, now, rewritten=replayed or late_eval, fallen=fallen)
     on_hold = decision is not None and decision.state == DecisionState.ON_HOLD
     moves = on_hold or (decision is not None and decision.is_recovered(state.run.verdict))

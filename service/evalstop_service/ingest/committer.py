@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +36,7 @@ from evalstop_service.ingest.load import Loaded, load_runs
 from evalstop_service.ingest.messages import Message, Receipt
 from evalstop_service.ingest.run_cache import RunCache
 from evalstop_service.ingest.run_state import RunState, with_decision
-from evalstop_service.ingest.waiting import Entry, Group
+from evalstop_service.ingest.waiting import Entry, Group, take_group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store import run_health
@@ -160,7 +160,7 @@ class Committer:
         return not under_way or (is_slow and under_way < self._most_commits)
 
     def _may_start_apart(self, run_id: UUID) -> bool:
-        return self._apart is None and run_id in self._costly and run_id not in self._busy
+        return bool(self._costly) and self._apart is None and run_id in self._costly and run_id not in self._busy
 
     def _start_commits(self) -> None:
         self._is_scheduled = False
@@ -191,19 +191,14 @@ class Committer:
 
         Runs whose detectors cost too much are committed apart.
         """
-        group: Group = {}
-        requests = observations = 0
-        for run_id in [run_id for run_id in self._waiting if run_id not in self._busy and run_id not in self._costly]:
-            entries = self._waiting[run_id]
-            for count, entry in enumerate(entries):
-                requests, observations = requests + 1, observations + entry.size
-                if group and (requests > self._limits.requests or observations > self._limits.observations):
-                    if count:
-                        self._waiting[run_id] = entries[count:]
-                    return group
-                group.setdefault(run_id, []).append(entry)
-                self._busy.add(run_id)
-            del self._waiting[run_id]
+        requests, observations = self._limits.requests, self._limits.observations
+        idle = not self._busy and not self._costly
+        if idle and self._size <= observations and sum(map(len, self._waiting.values())) <= requests:
+            group, self._waiting = self._waiting, {}
+        else:
+            ready = [run_id for run_id in self._waiting if run_id not in self._busy and run_id not in self._costly]
+            group = take_group(self._waiting, ready, requests, observations)
+        self._busy.update(group)
         return group
 
     async def _commit(self, group: Group) -> None:
@@ -216,7 +211,7 @@ class Committer:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._size -= sum(entry.size for entry in entries)
+            self._size -= sum([entry.size for entry in entries])
             self._busy -= group.keys()
 
     async def _commit_or_split(self, group: Group) -> None:
@@ -264,18 +259,19 @@ class Committer:
            read in this commit, it is read first, for another process may have moved it.
         5. Load the facts that are missing, and go on with what is left.
         """
-        left = {run_id: [entry for entry in entries if not entry.is_answered] for run_id, entries in group.items()}
+        left = {run: some for run, entries in group.items() if (some := [e for e in entries if not e.is_answered])}
         facts: dict[UUID, Facts] = {}
         moved: set[UUID] = set()
         doubted: set[UUID] = set()
-        while left := {run_id: entries for run_id, entries in left.items() if entries}:
+        while left:
             now = self._clock()
             self._count_loaded("mistaken", len(moved))
-            states, believed = await self._load(left, moved | doubted)
+            states, read = await self._load(left, moved | doubted)
             with self._tracer.span("step detectors", runs=len(states)):
                 applied, needs = await self._apply(left, states, facts, now)
-            doubted = {result.state.run.id for result in applied if not result.is_changed} & believed - facts.keys()
-            applied = [result for result in applied if result.state.run.id not in doubted]
+            doubted = {result.state.run.id for result in applied if not result.is_changed} - read - facts.keys()
+            if doubted:
+                applied = [result for result in applied if result.state.run.id not in doubted]
             with self._tracer.span("write"):
                 saved = await self._save(applied, now)
             moved = set()
@@ -285,7 +281,7 @@ class Committer:
                 entries = left[result.state.run.id]
                 for entry, answer in zip(entries, result.answers, strict=False):
                     entry.answer(answer)
-                left[result.state.run.id] = entries[len(result.answers) :]
+                del entries[: len(result.answers)]
             for run_id in [run_id for run_id, entries in left.items() if entries]:
                 state = states.get(run_id)
                 if not isinstance(state, RunState):
@@ -302,22 +298,24 @@ class Committer:
             for run_id, found in facts.items():
                 self.replays.charge(left[run_id][0].message, found)
             moved |= {run_id for run_id, found in facts.items() if found.version != needs[run_id][0].version}
+            left = {run_id: entries for run_id, entries in left.items() if entries}
 
-    async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, set[UUID]]:
-        """The states of these runs, and of which the cached one was believed: those that are not to be doubted."""
+    async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
+        """The states of these runs, and which of them were read: cached ones are believed that are not doubted."""
         loaded: Loaded = {}
         known: dict[UUID, RunState] = {}
-        for run_id in left:
-            state = self._cache.find_state(run_id)
+        wanted: dict[UUID, list[Message]] = {}
+        for run_id, entries in left.items():
+            state, messages = self._cache.find_state(run_id), [entry.message for entry in entries]
+            # Another project's run is looked up, as one that does not exist is: the time tells nothing.
+            is_own = state is not None and state.run.project_id in [message.project_id for message in messages]
+            if state is not None and is_own and not state.shared and not (doubted and run_id in doubted):
+                loaded[run_id] = state
+                continue
+            wanted[run_id] = messages
             if state is not None:
                 known[run_id] = state
-                # Another project's run is looked up, as one that does not exist is: the time tells nothing.
-                is_own = any(entry.message.project_id == state.run.project_id for entry in left[run_id])
-                if is_own and not state.shared and not (doubted and run_id in doubted):
-                    loaded[run_id] = state
-        believed = set(loaded)
         counts = Counter(hit=len(loaded))
-        wanted = {run_id: [entry.message for entry in left[run_id]] for run_id in left if run_id not in loaded}
         if wanted:
             query = partial(load_runs, messages=wanted, known=known, used=self._policies, counts=counts)
             found = await self._store.read(query)
@@ -325,7 +323,7 @@ class Committer:
             loaded |= found
         for way, count in counts.items():
             self._count_loaded(way, count)
-        return loaded, believed
+        return loaded, wanted.keys()
 
     def _count_loaded(self, way: str, count: int) -> None:
         if count:
@@ -346,7 +344,8 @@ class Committer:
             known = known if known.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
             started = time.perf_counter()
-            if run_id in self._costly or len(known.points) + sum([entry.size for entry in entries]) > LARGE:
+            size = len(known.points) + sum([entry.size for entry in entries])
+            if size > LARGE or (self._costly and run_id in self._costly):
                 result = await asyncio.to_thread(apply, state, messages, known, now)
             else:
                 result = apply(state, messages, known, now)
@@ -379,7 +378,9 @@ class Committer:
         changes = [RunChange(result.before.run, result.state.run, result.points) for result in changed]
         has_consequences = bool(costly) or any(result.content is not None for result in changed)
         saved_ids = await self._store.save(changes, now, follow_up if has_consequences else None)
-        saved = [following.get(result.state.run.id, result) for result in changed if result.state.run.id in saved_ids]
+        saved = [result for result in changed if result.state.run.id in saved_ids]
+        if following:
+            saved = [following.get(result.state.run.id, result) for result in saved]
         self._cache.put_states(with_decision(result.state, result.decision) for result in saved)
         return saved + [result for result in applied if not result.is_changed]
 
@@ -389,9 +390,9 @@ class Committer:
             return
         self._metrics.commit_requests.observe(len(receipts))
         counts = {
-            "accepted": sum(receipt.accepted for receipt in receipts),
-            "duplicate": sum(receipt.duplicates for receipt in receipts),
-            "conflict": sum(len(receipt.conflicts) for receipt in receipts),
+            "accepted": sum([receipt.accepted for receipt in receipts]),
+            "duplicate": sum([receipt.duplicates for receipt in receipts]),
+            "conflict": sum([len(receipt.conflicts) for receipt in receipts]),
         }
         self._metrics.commit_observations.observe(counts["accepted"])
         for result, count in counts.items():

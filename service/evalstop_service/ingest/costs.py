@@ -14,31 +14,25 @@ REPLAYS = Rate(burst=30_000, per_second=3_000)
 """Stored observations that the late ones of a key may have stepped again: some tenth of a process, at 40 us each."""
 
 
-class CostlyRuns:
-    """The runs whose detectors took longer than their budget, as long as they do."""
+class CostlyRuns(dict[UUID, float]):
+    """The runs whose detectors took longer than their budget, as long as they do, with the seconds of the last step."""
 
     def __init__(self, budget_seconds: float) -> None:
+        super().__init__()
         self._budget_seconds = budget_seconds
-        self._seconds: dict[UUID, float] = {}  # of the last step past the budget
-
-    def __bool__(self) -> bool:
-        return bool(self._seconds)
-
-    def __contains__(self, run_id: UUID) -> bool:
-        return run_id in self._seconds
 
     def weigh_step(self, run_id: UUID, seconds: float) -> bool:
         """Take in what a step took; whether that was past the budget. One well within it makes a run like others."""
         if seconds > self._budget_seconds:
-            self._seconds[run_id] = seconds
+            self[run_id] = seconds
             return True
-        if seconds < self._budget_seconds / 4:
-            self._seconds.pop(run_id, None)
+        if self and seconds < self._budget_seconds / 4:
+            self.pop(run_id, None)
         return False
 
     def find_among(self, run_ids: Collection[UUID]) -> dict[UUID, float]:
         """The seconds of those of these runs that are costly."""
-        return {run_id: seconds for run_id, seconds in self._seconds.items() if run_id in run_ids}
+        return {run_id: seconds for run_id, seconds in self.items() if run_id in run_ids}
 
 
 class ReplayShares:

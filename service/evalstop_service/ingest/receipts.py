@@ -35,7 +35,7 @@ def write_receipt(
 def _list_unwatched(state: RunState) -> tuple[dict[str, str], list[str]]:
     """`Receipt.missing` and `Receipt.unwatched`."""
     metrics, last_steps = state.run.metrics, state.last_steps
-    if all(metric in last_steps for metric in metrics):
+    if metrics.keys() <= last_steps.keys():
         return {}, []
     missing = {metric: role["role"] for metric, role in metrics.items() if metric not in last_steps}
     unwatched = [metric for metric in last_steps if metric not in metrics and metric not in OWN_METRICS]

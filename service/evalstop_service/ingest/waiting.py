@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from uuid import UUID
 
 from opentelemetry.trace import SpanContext
@@ -34,3 +35,19 @@ class Entry:
 
 Group = dict[UUID, list[Entry]]
 """Messages by run, in the order in which they came."""
+
+
+def take_group(waiting: Group, run_ids: Iterable[UUID], requests: int, observations: int) -> Group:
+    """Take from what waits of these runs as much as one commit may hold, and at least one message."""
+    group: Group = {}
+    for run_id in run_ids:
+        entries = waiting[run_id]
+        for count, entry in enumerate(entries):
+            requests, observations = requests - 1, observations - entry.size
+            if group and (requests < 0 or observations < 0):
+                if count:
+                    waiting[run_id] = entries[count:]
+                return group
+            group.setdefault(run_id, []).append(entry)
+        del waiting[run_id]
+    return group

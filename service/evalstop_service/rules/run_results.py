@@ -8,8 +8,10 @@ written stays readable: kinds of evidence and roles are texts here.
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from evalstop_service.rules.statuses import RunOutcome
@@ -23,7 +25,7 @@ class Call(StrEnum):
     STOP = "stop"
 
 
-class Evidence(Struct, frozen=True):
+class Evidence(Struct, frozen=True, cache_hash=True):
     """What one detector reports, beside its thresholds."""
 
     detector: str
@@ -53,6 +55,19 @@ class Verdict(Struct, frozen=True):
     def stops(self) -> bool:
         """Whether it calls for a stop."""
         return self.verdict is Call.STOP
+
+    @property
+    def for_json(self) -> Verdict:
+        """The same to be encoded as JSON, its evidence as the text that it has become before.
+
+        Evidence is most of a verdict's text, and between two evals only the step changes.
+        """
+        return msgspec.structs.replace(self, evidence=_encode_evidence(self.evidence))
+
+
+@lru_cache(maxsize=2_000)
+def _encode_evidence(evidence: tuple[Evidence, ...]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(evidence))
 
 
 class BestCheckpoint(Struct, frozen=True):

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from evalstop_service.rules.run_results import Verdict
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -48,4 +49,6 @@ class IngestStore(Protocol):
 
 def changed_json(before: object, after: object) -> str | None:
     """A JSON column as it is to be written. None: it stays as it is, or is to be NULL, which `save_changes` writes."""
-    return None if after is before or after is None else msgspec.json.encode(after).decode()
+    if after is before or after is None:
+        return None
+    return msgspec.json.encode(after.for_json if isinstance(after, Verdict) else after).decode()

@@ -72,7 +72,7 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
             duplicates=receipt.duplicates,
             conflict_count=len(receipt.conflicts),
             conflicts=conflicts,
-            verdict=receipt.run.verdict,
+            verdict=receipt.run.verdict.for_json,
             should_stop=decision is not None and decision.stops(now),
             decision=None
             if decision is None
