@@ -145,7 +145,7 @@ class FakeService:
                 run.status, run.last = body["status"], ("finish", body)
                 return Answer(200, self._run_json(run))
             case ["decisions", decision_id, "report"]:
-                if body.get("state") not in ("acknowledged", "confirmed", "failed") or not body.get("actor"):
+                if body.get("state") not in ("acknowledged", "confirmed", "parked", "failed") or not body.get("actor"):
                     raise Problem(422, "state and actor are needed")
                 if ("expected_seconds" in body) != (body["state"] == "acknowledged"):
                     raise Problem(422, "expected_seconds goes with acknowledged", ("/expected_seconds",))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerError
-from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present
 from evalstop_client.receivers.stop.execution import ReceiverContext, StopExecution, describe_result
 from evalstop_client.receivers.stop.job_control import StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
@@ -54,6 +54,15 @@ def gone(action: JobControl, job: Job) -> Gone:
     deadline = time.monotonic() + POLL_SECONDS
     while isinstance(seen := action.check_job(job), Present):
         assert time.monotonic() < deadline, f"it is still {seen.state}"
+        time.sleep(0.05)
+    return seen
+
+
+def parked(action: JobControl, job: Job) -> Parked:
+    """A job that was parked, once its scheduler says so."""
+    deadline = time.monotonic() + POLL_SECONDS
+    while not isinstance(seen := action.check_parked(job), Parked):
+        assert time.monotonic() < deadline, f"it is {seen.state}"
         time.sleep(0.05)
     return seen
 

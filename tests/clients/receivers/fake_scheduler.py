@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, StopRequest
 
 
 @dataclass
@@ -51,6 +51,13 @@ class FakeScheduler:
     def check_job(self, job: Job) -> Present | Gone:
         self._answer()
         return Gone("ENDED", {"exit_status": -15}) if self.gone else Present("RUNNING")
+
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        self._do("park")
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        seen = self.check_job(job)
+        return Parked("HELD", {"parked_as": "held"}) if isinstance(seen, Gone) and "park" in self.verbs else seen
 
     def resume_job(self, job: Job) -> None:
         self._do("undo")

@@ -1,4 +1,6 @@
-"""Many stops at one time while everything fails now and then: each job ends once, after its checkpoint, and is told."""
+"""Many stops at one time while everything fails now and then: each job ends once, after its checkpoint, and is told.
+
+Every third job is parked instead, and every sixth resumed in the end."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 from evalstop_client.errors import SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Receiver, StopRequest
+from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, Receiver, StopRequest
 from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
@@ -39,6 +41,7 @@ class FakeJob:
     ends_at: float | None = None
     cancelled_early: bool = False
     ends: int = 0
+    resumed: int = 0
 
 
 @dataclass
@@ -80,8 +83,18 @@ class FakeCluster:
             ends_at = self.jobs[job.id].ends_at
             return Gone("ENDED") if ends_at is not None and time.time() >= ends_at else Present("RUNNING")
 
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        with self._doing("park", job) as one:
+            one.cancelled_early |= one.asked_at is None or time.time() - one.asked_at < BOUNDS.checkpoint_seconds
+            self._end(one)
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        seen = self.check_job(job)
+        return Parked("HELD") if isinstance(seen, Gone) else seen
+
     def resume_job(self, job: Job) -> None:
-        raise NotImplementedError
+        with self._doing("resume", job) as one:
+            one.resumed = 1
 
     def _doing(self, verb: str, job: Job) -> _Doing:
         return _Doing(self, verb, self.jobs[job.id])
@@ -135,6 +148,9 @@ def test_every_job_is_ended_once_and_reported_whatever_fails(
     cluster = FakeCluster(chance)
     cluster.jobs = {str(number): FakeJob(chance.random() < 0.1, chance.random() < 0.2) for number in range(STOPS)}
     events = [(stop_event({"job_id": str(number)}, f"decision-{number}"), f"msg-{number}") for number in range(STOPS)]
+    for number in range(0, STOPS, 3):
+        cluster.jobs[str(number)] = FakeJob(deaf=False, quits=False)
+        events[number][0]["type"] = "run.park_requested"
     events += [
         (stop_event({"job_id": f"elsewhere-{number}"}, f"other-{number}"), f"o-{number}") for number in range(OTHERS)
     ]
@@ -164,10 +180,17 @@ def test_every_job_is_ended_once_and_reported_whatever_fails(
             assert memory.unfinished() == []
             stops = [memory.of(f"decision-{number}") for number in range(STOPS)]
             assert all(one is not None and one.stop.phase is Phase.DONE and one.stop.told for one in stops)
+            for number in range(0, STOPS, 6):
+                event = {**stop_event({"job_id": str(number)}, f"decision-{number}"), "type": "run.resume_requested"}
+                while receiver.receive(*signed(event, f"back-{number}"), time.time()).status == 503:
+                    pass  # as the service sends it again
         memory.close()
 
     assert all(one.ends == 1 and not one.cancelled_early for one in cluster.jobs.values())
     told = Counter((decision, report["state"]) for decision, report in service.reports)
     assert {decision for decision, _ in told} == {f"decision-{number}" for number in range(STOPS)}
-    assert {state for _, state in told} == {"confirmed"}
+    parked = {f"decision-{number}" for number in range(0, STOPS, 3)}
+    assert all(state == ("parked" if decision in parked else "confirmed") for decision, state in told)
+    resumed = [number for number, one in cluster.jobs.items() if one.resumed]
+    assert resumed == [str(number) for number in range(0, STOPS, 6)]
     assert sum(told.values()) <= STOPS + RESTARTS * 5  # told twice at most where the receiver ended in between

@@ -109,6 +109,51 @@ def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: Fake
         assert job.process.wait(20) == 7
 
 
+def test_a_job_that_can_be_started_again_is_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """Parked it is ended; resumed it is started again under the same label, and its exit code is the receiver's."""
+    code = f"""
+import pathlib, sys, time
+print('up', flush=True)
+if pathlib.Path({str(tmp_path / "end")!r}).exists():
+    sys.exit(7)
+{REST}
+"""
+    with guarded(tmp_path, server, code, "--restartable") as job:
+        assert job.line() == "up"
+        assert send(job.url, {**stop_event(job.label), "type": "run.park_requested"}).status_code == 202
+        report = only_report(service)
+        assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
+        assert not is_alive(job.ready["job_pid"])
+        (tmp_path / "end").touch()
+        assert job.process.poll() is None, "the receiver waits for its job to be resumed"
+        resume = {**stop_event(job.label), "type": "run.resume_requested"}
+        assert send(job.url, resume, webhook_id="msg_2").status_code == 202
+        assert job.line() == "up"
+        assert job.process.wait(20) == 7
+
+
+def test_a_parked_job_ends_with_its_receiver(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """Whoever ends the receiver while its job is parked gets the exit code that the job had."""
+    with guarded(tmp_path, server, CLEAN, "--restartable") as job:
+        assert job.line() == "up"
+        send(job.url, {**stop_event(job.label), "type": "run.park_requested"})
+        assert only_report(service)["state"] == "parked"
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.wait(20) == 7
+
+
+def test_a_job_that_cannot_be_started_again_is_not_parked(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """Nothing is done to it, and the report says why."""
+    with guarded(tmp_path, server, OBEDIENT) as job:
+        assert job.line() == "up"
+        send(job.url, {**stop_event(job.label), "type": "run.park_requested"})
+        report = only_report(service)
+        assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)
+        assert is_alive(job.ready["job_pid"])
+
+
 def test_deaf_job_is_killed_after_the_period_of_grace(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A job that ignores SIGTERM gets its time, then SIGKILL, and the report says so."""
     with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:

@@ -191,6 +191,65 @@ def test_undo_goes_to_the_job_that_was_stopped(setup: Setup) -> None:
     assert setup.action.verbs == ["cancel", "undo"]
 
 
+def test_a_job_is_parked_and_resumed(setup: Setup, service: FakeService) -> None:
+    """Set aside it is reported as parked; asked for again nothing is done; then it is brought back."""
+    setup.action.ends_on = "park"
+    park = {**stop_event({}), "type": "run.park_requested"}
+    assert send(setup.url, park).status_code == 202
+    ((_, report),) = eventually(lambda: service.reports)
+    assert (report["state"], report["details"]["parked_as"]) == ("parked", "held")
+    assert setup.receiver.wait_idle(20)
+    assert send(setup.url, park, webhook_id="msg_2").json() == {"repeat": "decision-1"}
+    resume = {**stop_event({}), "type": "run.resume_requested"}
+    assert send(setup.url, resume, webhook_id="msg_3").json() == {"undone": "decision-1"}
+    assert setup.action.verbs == ["park", "undo"]
+
+
+def test_a_job_that_will_not_be_parked_is_not_forced(setup: Setup, service: FakeService) -> None:
+    """It is reported as failed and watched on; when it has left at last, that is reported too."""
+    setup.action.ends_on = None
+    assert send(setup.url, {**stop_event({}), "type": "run.park_requested"}).status_code == 202
+    ((_, report),) = eventually(lambda: service.reports)
+    assert report["state"] == "failed"
+    setup.action.gone = True
+    states = eventually(lambda: [one["state"] for _, one in service.reports if one["state"] == "parked"])
+    assert states == ["parked"]
+    assert setup.action.verbs == ["park"]
+
+
+def test_a_parked_job_is_stopped_for_good(setup: Setup, service: FakeService) -> None:
+    """The same decision may ask to stop what it had parked: that is no repeat, not even after a restart."""
+    setup.action.ends_on = "park"
+    send(setup.url, {**stop_event({}), "type": "run.park_requested"})
+    eventually(lambda: service.reports)
+    assert setup.receiver.wait_idle(20)
+    setup.action.gone, setup.action.ends_on = False, "cancel"
+    assert send(setup.url, stop_event({}), webhook_id="msg_2").status_code == 202
+    assert setup.receiver.wait_idle(20)
+    assert setup.action.verbs == ["park", "cancel"]
+    assert service.reports[-1][1]["state"] == "confirmed"
+    assert send(setup.url, stop_event({}), webhook_id="msg_3").json() == {"repeat": "decision-1"}
+
+
+def test_a_park_survives_the_receiver(setup: Setup, server: FakeServer, service: FakeService) -> None:
+    """A receiver that is killed between the park and its report leaves it to the next one, which does not stop it."""
+    setup.action.ends_on = None
+    send(setup.url, {**stop_event({}), "type": "run.park_requested"})
+    eventually(lambda: setup.action.verbs)
+    assert setup.receiver.leave(20)
+    setup.memory.close()
+    assert setup.memory.folder is not None
+    memory = Journal(setup.memory.folder)
+    around = ReceiverContext(setup.action, memory, lambda: ReportClient(server.url, KEY, "next"), QUICK, Metrics())
+    following = Receiver(around, lambda: [SECRET])
+    setup.action.gone = True
+    following.start()
+    assert eventually(lambda: service.reports)[-1][1]["state"] in ("failed", "parked")
+    assert following.wait_idle(20)
+    assert (service.reports[-1][1]["state"], setup.action.verbs) == ("parked", ["park"])
+    memory.close()
+
+
 def test_what_cannot_be_remembered_is_not_begun(setup: Setup) -> None:
     """A receiver that cannot write would obey twice after a restart: it asks the sender to come again."""
     folder = setup.memory.folder

@@ -155,7 +155,7 @@ COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern
         (["slurm", "--rest", "http://127.0.0.1:1"], "--cluster"),
         (["slurm", "--rest", "nowhere", "--cluster", "a", "--token-file", "x"], "http://"),
         (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a"], "SLURM_JWT"),
-        (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a", "--stop-by", "requeuehold"], "cancel"),
+        (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a", "--park-partition", "low"], "cancel"),
         (["slurm", "--cluster", "a"], "--rest"),
         (["slurm", "--checkpoint-signal", "KILL"], "USR1"),
         (["slurm", "--secret-env", "NOT_SET"], "NOT_SET"),

@@ -8,7 +8,7 @@ from typing import Any
 from evalstop_client.receivers.stop import events, instructions
 from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction
-from evalstop_client.receivers.stop.job_control import Gone, Job, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
 from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts, step
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -143,8 +143,10 @@ def test_escalation_does_not_cut_the_time_for_the_checkpoint() -> None:
 class Receiver(RuleBasedStateMachine):
     """A receiver that may be killed at any moment, a scheduler and a service that may be away, a job as it likes."""
 
-    @initialize(ends_on=st.sampled_from(["ask", "cancel", "force", "force twice"]), asks=st.booleans())
-    def begin(self, ends_on: str, asks: bool) -> None:
+    @initialize(
+        ends_on=st.sampled_from(["ask", "cancel", "force", "force twice"]), asks=st.booleans(), parks=st.booleans()
+    )
+    def begin(self, ends_on: str, asks: bool, parks: bool) -> None:
         self.now = 0.0
         self.ends_on, self.can_ask = ends_on, asks
         self.job_gone = False
@@ -154,7 +156,8 @@ class Receiver(RuleBasedStateMachine):
         self.forced = 0
         self.reports: list[instructions.Report] = []
         self.escalated = False
-        self.kept = Stop(started_at=0.0)
+        self.parks = parks
+        self.kept = Stop(started_at=0.0, parks=parks)
         self.instruction: Instruction | None = None
         self._hand(events.Started(self.now))
 
@@ -183,7 +186,11 @@ class Receiver(RuleBasedStateMachine):
     @precondition(
         lambda self: isinstance(
             self.instruction,
-            instructions.FindJob | instructions.CheckJob | instructions.CancelJob | instructions.KillJob,
+            instructions.FindJob
+            | instructions.CheckJob
+            | instructions.CancelJob
+            | instructions.ParkJob
+            | instructions.KillJob,
         )
     )
     @rule(seconds=st.floats(0, 60))
@@ -223,19 +230,23 @@ class Receiver(RuleBasedStateMachine):
                 self.asked_at = self.now
                 self.job_gone |= self.ends_on == "ask"
                 return events.CheckpointRequested(self.now, True, "mark")
-            case instructions.CancelJob():
+            case instructions.CancelJob() | instructions.ParkJob():
+                assert isinstance(self.instruction, instructions.ParkJob) == self.parks
                 window_over = self.asked_at is not None and self.now - self.asked_at >= BOUNDS.checkpoint_seconds
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was safe"
                 self.cancelled_at = self.now
-                self.job_gone |= self.ends_on == "cancel"
+                self.job_gone |= self.ends_on == "cancel" or self.parks
                 return events.JobCancelled(self.now)
             case instructions.KillJob():
+                assert not self.parks, "nobody is parked by force"
                 assert self.cancelled_at is not None, "forced without a cancel"
                 assert self.escalated or self.now - self.cancelled_at >= BOUNDS.cancel_seconds, "forced too soon"
                 self.forced += 1
                 self.job_gone |= self.ends_on == "force" or self.forced > 1
                 return events.JobKilled(self.now)
             case instructions.CheckJob():
+                if self.parks and self.job_gone and self.cancelled_at is not None:
+                    seen = Parked("HELD")
                 return events.JobChecked(self.now, seen, self.saved)
             case instructions.Wait():
                 return events.WaitEnded(self.now)
@@ -261,7 +272,7 @@ class Receiver(RuleBasedStateMachine):
             self._hand(self._done(pause))
         assert self.kept.phase is Phase.DONE
         if self.now < BOUNDS.report_seconds:
-            assert self.reports[-1].state == "confirmed"
+            assert self.reports[-1].state == ("parked" if self.parks and self.cancelled_at is not None else "confirmed")
 
 
 Receiver.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -49,7 +49,8 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--check", required=True, metavar="COMMAND", help="tells whether the job is there (0) or gone (3)")
     add("--signal", metavar="COMMAND", help="makes the job save a checkpoint")
     add("--force", metavar="COMMAND", help="ends a job that did not end when it was cancelled (default: --run again)")
-    add("--undo", metavar="COMMAND", help="lets a job that was stopped go on")
+    add("--park", metavar="COMMAND", help="sets the job aside so that --resume brings it back; --check then says gone")
+    add("--resume", metavar="COMMAND", help="lets a job that was parked, or stopped, go on")
     add("--mine", action="append", default=[], metavar="LABEL=VALUE", help="only runs with this label are ours")
     add("--allow", action="append", default=[], metavar="LABEL=VALUE", help="a value that this label may have")
     add(
@@ -77,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
         check=template(options.check),
         signal=_optional(options.signal),
         force=_optional(options.force),
-        undo=_optional(options.undo),
+        park=_optional(options.park),
+        resume=_optional(options.resume),
     )
     action = CommandJobControl(
         commands,

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import time
 from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
@@ -87,6 +88,11 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="NAME",
         help="variable with the key that the job gets as EVALSTOP_KEY; without it, the job never gets the receiver's",
     )
+    add(
+        "--restartable",
+        action="store_true",
+        help="the command goes on from its last checkpoint when it is started again: it may be parked",
+    )
     add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: what makes the job save a checkpoint")
     add(
         "--checkpoint-grace-seconds",
@@ -122,8 +128,15 @@ def run(options: argparse.Namespace) -> int:
         logger.error("cannot start %s: %s", command[0], error)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     forwarding.to(job)
+    control = ProcessJobControl(
+        job,
+        receiver_id,
+        ancestor,
+        number,
+        (lambda: forwarding.to(ChildJob(command, environment))) if options.restartable else None,
+    )
     context = ReceiverContext(
-        action=ProcessJobControl(job, receiver_id, ancestor, number),
+        action=control,
         memory=Journal(None),  # it lives and dies with its job
         reports=lambda: ReportClient(url, key, ProcessJobControl.name),
         bounds=_bounds(options, asks=number is not None),
@@ -136,13 +149,22 @@ def run(options: argparse.Namespace) -> int:
         host, port = server.server_address[:2]
         ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
         write_atomically(options.ready_file, json.dumps(ready) + "\n")
-    while (status := job.wait(POLL_SECONDS)) is None:  # a signal just before a wait is handled between two waits
-        pass
+    status = _await_end(control, forwarding)
     if url is not None and not forwarding.happened:
         receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook is here
     receiver.wait_idle()
     server.shutdown()
     return status if status >= 0 else 128 - status
+
+
+def _await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
+    """The exit status of the job once it has ended for good; one that is parked is waited for, until a signal comes."""
+    while True:
+        status = control.job.wait(POLL_SECONDS)  # a signal just before a wait is handled between two waits
+        if status is not None and (not control.is_parked or forwarding.happened):
+            return status
+        if control.is_parked:
+            time.sleep(POLL_SECONDS)
 
 
 class Forwarding:
@@ -156,11 +178,13 @@ class Forwarding:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has set it: the job ignores it as well
                 signal.signal(number, self._forward)
 
-    def to(self, job: ChildJob) -> None:
-        """From now on `job` gets them."""
+    def to(self, job: ChildJob) -> ChildJob:
+        """From now on `job` gets them; gives it back."""
         self._job = job
         for number in self._waiting:
             job.signal(number)
+        self._waiting.clear()
+        return job
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.happened = self.happened or number in ENDING

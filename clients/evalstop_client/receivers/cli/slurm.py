@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import STOP_METHODS, SlurmJobControl
+from evalstop_client.receivers.slurm.job_control import SlurmJobControl
 from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest, parse_token, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
@@ -60,10 +60,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "for runs without a label checkpoint_signal (default: none is sent)",
     )
     add(
-        "--stop-by",
-        choices=STOP_METHODS,
-        default="cancel",
-        help="requeuehold: back into the queue, held (can be undone)",
+        "--park-partition",
+        metavar="NAME",
+        help="preemptible low-priority partition into which parked jobs are requeued (default: requeued and held)",
     )
     add("--rest", metavar="URL", help="slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
     add("--cluster", metavar="NAME", help="the cluster's name, needed with --rest")
@@ -80,8 +79,8 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
     users = frozenset(options.allow_user or [getpass.getuser()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
-    if options.rest and options.stop_by != "cancel":
-        raise ConfigurationError("stop-by: slurmrestd can only cancel.")
+    if options.rest and options.park_partition:
+        raise ConfigurationError("park-partition: slurmrestd can only cancel.")
     if options.rest and signal is not None and signal.where != "full":
         raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal all of a job; write @full.")
     action = SlurmJobControl(
@@ -89,7 +88,7 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
         users=None if options.allow_any_user else users,
         partitions=partitions,
         default_signal=signal,
-        stop_by=options.stop_by,
+        park_partition=options.park_partition,
     )
     return stand(action, options, "slurm")
 

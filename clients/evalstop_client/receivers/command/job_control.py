@@ -11,7 +11,7 @@ from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.command.template import Template, allowed
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -21,18 +21,19 @@ GONE_EXIT_CODE = 3  # what the status commands of init scripts and `systemctl` s
 
 @dataclass(frozen=True)
 class Commands:
-    """What is run for what. `signal`, `force` and `undo` may be None: cannot be done, cancel again, cannot be done."""
+    """What is run for what. `signal`, `force`, `park` and `resume` may be None: cannot be done, but to cancel again."""
 
     cancel: Template
     check: Template
     signal: Template | None = None
     force: Template | None = None
-    undo: Template | None = None
+    park: Template | None = None
+    resume: Template | None = None
 
     @property
     def names(self) -> frozenset[str]:
         """All labels that any of them needs."""
-        given = (self.cancel, self.check, self.signal, self.force, self.undo)
+        given = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
         return frozenset().union(*(one.names for one in given if one is not None))
 
 
@@ -103,11 +104,22 @@ class CommandJobControl:
             return Gone("gone", _said(done))
         raise SchedulerUnavailable(f"{self._commands.check.arguments[0]}: exit code {done.exit_code}: {done.last_line}")
 
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        """Run the command that parks, if there is one, and one that resumes."""
+        if self._commands.park is None or self._commands.resume is None:
+            raise RequestRefused("this receiver was given no commands that park and resume a job (--park, --resume)")
+        self._insist(self._commands.park, job)
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        """The same check: once it was asked to set the job aside, a job that is gone is parked."""
+        seen = self.check_job(job)
+        return Parked(seen.state, seen.details) if isinstance(seen, Gone) else seen
+
     def resume_job(self, job: Job) -> None:
-        """Run the command that undoes, if there is one."""
-        if self._commands.undo is None:
-            raise RequestRefused("this receiver was given no command that undoes a stop (--undo)")
-        self._insist(self._commands.undo, job)
+        """Run the command that resumes, if there is one."""
+        if self._commands.resume is None:
+            raise RequestRefused("this receiver was given no command that resumes a job (--resume)")
+        self._insist(self._commands.resume, job)
 
     def _run(self, command: Template, job: Job) -> Done:
         return run(command.filled(job.facts), self._environment, self._command_seconds)

@@ -18,13 +18,14 @@ from evalstop_client.receivers.kubernetes.pod_watch import PodWatch
 from evalstop_client.receivers.kubernetes.pods import details, parse_time
 from evalstop_client.receivers.kubernetes.suspension import TRIES, Suspension
 from evalstop_client.receivers.stop.checkpoint_signal import LABEL as CHECKPOINT_LABEL
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 SAVE_ANNOTATION = "evalstop.io/save-checkpoint"
 ANNOTATION = "annotation"
+SUSPENDED = "Suspended"
 OVERDUE = timedelta(seconds=2)  # past a pod's grace, which Kubernetes counts in whole seconds
 
 
@@ -123,6 +124,21 @@ class KubernetesJobControl:
             logger.info("deleting pod %s of %s%s", pod.name, job.id, " for good" if len(options) > 1 else "")
             self._api.delete(POD, job.facts["namespace"], pod.name, options)
 
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        """Suspend it; refused where it cannot be."""
+        logger.info("parking %s %s", job.facts["kind"], job.id)
+        self._record_event(job, request)
+        kind, workload = _kind(job), self._workload(job)
+        if workload is not None and not kind.words(workload) & kind.ended:
+            self._levers.suspend(kind, workload, request.decision_id, may_delete=False)
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        """Parked when it is suspended and none of its pods holds anything."""
+        seen = self.check_job(job)
+        if isinstance(seen, Gone) and seen.state == SUSPENDED:
+            return Parked("suspended", {**seen.details, "parked_as": "suspended"})
+        return seen
+
     def check_job(self, job: Job) -> Present | Gone:
         """Gone when its controller makes no more pods, and then, listed anew, none of its pods holds anything."""
         try:
@@ -132,12 +148,10 @@ class KubernetesJobControl:
 
     def resume_job(self, job: Job) -> None:
         """Let a workload that was suspended go on."""
-        if not self._levers.can_undo:
-            raise RequestRefused("a workload that was deleted cannot be brought back; use --stop-by suspend for that")
         kind = _kind(job)
         workload = self._workload(job)
         if workload is None:
-            raise RequestRefused(f"{kind} {job.id} is no longer there")
+            raise RequestRefused(f"{kind} {job.id} is no longer there and cannot be brought back")
         if kind.words(workload) & kind.ended:
             raise RequestRefused(f"{kind} {job.id} has ended and cannot go on")
         self._levers.resume(kind, workload)
@@ -157,7 +171,7 @@ class KubernetesJobControl:
                 "metadata": {"name": f"evalstop-{request.decision_id}", "namespace": namespace},
                 "involvedObject": involved,
                 "type": "Normal",
-                "reason": "StoppedByEvalStop",
+                "reason": "ParkedByEvalStop" if request.parks else "StoppedByEvalStop",
                 "message": request.explanation,
                 "source": {"component": "evalstop-receiver"},
                 "firstTimestamp": now,
@@ -211,7 +225,7 @@ class KubernetesJobControl:
         elif ended := kind.words(workload) & kind.ended:
             state = min(ended)
         elif self._levers.is_held(kind, workload):
-            state = "Suspended"
+            state = SUSPENDED
         else:
             return Present("without a pod, and may get one")
         pods.list()  # after the word of its controller: no pod can have come in between

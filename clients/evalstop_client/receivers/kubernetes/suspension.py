@@ -41,17 +41,17 @@ class Suspension:
         self._deletes = stop_by == "delete"
         self._instead = instead
 
-    @property
-    def can_undo(self) -> bool:
-        """Whether a stopped workload can be resumed."""
-        return not self._deletes
-
     def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
         """Have it end and stay ended, with a note whose decision it was; twice is harmless."""
-        note = {STOPPED_BY: decision_id} if decision_id else {}
         if self._deletes:
             self._delete(kind, workload)
-        elif kind is VOLCANO_JOB:
+        else:
+            self.suspend(kind, workload, decision_id)
+
+    def suspend(self, kind: Kind, workload: Object, decision_id: str | None = None, *, may_delete: bool = True) -> None:
+        """Have it give up its pods until it is resumed. `may_delete`: even where that takes its deletion."""
+        note = {STOPPED_BY: decision_id} if decision_id else {}
+        if kind is VOLCANO_JOB:
             self._command(workload, "AbortJob")
         elif queued := self._queued(workload):
             for one in queued:
@@ -59,7 +59,7 @@ class Suspension:
         else:
             changed = self._set(kind, workload, True, note)
             if changed is not None and at(changed, *kind.lever) is not True:
-                self._stop_without_suspend(kind, changed)
+                self._stop_without_suspend(kind, changed, may_delete)
 
     def resume(self, kind: Kind, workload: Object) -> None:
         """Let it go on."""
@@ -96,10 +96,10 @@ class Suspension:
         change = {**change_at(kind.lever, value), "metadata": {"annotations": annotations}}
         return self._merge(kind, item, lambda _: change)
 
-    def _stop_without_suspend(self, kind: Kind, workload: Object) -> None:
+    def _stop_without_suspend(self, kind: Kind, workload: Object, may_delete: bool) -> None:
         what = f"{kind} {workload['metadata']['name']}"
         field = ".".join(kind.lever)
-        if self._instead == "delete":
+        if self._instead == "delete" and may_delete:
             logger.warning("%s: the API server dropped %s; deleting it instead", what, field)
             self._delete(kind, workload)
         elif self._instead == "parallelism" and kind is JOB:

@@ -1,4 +1,7 @@
-"""Ends a job that is a child of the receiver: SIGTERM, grace period, SIGKILL, then a check that no process is left."""
+"""Ends a job that is a child of the receiver: SIGTERM, grace period, SIGKILL, then a check that no process is left.
+
+A job that can be started again is parked by ending it, and resumed by starting it again.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from evalstop_client.errors import RequestRefused
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.process.descendants import find_living_processes, reap_orphans
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 from evalstop_client.scheduler_labels import scheduler_labels
 from evalstop_client.settings import format_labels, parse_labels
 
@@ -88,20 +91,38 @@ class ChildJob:
 class ProcessJobControl:
     """Ends one job, and answers for the runs that were started in it.
 
-    `ancestor` is the process whose descendants are all part of the job: the job's child itself, or the receiver once
-    it adopts orphans and has no other children. `checkpoint_signal`: what makes the job save a checkpoint, None if
-    nothing does.
+    `ancestor` is the process whose descendants are all part of the job: the receiver once it adopts orphans and has no
+    other children; None: the job's child itself. `checkpoint_signal`: what makes the job save a checkpoint, None if
+    nothing does. `restart` starts the job again; None: it cannot be, and is never parked.
     """
 
     name = "evalstop-receiver process"
 
     def __init__(
-        self, job: ChildJob, receiver_id: str, ancestor: int | None = None, checkpoint_signal: int | None = None
+        self,
+        job: ChildJob,
+        receiver_id: str,
+        ancestor: int | None = None,
+        checkpoint_signal: int | None = None,
+        restart: Callable[[], ChildJob] | None = None,
     ) -> None:
         self._job = job
         self._receiver_id = receiver_id
-        self._ancestor = job.pid if ancestor is None else ancestor
+        self._adopter = ancestor
         self._checkpoint_signal = checkpoint_signal
+        self._restart = restart
+        self._parked = False
+        self._changing = threading.Lock()
+
+    @property
+    def job(self) -> ChildJob:
+        """The job, as it was started last."""
+        return self._job
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the job was ended, or is being, so that it can be started again."""
+        return self._parked
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Our job, if the run carries this receiver's label."""
@@ -146,9 +167,34 @@ class ProcessJobControl:
         }
         return Gone("ended", details)
 
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        """End it as a stop does; refused where it cannot be started again."""
+        if self._restart is None:
+            raise RequestRefused("the job cannot be parked: this receiver was not told that it is --restartable")
+        self._parked = True
+        self.cancel_job(job, request)
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        """Parked once no process is left."""
+        seen = self.check_job(job)
+        if isinstance(seen, Gone) and self._parked:
+            return Parked("ended, to be started again", {**seen.details, "parked_as": "terminated"})
+        return seen
+
     def resume_job(self, job: Job) -> None:
-        """A process that has ended cannot be brought back."""
-        raise RequestRefused("a process that has ended cannot be brought back; start it again from its checkpoint")
+        """Start a job that was parked again; any other process that has ended cannot be brought back."""
+        with self._changing:
+            if not self._parked or self._restart is None:
+                raise RequestRefused(
+                    "a process that has ended cannot be brought back; start it again from its checkpoint"
+                )
+            if not self._is_gone():
+                raise SchedulerUnavailable("the job has not ended yet")
+            try:
+                self._job = self._restart()
+            except OSError as error:
+                raise SchedulerUnavailable(f"the job cannot be started again: {error}") from None
+            self._parked = False
 
     def _signal_each(self, number: int) -> None:
         for process in self._living():
@@ -156,12 +202,12 @@ class ProcessJobControl:
                 os.kill(process.pid, number)
 
     def _is_gone(self) -> bool:
-        if self._ancestor == os.getpid():
+        if self._adopter == os.getpid():
             reap_orphans(self._job.pid)
         return self._job.exit_status is not None and not self._living()
 
     def _living(self) -> list[Any]:
-        return find_living_processes(self._job.pid, self._ancestor)
+        return find_living_processes(self._job.pid, self._job.pid if self._adopter is None else self._adopter)
 
 
 def create_receiver_id() -> str:

@@ -75,9 +75,24 @@ class Programs:
         self._cancel(job, user, "--signal=KILL", "--full")
         self._cancel(job, user)
 
+    def is_requeuable(self, job: str) -> bool:
+        """`Requeue=1` in `scontrol show job`."""
+        done = self._run("scontrol", "--oneliner", "show", "job", job)
+        if done.exit_code != 0:
+            raise SchedulerUnavailable(f"scontrol: {done.last_line}")
+        return "Requeue=0" not in done.output.split()
+
+    def move(self, job: str, partition: str) -> None:
+        """`scontrol update ... Partition=`."""
+        self._control("update", f"JobId={job}", f"Partition={partition}")
+
     def requeue_held(self, job: str) -> None:
         """`scontrol requeuehold`."""
         self._control("requeuehold", job)
+
+    def hold(self, job: str) -> None:
+        """`scontrol hold`."""
+        self._control("hold", job)
 
     def release(self, job: str) -> None:
         """`scontrol release`."""

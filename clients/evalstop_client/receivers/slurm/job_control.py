@@ -1,5 +1,8 @@
 """Ends jobs of a Slurm cluster: checkpoint signal, cancel, then polling until the job has left COMPLETING.
 
+To park a job is to requeue it: held or, where a partition for it is named, into that one, where Slurm starts it again
+on nodes that nobody else wants. To resume it is to put it back into its own partition.
+
 A run names its job by the labels that the client sends by itself: slurm_job_id, slurm_cluster and the others of LABELS.
 """
 
@@ -7,22 +10,27 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Mapping
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.job_record import ENDED, Record, details, of_job
+from evalstop_client.receivers.slurm.job_record import ENDED, WAITING, Record, details, of_job
 from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, choose_signal
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
-STOP_METHODS = ("cancel", "requeuehold")
+HELD_SECONDS = 120.0
+"""How long a requeued job may take to be held: Slurm's KillWait and the epilog of its nodes."""
 
 
 class SlurmJobControl:
-    """`users`: whose jobs may be stopped, None for anybody's. `partitions`: in which, None for any."""
+    """`users`: whose jobs may be stopped, None for anybody's. `partitions`: in which, None for any.
+
+    `park_partition`: where parked jobs wait for idle nodes; None: they are held until they are resumed.
+    """
 
     name = "evalstop-receiver slurm"
 
@@ -33,13 +41,15 @@ class SlurmJobControl:
         users: frozenset[str] | None,
         partitions: frozenset[str] | None = None,
         default_signal: CheckpointSignal | None = None,
-        stop_by: str = "cancel",
+        park_partition: str | None = None,
+        poll_seconds: float = 0.5,
     ) -> None:
         self._cluster = cluster
         self._users = users
         self._partitions = partitions
         self._default_signal = default_signal
-        self._requeues = stop_by == "requeuehold"
+        self._park_partition = park_partition
+        self._poll_seconds = poll_seconds
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The job that the run's labels name, if it is one of this cluster and on the allow-list."""
@@ -77,15 +87,20 @@ class SlurmJobControl:
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Leave a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
-        try:
-            self._cluster.comment(job.id, request.explanation)
-        except (RequestRefused, SchedulerUnavailable) as error:
-            logger.warning("job %s gets no comment: %s", job.id, error)
+        self._comment(job, request)
         logger.info("cancelling job %s", job.id)
-        if self._requeues:
-            self._cluster.requeue_held(job.id)
-        else:
-            self._cluster.cancel(job.id, job.facts["user"])
+        self._cluster.cancel(job.id, job.facts["user"])
+
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        """Requeue it, held or into the partition for parked jobs; refused where its owner does not let it be."""
+        if not self._cluster.is_requeuable(job.id):
+            raise RequestRefused(f"job {job.id} cannot be parked: it was submitted without --requeue, or by slurmrestd")
+        self._comment(job, request)
+        logger.info("parking job %s", job.id)
+        if self._park_partition is None:
+            self._hold(job)
+        elif self._records(job)[0].partition != self._park_partition:
+            self._move(job, self._park_partition)
 
     def kill_job(self, job: Job) -> None:
         """SIGKILL, which Slurm itself should have sent after KillWait."""
@@ -94,24 +109,75 @@ class SlurmJobControl:
 
     def check_job(self, job: Job) -> Present | Gone:
         """What slurmctld reports, or the accounting once slurmctld has dropped the job."""
-        records = of_job(self._cluster.jobs(job.facts["job_id"]), job.facts["job_id"])
-        if not records:
-            records = self._cluster.past(job.facts["job_id"])
+        records = self._find_records(job)
         if not records:  # it was seen by this receiver, or nothing is hidden from it: it was forgotten
             return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm knows no such job any more"})
         if all(one.state in ENDED for one in records):
             return Gone(records[0].state, details(records))
-        if self._requeues and all(one.is_held for one in records):
-            return Gone("REQUEUE_HOLD", {**details(records), "scheduler_state": "REQUEUE_HOLD"})
-        if not self._requeues and _was_started_again(records, job.facts):
+        is_parked = records[0].is_held or records[0].partition == self._park_partition
+        if _was_started_again(records, job.facts) and not is_parked:
             return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job was requeued since"})
         return Present(next(one.state for one in records if one.state not in ENDED))
 
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        """Parked once it is held, or out of its own partition."""
+        records = self._find_records(job)
+        if not records or all(one.state in ENDED for one in records):
+            return self.check_job(job)
+        if self._park_partition is None and all(one.is_held for one in records):
+            return Parked("held", {**details(records), "scheduler_state": "REQUEUE_HOLD", "parked_as": "held"})
+        if self._park_partition is not None and all(one.partition == self._park_partition for one in records):
+            where = {"parked_as": "requeued", "partition": self._park_partition}
+            return Parked(f"in partition {self._park_partition}", {**details(records), **where})
+        return Present(next(one.state for one in records if one.state not in ENDED))
+
     def resume_job(self, job: Job) -> None:
-        """Release a job that was stopped by being requeued and held."""
-        if not self._requeues:
-            raise RequestRefused("a job that was cancelled cannot be brought back; use --stop-by requeuehold for that")
+        """Release a job that is held, or requeue one that was parked elsewhere into its own partition."""
+        records = self._find_records(job)
+        if not records or all(one.state in ENDED for one in records):
+            raise RequestRefused(f"job {job.id} has ended and cannot be brought back")
+        own = job.facts["partition"]
+        if records[0].partition == own:
+            self._cluster.release(job.id)
+        else:
+            self._move(job, own)
+
+    def _move(self, job: Job, partition: str) -> None:
+        """Requeue the job into another partition: only a job that is held stays where it is while it is moved."""
+        self._hold(job)
+        until = time.monotonic() + HELD_SECONDS
+        while not all(one.is_held for one in self._records(job)):
+            if time.monotonic() > until:
+                raise SchedulerUnavailable(f"job {job.id} was requeued and is not held yet")
+            time.sleep(self._poll_seconds)
+        self._cluster.move(job.id, partition)
         self._cluster.release(job.id)
+
+    def _hold(self, job: Job) -> None:
+        """Keep it in the queue; one that runs is put back there."""
+        records = self._records(job)
+        if all(one.state in WAITING for one in records):
+            self._cluster.hold(job.id)
+        else:
+            self._cluster.requeue_held(job.id)
+
+    def _comment(self, job: Job, request: StopRequest) -> None:
+        try:
+            self._cluster.comment(job.id, request.explanation)
+        except (RequestRefused, SchedulerUnavailable) as error:
+            logger.warning("job %s gets no comment: %s", job.id, error)
+
+    def _find_records(self, job: Job) -> list[Record]:
+        """What slurmctld has of the job, or the accounting once slurmctld has dropped it."""
+        return of_job(self._cluster.jobs(job.facts["job_id"]), job.facts["job_id"]) or self._cluster.past(
+            job.facts["job_id"]
+        )
+
+    def _records(self, job: Job) -> list[Record]:
+        records = self._find_records(job)
+        if not records or all(one.state in ENDED for one in records):
+            raise RequestRefused(f"job {job.id} has ended")
+        return records
 
     def _check(self, record: Record, labels: Mapping[str, str]) -> None:
         if self._users is not None and record.user not in self._users:

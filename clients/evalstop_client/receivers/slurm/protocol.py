@@ -38,8 +38,20 @@ class Cluster(Protocol):
         """SIGKILL to all of it."""
         ...
 
+    def is_requeuable(self, job: str) -> bool:
+        """Whether its owner lets it be requeued."""
+        ...
+
     def requeue_held(self, job: str) -> None:
         """End it and put it back into the queue, held."""
+        ...
+
+    def move(self, job: str, partition: str) -> None:
+        """Put a job that waits into another partition."""
+        ...
+
+    def hold(self, job: str) -> None:
+        """Keep a job that waits in the queue until it is released."""
         ...
 
     def release(self, job: str) -> None:

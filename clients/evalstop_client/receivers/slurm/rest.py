@@ -76,9 +76,21 @@ class Rest:
         self._ask("DELETE", f"job/{job}", params={"signal": "KILL"})
         self._ask("DELETE", f"job/{job}")
 
+    def is_requeuable(self, job: str) -> bool:
+        """Nothing can be requeued by it."""
+        return False
+
     def requeue_held(self, job: str) -> None:
         """There is no such request."""
-        raise RequestRefused("slurmrestd cannot requeue a job; use Slurm's commands for --stop-by requeuehold")
+        raise RequestRefused("slurmrestd cannot requeue a job; use Slurm's commands to park jobs")
+
+    def move(self, job: str, partition: str) -> None:
+        """There is no such request."""
+        raise RequestRefused("slurmrestd cannot move a job; use Slurm's commands to park jobs")
+
+    def hold(self, job: str) -> None:
+        """There is no such request."""
+        raise RequestRefused("slurmrestd cannot hold a job; use Slurm's commands to park jobs")
 
     def release(self, job: str) -> None:
         """There is no such request."""

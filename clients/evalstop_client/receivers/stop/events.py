@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evalstop_client.receivers.stop.job_control import Gone, Job, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CheckpointRequested(Happened):
 
 
 class JobCancelled(Happened):
-    """The scheduler accepted the cancel."""
+    """The scheduler accepted the cancel, or to set the job aside."""
 
 
 class JobKilled(Happened):
@@ -72,7 +72,7 @@ class JobKilled(Happened):
 class JobChecked(Happened):
     """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
-    seen: Present | Gone
+    seen: Present | Parked | Gone
     saved: bool | None = None
 
 

@@ -126,11 +126,14 @@ class StopExecution:
             case instructions.CancelJob(job):
                 action.cancel_job(job, self._request)
                 return events.JobCancelled(clock())
+            case instructions.ParkJob(job):
+                action.park_job(job, self._request)
+                return events.JobCancelled(clock())
             case instructions.KillJob(job):
                 action.kill_job(job)
                 return events.JobKilled(clock())
             case instructions.CheckJob(job, mark):
-                seen = action.check_job(job)
+                seen = action.check_parked(job) if self._stop.parks else action.check_job(job)
                 return events.JobChecked(clock(), seen, None if mark is None else self._has_newer_checkpoint(mark))
         raise AssertionError(instruction)
 
@@ -179,7 +182,7 @@ class StopExecution:
 
 
 def describe_result(stop: Stop) -> str:
-    """What became of a stop, in a word: foreign, confirmed, failed, abandoned; or under way."""
+    """What became of a stop, in a word: foreign, confirmed, parked, failed, abandoned; or under way."""
     if stop.phase is not Phase.DONE:
         return "under way"
     if not stop.mine:

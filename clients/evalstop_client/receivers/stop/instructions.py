@@ -11,7 +11,7 @@ from evalstop_client.receivers.stop.job_control import Job
 
 @dataclass(frozen=True)
 class Report:
-    """A report to the service: `state` is acknowledged, confirmed or failed."""
+    """A report to the service: `state` is acknowledged, confirmed, parked or failed."""
 
     state: str
     reason: str
@@ -33,6 +33,13 @@ class RequestCheckpoint:
 @dataclass(frozen=True)
 class CancelJob:
     """Have it cancelled."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class ParkJob:
+    """Have it set aside."""
 
     job: Job
 
@@ -66,4 +73,4 @@ class SendReport:
     report: Report
 
 
-Instruction = FindJob | RequestCheckpoint | CancelJob | KillJob | CheckJob | Wait | SendReport
+Instruction = FindJob | RequestCheckpoint | CancelJob | ParkJob | KillJob | CheckJob | Wait | SendReport

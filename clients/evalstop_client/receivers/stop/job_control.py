@@ -1,4 +1,4 @@
-"""What a receiver can do to jobs of its scheduler: find, request a checkpoint, cancel, kill, check, resume."""
+"""What a receiver can do to jobs of its scheduler: find, request a checkpoint, cancel, kill, park, check, resume."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from evalstop_client.errors import EventMalformed
 
 STOP_REQUESTED = "run.stop_requested"
 STOP_ESCALATED = "run.stop_escalated"
+PARK_REQUESTED = "run.park_requested"
 RESUME_REQUESTED = "run.resume_requested"
-
 
 MOST_REASON = 400
 """Characters of a reason that a scheduler is told."""
@@ -32,10 +32,15 @@ class StopRequest:
     event: Mapping[str, Any] = field(repr=False)
 
     @property
+    def parks(self) -> bool:
+        """Whether the job is to be set aside, not to be ended."""
+        return self.event.get("type") == PARK_REQUESTED
+
+    @property
     def explanation(self) -> str:
-        """Why the job is stopped, in a line for the scheduler's own records, whatever others have written into it."""
-        url = self.event.get("url")
-        parts = [f"stopped by EvalStop: {self.reason}"[:MOST_REASON], f"decision {self.decision_id}"]
+        """Why, in a line for the scheduler's own records, whatever others have written into it."""
+        url, done = self.event.get("url"), "parked" if self.parks else "stopped"
+        parts = [f"{done} by EvalStop: {self.reason}"[:MOST_REASON], f"decision {self.decision_id}"]
         parts += [url] if isinstance(url, str) else []
         return "".join(character if character.isprintable() else " " for character in "; ".join(parts))
 
@@ -64,6 +69,14 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Parked:
+    """The scheduler reports that the job is set aside: it holds no resources that others wait for, and can return."""
+
+    state: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ForeignJob:
     """The job belongs to another receiver: nothing is done, nothing is reported."""
 
@@ -73,7 +86,7 @@ class JobControl(Protocol):
 
     Every method may raise SchedulerUnavailable, after which it is called again, and RequestRefused, which ends the stop
     as failed. After a restart each may be called again without knowing of the first call: cancelling or killing a job
-    that is ending or gone must be harmless.
+    that is ending or gone must be harmless, and so must be to park one that is parked.
     """
 
     @property
@@ -101,8 +114,17 @@ class JobControl(Protocol):
         """What the scheduler reports of the job now."""
         ...
 
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        """Have the scheduler set the job aside so that `resume_job` brings it back; RequestRefused, before anything
+        is done, where it cannot."""
+        ...
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        """What the scheduler reports of a job that is being parked."""
+        ...
+
     def resume_job(self, job: Job) -> None:
-        """Let the job go on after all, where the scheduler can; RequestRefused where it cannot."""
+        """Let a job that was parked, or suspended by a stop, go on; RequestRefused where it cannot."""
         ...
 
 

@@ -64,13 +64,14 @@ class Journal:
     def begin(self, request: StopRequest, at: float) -> JournalEntry | None:
         """Record a stop that starts now; None when the decision is known already.
 
-        One that failed, or whose end could not be reported, starts again: the sender has reason to ask again.
+        One that failed, or whose end could not be reported, starts again: the sender has reason to ask again. So does
+        one that parked its job, when the job is now to be stopped.
         """
         with self._changing:
             known = self._stops.get(request.decision_id)
-            if known is not None and not _may_begin_anew(known.stop):
+            if known is not None and not _may_begin_anew(known.stop, request):
                 return None
-            begun = JournalEntry(request, Stop(started_at=at))
+            begun = JournalEntry(request, Stop(started_at=at, parks=request.parks))
             self._store(begun)
             return begun
 
@@ -125,9 +126,10 @@ class Journal:
                 self._stops[remembered.request.decision_id] = remembered
 
 
-def _may_begin_anew(stop: Stop) -> bool:
+def _may_begin_anew(stop: Stop, request: StopRequest) -> bool:
     failed = stop.report is not None and stop.report.state == "failed"
-    return stop.phase is Phase.DONE and stop.mine and (failed or not stop.told)
+    is_other = stop.parks and not request.parks
+    return stop.phase is Phase.DONE and stop.mine and (failed or not stop.told or is_other)
 
 
 def _locked(folder: Path) -> IO[str]:

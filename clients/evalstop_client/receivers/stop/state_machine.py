@@ -4,7 +4,8 @@ finding ──> saving ──> cancelling ──> forcing      saving: the job w
    │          │            │             │         from any of the four, once the scheduler says that the job is gone:
    └──────────┴────────────┴─────────────┴──> telling ──> done
 
-A stop that takes too long is reported as failed once and continues: when the job goes at last, that is reported too.
+A job that is to be parked is set aside instead of cancelled, and never forced. A stop that takes too long is reported
+as failed once and continues: when the job goes at last, that is reported too.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from evalstop_client.receivers.stop.instructions import (
     FindJob,
     Instruction,
     KillJob,
+    ParkJob,
     Report,
     RequestCheckpoint,
     SendReport,
     Wait,
 )
-from evalstop_client.receivers.stop.job_control import Gone, Job, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
 
 
 class Phase(StrEnum):
@@ -87,6 +89,7 @@ class Stop:
     told: bool = False  # the service has answered the report
     away: int = 0  # failures in a row to reach the scheduler or the service
     mine: bool = True
+    parks: bool = False
     resumed_at: float | None = None
 
 
@@ -137,7 +140,9 @@ def _owed(stop: Stop) -> Instruction | None:
     if stop.phase is Phase.SAVING:
         return RequestCheckpoint(stop.job) if stop.asked_at is None else CheckJob(stop.job, stop.mark)
     if stop.phase is Phase.CANCELLING:
-        return CancelJob(stop.job) if stop.cancelled_at is None else CheckJob(stop.job)
+        if stop.cancelled_at is not None:
+            return CheckJob(stop.job)
+        return ParkJob(stop.job) if stop.parks else CancelJob(stop.job)
     return KillJob(stop.job) if stop.forced_at is None else CheckJob(stop.job)
 
 
@@ -151,10 +156,13 @@ def _tell(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
 
 
 def _after_look(
-    stop: Stop, seen: Present | Gone, saved: bool | None, at: float, bounds: StopTimeouts
+    stop: Stop, seen: Present | Parked | Gone, saved: bool | None, at: float, bounds: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     if isinstance(seen, Gone):
         return _tell(stop, _confirmed(stop, seen, at), at)
+    if isinstance(seen, Parked):
+        details = _end_details(stop, seen, "parked", at)
+        return _tell(stop, Report("parked", f"the job is set aside: {seen.state}", details), at)
     if stop.phase is Phase.SAVING and stop.asked_at is not None:
         if saved:
             return _go(replace(stop, checkpoint="saved"), Phase.CANCELLING)
@@ -162,7 +170,7 @@ def _after_look(
             return _go(replace(stop, checkpoint="not seen in time"), Phase.CANCELLING)
         return stop, Wait(bounds.poll_seconds)
     if stop.phase is Phase.CANCELLING and stop.cancelled_at is not None:
-        if stop.escalated or at - stop.cancelled_at >= bounds.cancel_seconds:
+        if (stop.escalated or at - stop.cancelled_at >= bounds.cancel_seconds) and not stop.parks:
             return _go(stop, Phase.FORCING)
     elif stop.phase is Phase.FORCING and stop.forced_at is not None and at - stop.forced_at >= bounds.cancel_seconds:
         return _go(replace(stop, forced_at=None), Phase.FORCING)
@@ -214,14 +222,20 @@ def _after_untold(
 def _confirmed(stop: Stop, gone: Gone, at: float) -> Report:
     if stop.forced_at is not None:
         how, reason = "forced", "the job ended after it was forced to"
+    elif stop.parks and stop.cancelled_at is not None:
+        how, reason = "by_itself", "the job ended while it was set aside"
     elif stop.cancelled_at is not None:
         how, reason = "cancelled", "the job ended after it was cancelled"
     elif stop.asked_at is not None:
         how, reason = "asked", "the job ended after it was asked to save its checkpoint"
     else:
         how, reason = "by_itself", "the job had already ended by itself"
-    own = {"state": gone.state, "how": how, "gone_at": _text(at), "seconds": round(at - stop.started_at, 3)}
-    return Report("confirmed", reason, {**_details(stop), **own, **gone.details})
+    return Report("confirmed", reason, _end_details(stop, gone, how, at))
+
+
+def _end_details(stop: Stop, seen: Parked | Gone, how: str, at: float) -> dict[str, Any]:
+    own = {"state": seen.state, "how": how, "gone_at": _text(at), "seconds": round(at - stop.started_at, 3)}
+    return {**_details(stop), **own, **seen.details}
 
 
 def _details(stop: Stop) -> dict[str, Any]:

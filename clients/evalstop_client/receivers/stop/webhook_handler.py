@@ -11,6 +11,7 @@ from typing import Any
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable, SignatureError
 from evalstop_client.receivers.stop.execution import ReceiverContext, StopExecution, describe_result
 from evalstop_client.receivers.stop.job_control import (
+    PARK_REQUESTED,
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_REQUESTED,
@@ -75,7 +76,7 @@ class Receiver:
         try:
             webhook_id = verify(secrets, headers, body, now)
             event = parse_event(body)
-            if event["type"] not in (STOP_REQUESTED, STOP_ESCALATED, RESUME_REQUESTED):
+            if event["type"] not in (STOP_REQUESTED, STOP_ESCALATED, PARK_REQUESTED, RESUME_REQUESTED):
                 return Reply(200, {"ignored": event["type"]})
             request = parse_stop_request(webhook_id, event)
         except SignatureError as error:
@@ -116,7 +117,8 @@ class Receiver:
             return Reply(503, {"error": f"The receiver cannot write to its journal: {error}"})
         if begun is not None:
             self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
-            logger.info("asked to stop run %s (decision %s)", request.run_name, request.decision_id)
+            verb = "park" if request.parks else "stop"
+            logger.info("asked to %s run %s (decision %s)", verb, request.run_name, request.decision_id)
             self._pursue(begun)  # if it is shutting down now, the next one continues from the journal
             return Reply(202, {"accepted": request.decision_id})
         with self._changed:

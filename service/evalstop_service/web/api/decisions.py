@@ -48,10 +48,11 @@ _WITH_ACKNOWLEDGED: JsonDict = {
 
 
 class ReportIn(Body):
-    """The state of the job at its receiver: the stop is under way, the job is gone, or the stop failed."""
+    """The state of the job at its receiver: the stop is under way, the job is gone or parked, or the stop failed."""
 
-    state: Literal["acknowledged", "confirmed", "failed"] = Field(
-        description="acknowledged: the stop is under way; confirmed: the job is gone; failed: it cannot be ended"
+    state: Literal["acknowledged", "confirmed", "parked", "failed"] = Field(
+        description="acknowledged: it is under way; confirmed: the job is gone; parked: it is set aside and can "
+        "return; failed: it cannot be ended, or parked"
     )
     actor: Name | None = Field(None, description="by default the name of the key")
     reason: Line = Field("", description="for people")

@@ -27,7 +27,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
 )
 
 from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Started, found, gone, request
+from tests.clients.receivers.conformance import Started, found, gone, parked, request
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.world import NAMESPACE, ROOT, World, pod_environment
@@ -278,10 +278,24 @@ def test_pods_are_annotated_where_somebody_wants_it(kubernetes: World, label: st
 
 def test_undo_of_a_deletion_is_refused(kubernetes: World) -> None:
     """What was deleted cannot be brought back, and it is said how to have it otherwise."""
-    action = kubernetes.action(stop_by="delete")
-    job = found(Started(action, kubernetes.labels(kubernetes.start())))
-    with pytest.raises(RequestRefused, match="--stop-by suspend"):
+    item, action = kubernetes.start(), kubernetes.action()
+    job = found(Started(action, kubernetes.labels(item)))
+    kubernetes.admin.delete(JOB, item)
+    gone(action, job)
+    with pytest.raises(RequestRefused, match="cannot be brought back"):
         action.resume_job(job)
+
+
+@pytest.mark.parametrize("stop_by", ["suspend", "delete"])
+def test_a_parked_workload_is_suspended_and_can_return(kubernetes: World, stop_by: str) -> None:
+    """However stops are carried out: parked it has no pods and is not deleted, resumed it has pods again."""
+    item = kubernetes.start(PYTORCH_JOB)
+    action, labels = kubernetes.action(stop_by=stop_by), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    action.park_job(job, request(labels))
+    assert parked(action, job).details["parked_as"] == "suspended"
+    action.resume_job(job)
+    eventually(lambda: isinstance(action.check_parked(job), Present))
 
 
 def test_workload_that_is_resumed_by_somebody_else_is_there_again(kubernetes: World) -> None:

@@ -23,7 +23,7 @@ from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
 from evalstop_client.scheduler_labels import scheduler_labels
 
 from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Conformance, Started, found, gone, request
+from tests.clients.receivers.conformance import Conformance, Started, found, gone, parked, request
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
@@ -48,7 +48,7 @@ class SlurmBench:
     jobs: list[str] = field(default_factory=list)
     users: frozenset[str] | None = frozenset({ME})
     partitions: frozenset[str] | None = None
-    stop_by: str = "cancel"
+    park_partition: str | None = None
 
     @property
     def file(self) -> Path:
@@ -56,7 +56,11 @@ class SlurmBench:
 
     def action(self) -> SlurmJobControl:
         return SlurmJobControl(
-            self.door(), users=self.users, partitions=self.partitions, default_signal=BOTH, stop_by=self.stop_by
+            self.door(),
+            users=self.users,
+            partitions=self.partitions,
+            default_signal=BOTH,
+            park_partition=self.park_partition,
         )
 
     def start(self, deaf: bool = False) -> Started:
@@ -231,22 +235,78 @@ def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBenc
     assert isinstance(started.action.check_job(again), Gone)
 
 
-def test_stop_by_requeue_can_be_undone(bench: SlurmBench) -> None:
-    """Held in the queue a job has no GPUs; released it may have them again."""
-    bench.stop_by = "requeuehold"
+def test_a_parked_job_is_held_until_it_is_resumed(bench: SlurmBench) -> None:
+    """Held in the queue a job has no GPUs, and Slurm does not start it; released it may have them again."""
     started = bench.start()
     job = found(started)
-    started.action.cancel_job(job, request(started.labels))
-    assert gone(started.action, job).state == "REQUEUE_HOLD"
+    for _ in range(2):  # to park what is parked changes nothing
+        started.action.park_job(job, request(started.labels))
+        assert parked(started.action, job).details["parked_as"] == "held"
+    assert isinstance(started.action.check_job(job), Present), "it is not gone for good"
     started.action.resume_job(job)
-    assert isinstance(started.action.check_job(job), Present)
+    start_now(bench, job)
+    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
+
+
+def start_now(bench: SlurmBench, job: Job) -> None:
+    """Slurm lets a requeued job wait two minutes for the credentials of its last start to expire; a test does not."""
+    bench.cluster.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+
+
+def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -> None:
+    """A suspect that holds all GPUs is parked: who waited runs to its end, then the suspect on idle GPUs, until others
+    want them; resumed it is back in its own partition."""
+    bench.park_partition = "low"
+    suspect = bench.run("", "--gres=gpu:2")
+    job = found(suspect)
+    waiting = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    bench.jobs.append(waiting)
+    suspect.action.park_job(job, request(suspect.labels))
+    assert parked(suspect.action, job).details["partition"] == "low"
+    eventually(lambda: bench.cluster.state(waiting) == "RUNNING")
+    eventually(lambda: bench.cluster.state(waiting) == "COMPLETED")
+    start_now(bench, job)
+    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
+    assert parked(suspect.action, job).details["partition"] == "low", "on idle GPUs it is parked still"
+    another = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    bench.jobs.append(another)
+    eventually(lambda: bench.cluster.state(another) == "RUNNING")
+    assert bench.cluster.state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
+    suspect.action.resume_job(job)
+    start_now(bench, job)
+    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
+    assert bench.cluster.run("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
+
+
+def test_a_job_that_may_not_be_requeued_is_not_parked(bench: SlurmBench) -> None:
+    """It is refused before anything is done to it."""
+    started = bench.run("", "--gres=gpu:1", "--no-requeue")
+    job = found(started)
+    with pytest.raises(RequestRefused, match="--requeue"):
+        started.action.park_job(job, request(started.labels))
+    assert bench.cluster.state(job.id) == "RUNNING"
+
+
+def test_a_parked_job_can_be_stopped_for_good(bench: SlurmBench) -> None:
+    """A stop ends a job that is held: that it is set aside is not enough."""
+    started = bench.start()
+    job = found(started)
+    started.action.park_job(job, request(started.labels))
+    parked(started.action, job)
+    again = found(started)
+    assert isinstance(started.action.check_job(again), Present)
+    started.action.cancel_job(again, request(started.labels))
+    assert gone(started.action, again).state == "CANCELLED"
 
 
 def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:
     """It says so, instead of doing nothing."""
     started = bench.start()
-    with pytest.raises(RequestRefused, match="requeuehold"):
-        started.action.resume_job(found(started))
+    job = found(started)
+    started.action.cancel_job(job, request(started.labels))
+    gone(started.action, job)
+    with pytest.raises(RequestRefused, match="cannot be brought back"):
+        started.action.resume_job(job)
 
 
 def test_heterogeneous_job_goes_as_a_whole(bench: SlurmBench) -> None:
