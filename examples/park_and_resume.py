@@ -1,0 +1,68 @@
+"""A trainer with a deep dip that heals, parked meanwhile: `python examples/park_and_resume.py`.
+
+EVALSTOP_URL and EVALSTOP_KEY say where the service is. Half-way the learning rate is raised, as by a warm restart: the
+eval falls for long, and comes back better than before. A policy that stops early would have ended it for good; under
+`reversible` it is parked. Run it under a receiver that can end it and start it again:
+
+    evalstop-receiver process --restartable --job-key-env TRAINER_KEY -- python examples/park_and_resume.py
+"""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import evalstop
+
+WEIGHTS, POINTS, STEPS, EVAL_EVERY = 20, 60, 1_500, 10
+RESTART = range(500, 730)  # steps at the raised learning rate
+PAUSE = float(os.environ.get("EXAMPLE_PAUSE", "0.1"))  # seconds an eval, as if it took some
+random.seed(1)
+truth = [random.gauss(0, 1) for _ in range(WEIGHTS)]
+
+
+def draw(count: int) -> list[tuple[list[float], float]]:
+    points = [[random.gauss(0, 1) for _ in range(WEIGHTS)] for _ in range(count)]
+    return [(x, sum(a * b for a, b in zip(truth, x, strict=True))) for x in points]
+
+
+def errors(weights: list[float], data: list[tuple[list[float], float]]) -> list[float]:
+    return [sum(a * b for a, b in zip(weights, x, strict=True)) - y for x, y in data]
+
+
+training, held_out = draw(POINTS), draw(100)
+folder = Path("checkpoints")
+folder.mkdir(exist_ok=True)
+
+# Started again it goes on where its last checkpoint was.
+saved = sorted(folder.glob("*.json"))
+first_step = int(saved[-1].stem) if saved else 0
+weights = json.loads(saved[-1].read_text()) if saved else [0.0] * WEIGHTS
+
+with evalstop.init(
+    os.environ.get("EVALSTOP_RUN_NAME", "park-and-resume"),
+    metrics={"held_out_loss": {"role": "eval", "direction": "minimize"}},
+    policy="reversible",
+    mode="enforce",
+    total_steps=STEPS,
+    resume="allow" if saved else None,
+) as run:
+    if saved:
+        run.resume(step=first_step)
+        print(f"resumed at step {first_step}", flush=True)
+    for step in range(first_step + 1, STEPS + 1):
+        wrong = errors(weights, training)
+        heat = 0.05 if step in RESTART else 0.0  # what too large steps do to the weights
+        for i in range(WEIGHTS):
+            gradient = sum(e * x[i] for e, (x, _) in zip(wrong, training, strict=True)) / POINTS
+            weights[i] += random.gauss(0, heat) - 0.004 * gradient
+        if step % EVAL_EVERY == 0:
+            held_out_loss = sum(e * e for e in errors(weights, held_out)) / len(held_out)
+            checkpoint = folder / f"{step:06d}.json"
+            checkpoint.write_text(json.dumps(weights))
+            run.log({"held_out_loss": held_out_loss}, step=step)
+            run.checkpoint(checkpoint.absolute().as_uri(), step=step)
+            time.sleep(PAUSE)
+
+print(f"completed, held-out loss {held_out_loss:.3f}", flush=True)

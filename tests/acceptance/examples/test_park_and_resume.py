@@ -1,0 +1,69 @@
+"""A healthy run with a deep dip is parked, resumed by a word, recovers and ends better than it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_lab.service_process import Service
+
+from tests.acceptance.examples.test_examples import EXAMPLES
+from tests.clients.programs import eventually
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+NAME = "park-and-resume"
+WANTED = ["run.park_requested", "run.resume_requested", "run.stop_requested"]
+
+
+def test_a_dip_that_heals_costs_no_run(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """The receiver parks the job and brings it back; the run ends with a better checkpoint than it was parked with."""
+    headers = {"Authorization": f"Bearer {service.key}"}
+    secret, ready = tmp_path / "secret", tmp_path / "ready.json"
+    secret.write_text("whsec_bm90IHlldCBrbm93biwgdGhpcyBpcyBhIHBsYWNl")
+    command = ["evalstop-receiver", "process", "--restartable", "--secret-file", str(secret)]
+    command += ["--ready-file", str(ready), "--job-key-env", "TRAINER_KEY"]
+    command += ["--", sys.executable, str(EXAMPLES / "park_and_resume.py")]
+    with (
+        httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api,
+        subprocess.Popen(
+            command,
+            env=environment | {"TRAINER_KEY": service.key},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as receiver,
+    ):
+        try:
+            eventually(ready.exists, 60.0)
+            endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": WANTED}
+            secret.write_text(api.post("/endpoints", json=endpoint).raise_for_status().json()["secret"])
+            parked = eventually(lambda: find_run(api, "parked"), 120.0)
+            decision = parked["decision"]
+            assert (decision["action"], decision["state"], parked["should_stop"]) == ("park", "parked", False)
+            assert parked["last_step"] < parked["total_steps"]
+            word = {"reason": "the learning rate was raised: a dip was to be expected"}
+            api.post(f"/decisions/{decision['id']}/undo", json=word).raise_for_status()
+            said, _ = receiver.communicate(timeout=200)
+        finally:
+            receiver.send_signal(signal.SIGTERM)
+        ended = eventually(lambda: find_run(api, "completed"), 60.0)
+    assert receiver.returncode == 0
+    assert re.search(r"resumed at step \d+", said), "it went on from its checkpoint"
+    assert "completed" in said
+    assert ended["last_step"] == ended["total_steps"]
+    assert ended["decision"]["id"] == decision["id"], "a person had it return: it was not parked again"
+    assert ended["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], "its eval is a loss"
+
+
+def find_run(api: httpx.Client, status: str) -> dict[str, Any]:
+    """The run of the example once it has this status; empty until then."""
+    found = api.get("/runs", params={"name": NAME}).raise_for_status().json()["items"]
+    return next((dict(run) for run in found if run["status"] == status), {})
