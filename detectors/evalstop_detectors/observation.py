@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -90,16 +91,18 @@ Columns = Mapping[MetricRole, Column]
 
 def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
     """The observations, which are in their `order`, as columns."""
-    lists: dict[MetricRole, tuple[list[int], list[float], list[float | None], list[float | None]]] = {}
+    by_role: dict[MetricRole, list[Observation]] = defaultdict(list)
     for item in observations:
-        if item.role not in lists:
-            lists[item.role] = ([], [], [], [])
-        steps, values, stderrs, progress = lists[item.role]
-        steps.append(item.step)
-        values.append(item.value)
-        stderrs.append(item.stderr)
-        progress.append(item.progress)
-    return {role: Column(*column) for role, column in lists.items()}
+        by_role[item.role].append(item)
+    return {
+        role: Column(
+            [item.step for item in items],
+            [item.value for item in items],
+            [item.stderr for item in items],
+            [item.progress for item in items],
+        )
+        for role, items in by_role.items()
+    }
 
 
 def to_observations(columns: Columns) -> list[Observation]:

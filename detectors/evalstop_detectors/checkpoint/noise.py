@@ -176,4 +176,4 @@ def _middle(ordered: array[float]) -> float:
 
 def clipped(value: float) -> float:
     """The value, or the largest that is reckoned with."""
-    return min(max(value, -LARGEST), LARGEST)
+    return value if -LARGEST <= value <= LARGEST else min(max(value, -LARGEST), LARGEST)

@@ -28,6 +28,8 @@ Not done    The proxy between two evals counts by its mean. KL and proxy alone c
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -35,8 +37,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import LARGEST, clipped
-from evalstop_detectors.detectors.detector import EvalRequest, EvalRequests, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.detectors.detector import (
+    Changes,
+    EvalRequest,
+    EvalRequests,
+    Evidence,
+    Kind,
+    Thresholds,
+    fold_steps,
+)
+from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_observations
 from evalstop_detectors.posterior.arithmetic import ONE
 from evalstop_detectors.posterior.features import FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
@@ -64,6 +74,7 @@ STILL = 2.09  # asinh(4): the proxy moved by less than four times what it usuall
 _PROXY_CHANGE = 13  # of the network's features
 SAID_FROM = 0.1  # below this the note says no probability
 
+_NO_VALUES = Column((), ())
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
 _QUIET = f"less than {SAID_FROM:.0%} likely to have turned"
 
@@ -156,18 +167,34 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
     def step(self, state: PosteriorState, observation: Observation) -> tuple[PosteriorState, Evidence]:
         if not observation.finite:
             return state, state.evidence
-        value = clipped(observation.value)
         if observation.role is MetricRole.PROXY:
-            origin = value if state.proxy_origin is None else state.proxy_origin
-            waiting = clipped(state.waiting_proxy + clipped(value - origin))
-            state = replace(state, proxy_origin=origin, waiting=state.waiting + 1, waiting_proxy=waiting)
+            state = _with_waiting(state, (observation.value,), ())
         elif observation.role is MetricRole.KL:
-            state = replace(state, kl=value)
+            state = _with_waiting(state, (), (observation.value,))
         elif observation.role is MetricRole.PAIRED:
-            state = self._with_answer(state, observation, value)
+            state = self._with_answer(state, observation, clipped(observation.value))
         else:
-            state = self._with_eval(state, observation, value)
+            state = self._with_eval(state, observation, clipped(observation.value))
         return state, state.evidence
+
+    def fold(
+        self, state: PosteriorState, evidence: Evidence | None, columns: Columns
+    ) -> tuple[PosteriorState, Changes]:
+        if MetricRole.PAIRED in columns or state.evidence is not evidence:
+            return fold_steps(self, state, evidence, to_observations(columns))
+        changes: Changes = []
+        proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
+        proxies_taken = kls_taken = 0
+        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
+            proxies_end = bisect_right(proxies.steps, item.step, proxies_taken)
+            kls_end = bisect_right(kls.steps, item.step, kls_taken)
+            state = _with_waiting(state, proxies.values[proxies_taken:proxies_end], kls.values[kls_taken:kls_end])
+            proxies_taken, kls_taken = proxies_end, kls_end
+            state, latest = self.step(state, item)
+            if latest is not evidence:
+                evidence = latest
+                changes.append((item.order, latest))
+        return _with_waiting(state, proxies.values[proxies_taken:], kls.values[kls_taken:]), changes
 
     def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
         features, found = advance(ONE, state.features, _given(state, observation, value))
@@ -178,19 +205,19 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         state = replace(
             state,
             features=features,
-            hidden=tuple(map(int, hidden.tolist())),
+            hidden=_to_integers(hidden),
             waiting=0,
             waiting_proxy=0.0,
             kl=None,
             best_step=observation.step if is_best else state.best_step,
-            seen=tuple(map(int, seen.tolist())),
+            seen=_to_integers(seen),
             cliff=max(0.0 if is_best else state.cliff, fell),
             asked_since=0 if is_best else state.asked_since,
             awaited=state.awaited and not is_best,
             answer=None if is_best else state.answer,
             progress=min(max(state.progress, observation.progress or 0.0), 1.0),  # NaN is never the larger one
         )
-        outlook, added = self._weigh_answer(state)
+        outlook, added = self._weigh_answer(state, hidden)
         if self._is_to_ask(state, outlook.turned, observation.progress):
             asked = {"asked": state.asked + 1, "asked_step": observation.step, "awaited": True}
             state = replace(state, **asked, asked_evals=int(features.evals), asked_since=int(features.since))
@@ -209,16 +236,16 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
             answer = Answer(-value, known, features.best - features.level, features.since, *before)
         bets = raise_bets(state.log_bets, -value, known, features.best - features.start)
         state = replace(state, awaited=False, answer=answer, log_bets=bets)
-        outlook, added = self._weigh_answer(state)
+        outlook, added = self._weigh_answer(state, np.array(state.hidden, dtype=np.float64))
         return self._with_evidence(state, outlook, added, observation.progress)
 
-    def _weigh_answer(self, state: PosteriorState) -> tuple[Outlook, float]:
+    def _weigh_answer(self, state: PosteriorState, hidden: Whole) -> tuple[Outlook, float]:
         """The outlook, and what the latest answer adds to the log odds that the run has turned."""
         added = 0.0
         if state.answer is not None:
             own = round_features(describe_answer(ONE, state.features, state.answer))
             added = add_log_odds(self.model, np.concatenate([np.array(state.seen, dtype=np.float64), own]))
-        return _read_outlook(load_network(self.model), np.array(state.hidden, dtype=np.float64), added), added
+        return _read_outlook(load_network(self.model), hidden, added), added
 
     def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:
         requests, features = self.requests, state.features
@@ -268,7 +295,22 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
 
     def outlook(self, state: PosteriorState) -> Outlook:
         """What is expected of a run in this state."""
-        return self._weigh_answer(state)[0]
+        return self._weigh_answer(state, np.array(state.hidden, dtype=np.float64))[0]
+
+
+def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
+    """Take in values of the proxy and of KL, finite or not, that come before the next eval."""
+    origin, waiting, total = state.proxy_origin, state.waiting, state.waiting_proxy
+    for value in map(clipped, filter(math.isfinite, proxies)):
+        if origin is None:
+            origin = value
+        waiting, total = waiting + 1, clipped(total + clipped(value - origin))
+    kl = next(map(clipped, filter(math.isfinite, reversed(kls))), state.kl)
+    return replace(state, proxy_origin=origin, waiting=waiting, waiting_proxy=total, kl=kl)
+
+
+def _to_integers(numbers: Whole) -> tuple[int, ...]:
+    return tuple(numbers.astype(np.int64).tolist())
 
 
 def _read_outlook(network: Network, hidden: Whole, added: float = 0.0) -> Outlook:

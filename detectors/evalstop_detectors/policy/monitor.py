@@ -285,11 +285,12 @@ def _fold_detectors(
 
 
 def _check_order(last: Order | None, observations: Sequence[Observation]) -> None:
-    for item in observations:
-        order = item.order
-        if last is not None and order <= last:
-            raise _out_of_order(item.role, item.step)
-        last = order
+    orders = [(item.step, RANK[item.role]) for item in observations]
+    if last is not None:
+        orders.insert(0, last)
+    if not all(map(lt, orders, islice(orders, 1, None))):
+        step, rank = next(order for before, order in pairwise(orders) if order <= before)
+        raise _out_of_order(list(RANK)[rank], step)
 
 
 def _check_columns(last: Order | None, columns: Columns) -> None:

@@ -85,7 +85,7 @@ def round_features(features: Any) -> Whole:
 def to_probability(logit: float) -> float:
     """The logistic function, from the table: steps of 2^-14 between 0 and 1."""
     index = math.floor(logit * _TABLE_ONE + 0.5)
-    return float(_logistic_table()[min(max(index, -_TABLE_END), _TABLE_END) + _TABLE_END]) / STATE_ONE
+    return float(_logistic_table().item(min(max(index, -_TABLE_END), _TABLE_END) + _TABLE_END)) / STATE_ONE
 
 
 @cache
@@ -119,8 +119,8 @@ def look_up_tanh(sums: Whole) -> Whole:
 
 
 def _look_up(table: Whole, sums: Any) -> Any:
-    index = np.floor(sums * _FROM_SUM + 0.5)
-    return table[np.minimum(np.maximum(index, -_TABLE_END), _TABLE_END).astype(np.int64) + _TABLE_END]
+    # The nearest entry; the first and the last for what lies beyond. What is not negative is rounded down by a cast.
+    return table.take((sums * _FROM_SUM + (_TABLE_END + 0.5)).astype(np.int64), mode="clip")
 
 
 @cache
