@@ -227,7 +227,7 @@ class OutboxMachine(RuleBasedStateMachine):
 def test_outbox_follows_its_model(database: Database) -> None:
     """Whatever workers, operators, crashes and time do, the outbox does what its model says."""
     budget = settings(
-        max_examples=80,
+        max_examples=40,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -59,6 +59,7 @@ TWISTED: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("service", ["postgresql"], indirect=True)  # which refuses all that SQLite does, and more
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_twisted_values(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
     """Whatever stands in the place of a value: it is taken, or refused with a problem, and never a fault."""

@@ -33,6 +33,7 @@ def part(visitor: httpx.Client, name: str, path: str = "/") -> str:
     return html.split(f'data-part="{name}"')[1].split("</section>")[0]
 
 
+@EMBEDDED
 def test_what_is_sent_soonest_comes_first(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:

@@ -398,6 +398,7 @@ def test_long_series_are_thinned_and_keep_their_spike(
     assert (proxy["steps"][0], proxy["steps"][-1]) == (0, 8999)
 
 
+@EMBEDDED
 def test_superseded_observations_are_left_out(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:

@@ -81,6 +81,7 @@ def test_past_a_page_of_cases(visitor: httpx.Client, database: Database, tenant:
     assert visitor.get("/cases?cursor=x").status_code == visitor.get("/cases?treatment=odd").status_code == 404
 
 
+@EMBEDDED
 def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A decision is judged from the overview, by whoever may operate, and counts from then on."""
     run = open_run(database, tenant, now, "ppo", mode="enforce")
