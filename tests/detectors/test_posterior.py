@@ -8,7 +8,9 @@ import math
 import numpy as np
 import pytest
 from evalstop_detectors import DETECTORS, MetricRole, Observation
+from evalstop_detectors.detectors.detector import fold_steps
 from evalstop_detectors.detectors.posterior import Posterior
+from evalstop_detectors.observation import to_columns
 from evalstop_detectors.posterior import network
 from evalstop_detectors.posterior.arithmetic import MANY, ONE
 from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState, Given, advance
@@ -29,6 +31,26 @@ def observe(scores: list[float], planned: int | None = None) -> list[float]:
         state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score, progress=progress))
         found.append(evidence.value)
     return found
+
+
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.sampled_from([MetricRole.KL, MetricRole.PROXY, MetricRole.EVAL]),
+            EVALS | st.sampled_from([math.nan, math.inf]),
+        ),
+        unique_by=lambda item: item[:2],
+        max_size=30,
+    )
+)
+def test_columns_come_to_what_single_observations_come_to(drawn: list[tuple[int, MetricRole, float]]) -> None:
+    """Values of proxy and KL that are taken in together before an eval give the state that they give one by one."""
+    detector = Posterior()
+    state = detector.start()
+    observations = sorted((Observation(role, step, value) for step, role, value in drawn), key=lambda item: item.order)
+    one_by_one = fold_steps(detector, state, state.evidence, observations)
+    assert detector.fold(state, state.evidence, to_columns(observations)) == one_by_one
 
 
 @given(runs=st.lists(st.lists(DRAWN, min_size=12, max_size=12), min_size=1, max_size=4))
