@@ -87,22 +87,18 @@ def apply(state: RunState, messages: Sequence[Message], facts: Facts, now: datet
 
     Facts concern what is saved. A message behind others that are not therefore waits for its turn.
     """
-    before, applied = state, Applied(state, state, [])
-    for message in messages:
-        known = facts.of_later_messages if applied.answers else facts
-        result = _apply_message(state, message, known, before.run.version + 1, now)
-        if isinstance(result, Needs):
-            if not applied.answers:
-                return result
+    version = state.run.version + 1
+    applied = _apply_message(state, messages[0], facts, version, now)
+    for message in messages[1:]:
+        if isinstance(applied, Needs) or applied.content is not None:
             break
-        state = result.state
-        applied.state, applied.decision = state, result.decision
+        result = _apply_message(applied.state, message, facts.of_later_messages, version, now)
+        if isinstance(result, Needs):
+            break
         applied.answers += result.answers
         applied.points += result.points
-        if result.content is not None:
-            applied.content, applied.late, applied.settles_case = result.content, result.late, result.settles_case
-            applied.scores = result.scores
-            break
+        result.before, result.answers, result.points = state, applied.answers, applied.points
+        applied = result
     return applied
 
 
