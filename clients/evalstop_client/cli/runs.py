@@ -23,7 +23,7 @@ def add_to(commands: Subcommands, text: str) -> None:
     listing = add_command(verbs, "ls", list_runs, "list")
     for option, what in (
         ("name", "with this in their name"),
-        ("status", "running, completed, failed, stopped or lost"),
+        ("status", "running, parked, completed, failed, stopped or lost"),
         ("verdict", "continue, suspect or stop"),
         ("policy", "judged by a policy of this name"),
         ("mode", "shadow or enforce"),

@@ -25,11 +25,17 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 _STATUS = {
     RunStatus.RUNNING: "RUNNING",
+    RunStatus.PARKED: "SCHEDULED",
     RunStatus.COMPLETED: "FINISHED",
     RunStatus.STOPPED: "KILLED",
     RunStatus.FAILED: "FAILED",
     RunStatus.LOST: "FAILED",
 }
+
+
+def find_status(status: RunStatus) -> str:
+    """MLflow's word for where a run stands."""
+    return _STATUS[status]
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def run_info(recorded: RecordedRun) -> Document:
         "run_name": run.labels.get(labels.RUN_NAME, run.name),
         "experiment_id": str(recorded.experiment.number),
         "user_id": run.labels.get(labels.USER, "unknown"),
-        "status": _STATUS[run.status],
+        "status": find_status(run.status),
         "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
         "artifact_uri": f"{recorded.experiment.artifact_location.rstrip('/')}/{run.id.hex}/artifacts",
         "lifecycle_stage": "deleted" if recorded.deleted else "active",
