@@ -11,7 +11,7 @@ PATH = "/problems"
 
 _SMALLER = "Send it in smaller parts. Nothing was stored."
 _JSON = "Send JSON with the header `Content-Type: application/json`."
-_AGAIN = "Send the same again after the seconds that `Retry-After` names; what was stored already counts once."
+_AGAIN = "Send it again after `Retry-After` seconds; what was stored is not counted twice."
 
 
 class ProblemKind(Enum):
@@ -19,20 +19,20 @@ class ProblemKind(Enum):
 
     INVALID_REQUEST = (
         "The request is not valid",
-        "`errors` says what is wrong where, by a JSON pointer or the name of a parameter. Nothing was stored.",
+        "`errors` names each fault by a JSON pointer or a parameter. Nothing was stored.",
     )
     INVALID_POLICY = ("The policy is not valid", "`detail` names the part of the document.")
     ADDRESS_REFUSED = (
         "Webhooks may not go there",
-        "Public addresses are allowed, and those that `EVALSTOP_WEBHOOK_NETWORKS` names.",
+        "Use a public address, or add its network to `EVALSTOP_WEBHOOK_NETWORKS`.",
     )
     INVALID_JSON = ("The body is not JSON that can be read", "`detail` says where it breaks off.")
     NOT_JSON = ("The body is not JSON", _JSON)
     COMPRESSED_BODY = ("The body is compressed", "Send it without `Content-Encoding`.")
-    NOT_JSON_LINES = ("The body is not lines of JSON", "`detail` names the type to send it as.")
-    UNKNOWN_ENCODING = ("The body is packed in an unknown way", "`Accept-Encoding` names those known.")
-    UNREADABLE_ENCODING = ("The body cannot be unpacked", "Pack it anew and send the rest.")
-    NOT_A_SCRAPE = ("The body is no scrape", "`detail` names the types to send it as.")
+    NOT_JSON_LINES = ("The body is not lines of JSON", "Send it as the type that `detail` names.")
+    UNKNOWN_ENCODING = ("The body is packed in an unknown way", "Use an encoding that `Accept-Encoding` names.")
+    UNREADABLE_ENCODING = ("The body cannot be unpacked", "Compress it again and send the rest.")
+    NOT_A_SCRAPE = ("The body is no scrape", "Send it as a type that `detail` names.")
     UNREADABLE_TEXT = ("The body is no text that can be read", "Send UTF-8.")
     BODY_TOO_LARGE = ("The body is too large", _SMALLER)
     SCRAPE_TOO_LARGE = ("The scrape is too large", _SMALLER)
@@ -40,7 +40,7 @@ class ProblemKind(Enum):
     BODY_BROKE_OFF = ("The body broke off", "`lines_stored` says where to go on.")
     NO_KEY = (
         "No valid key",
-        "Send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one.",
+        "Send `Authorization: Bearer esk_...` with a valid key; `evalstop key create` makes one.",
     )
     SCOPE_MISSING = ("The key may not do this", "Use a key with the scope that `detail` names.")
     KEY_WITHOUT_PROJECT = ("The key is bound to no project", "Use a key of the project.")
@@ -50,30 +50,30 @@ class ProblemKind(Enum):
     )
     NOT_FOUND = (
         "Not found",
-        "There is no such thing in the key's project, or nothing at this path: `/docs` shows what there is.",
+        "Nothing of the key's project has this id, or there is no such path: see `/docs`.",
     )
-    MOVED = ("Moved", "Use the path in `Location`, without the slash at its end.")
+    MOVED = ("Moved", "Use the path in `Location`.")
     WRONG_METHOD = ("Wrong method", "`Allow` names the methods of this path.")
     CONFLICT = (
         "Conflict with what is on record",
-        "`detail` names both; what is on record stands. Leave out what differs, or say it of something else.",
+        "`detail` names both; the record stands. Leave out what differs.",
     )
     TOO_MANY_BODIES = ("Too many of your bodies arrive at one time", "Send fewer at a time.")
     TOO_MANY_REQUESTS = ("Too many requests", _AGAIN)
     QUOTA_REACHED = (
         "A quota of the project is reached",
-        "`detail` names the quota. With status 429 there may be room after `Retry-After` seconds, with 409 remove "
-        "something, or have the quota raised.",
+        "`detail` names the quota. With 429, send it again after `Retry-After` seconds; with 409, remove something or "
+        "have the quota raised.",
     )
     TOO_MANY_RECEIVERS = ("Too many receivers are waiting", _AGAIN)
     OVERLOADED = ("The service cannot take more just now", _AGAIN)
     DATABASE_AWAY = ("The database does not answer", _AGAIN)
-    DISK_FULL = ("The database's disk is full", "Make room for the database, and send the same again.")
+    DISK_FULL = ("The database's disk is full", "Free space for the database, then send it again.")
     SCHEMA_TOO_OLD = ("The schema is too old", "Run `evalstop migrate`.")
     SERVICE_TOO_OLD = ("The service is older than its database", "Run the newest release.")
     UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that sealed it.")
-    FAULT = ("The service failed", "It is a fault of ours: the log says more under the `request_id`.")
-    OTHER = ("Other", "`title` and `detail` say what it is.")  # what the web server refuses by itself
+    FAULT = ("The service failed", "This is a bug: look for the `request_id` in the log.")
+    OTHER = ("Other", "See `title` and `detail`.")  # what the web server refuses by itself
 
     def __init__(self, title: str, advice: str) -> None:
         self.title = title

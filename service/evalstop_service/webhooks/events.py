@@ -112,13 +112,12 @@ def _silent(state: str) -> HealthChanged:
 
 DECLARATIONS: dict[EventType, Declaration] = {
     EventType.SUSPECTED: Declaration(
-        "The policy suspects, for the first time in this attempt, that the run has stopped improving.",
+        "The policy suspects that the run has stopped improving: sent once an attempt.",
         "may have stopped improving",
         RunEvent(**_NO_DECISION),
     ),
     EventType.EVAL_REQUESTED: Declaration(
-        "An eval now would show whether the run has stopped improving. With a `request`, somebody said to answer it: "
-        "see evaluate-now.md.",
+        "An eval now would show whether the run has stopped improving. A `request` asks for a paired evaluation.",
         "should be evaluated now",
         EvalRequested(
             **_NO_DECISION,
@@ -126,7 +125,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         ),
     ),
     EventType.STOP_REQUESTED: Declaration(
-        "The receiver must end the job. Sent again, as a new event, when nobody confirms the stop.",
+        "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
         "is to be stopped",
         DecisionEvent(**_decided("requested")),
     ),
@@ -146,8 +145,8 @@ DECLARATIONS: dict[EventType, Declaration] = {
         StopReported(**_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}),
     ),
     EventType.PARK_REQUESTED: Declaration(
-        "The receiver must set the job aside so that it can return. Sent again, as a new event, when nobody confirms "
-        "it; never by force. An endpoint that asks for this type says that it can park jobs.",
+        "The receiver must set the job aside, never by force. Sent again, as a new event, if nobody confirms it. An "
+        "endpoint that subscribes to this type can park jobs.",
         "is to be parked",
         DecisionEvent(**_decided("requested", "park")),
     ),
@@ -157,7 +156,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         StopReported(**_decided("parked", "park"), report={"parked_as": "requeued", "partition": "low"}),
     ),
     EventType.PARK_OVERDUE: Declaration(
-        "A job is parked for a week, and each week after. A person should have it return, or stop it.",
+        "A job has been parked for a week; repeated weekly. A person should resume or stop it.",
         "is parked still. A person should have it return, or stop it",
         DecisionEvent(**_decided("parked", "park")),
     ),
@@ -167,7 +166,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         StopReported(**_decided("failed"), report={"escalations": 2}),
     ),
     EventType.RESUME_REQUESTED: Declaration(
-        "A stop was undone, or a parked job is to return: a receiver lets it go on, where its scheduler can.",
+        "A stop was undone, or a parked job is to return: the receiver resumes the job if its scheduler can.",
         "may continue: it is to be stopped or parked no longer",
         DecisionEvent(**_decided("undone")),
     ),
@@ -177,7 +176,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         RunEvent(**_NO_DECISION),
     ),
     EventType.COMPLETED: Declaration(
-        "The trainer ended the run by itself: it came to its end.",
+        "The run came to its end.",
         "has completed",
         RunEvent(**_NO_DECISION),
     ),
@@ -205,14 +204,13 @@ DECLARATIONS: dict[EventType, Declaration] = {
         ),
     ),
     EventType.ROLLOUT_STAGE_PROPOSED: Declaration(
-        "By its measured precision a policy may do more, once an admin confirms it: on the page Overview, or by the "
-        "API. As with the next, the event is about no run.",
+        "A policy's measured precision allows a higher rollout stage; an admin has to confirm it, on the overview or by "
+        "the API.",
         "may move",
         RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
     ),
     EventType.ROLLOUT_STAGE_CHANGED: Declaration(
-        "A policy may now do more, by an admin's word, or less, by its measured precision. The event is about no run; "
-        "deliveries order it with the newest run of the policy.",
+        "A policy's rollout stage changed: up by an admin's confirmation, or down by its measured precision.",
         "moves",
         RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
     ),
