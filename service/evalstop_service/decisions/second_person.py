@@ -85,10 +85,13 @@ def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Propo
     return proposal
 
 
-def confirm_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
-    """Say a person's word for a proposal, which the last word needed carries out; raises Conflict if it is not open."""
+def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reason: str = "") -> Proposal:
+    """Say a person's word for a proposal, which the last word needed carries out; raises Conflict if it is not open.
+
+    `reason`: for the audit log.
+    """
     with database.transaction() as tx:
-        return _add_word(tx, author, find_proposal(tx, author.project_id, proposal_id))
+        return _add_word(tx, author, find_proposal(tx, author.project_id, proposal_id), reason)
 
 
 def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
@@ -137,7 +140,7 @@ def _propose(
     return proposal
 
 
-def _add_word(tx: Transaction, author: Author, proposal: Proposal) -> Proposal:
+def _add_word(tx: Transaction, author: Author, proposal: Proposal, reason: str = "") -> Proposal:
     """Add a person's word; with the last one needed carry it out.
 
     1. Carry it out first, under its own locks: run before decision before project.
@@ -151,10 +154,11 @@ def _add_word(tx: Transaction, author: Author, proposal: Proposal) -> Proposal:
     proposal = replace(proposal, words=(*proposal.words, word))
     if not has_enough_words(proposal.words, _words_needed(tx, proposal)):
         proposals.save_words(tx, proposal)
-        author.record(tx, "proposal.supported", f"proposal {proposal.id}", {"summary": proposal.summary})
+        details = {"summary": proposal.summary} | ({"reason": reason} if reason else {})
+        author.record(tx, "proposal.supported", f"proposal {proposal.id}", details)
         return proposal
     _carry_out(tx, author, proposal)
-    _close(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed")
+    _close(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed", reason)
     return replace(proposal, state=ProposalState.CONFIRMED, closed_at=author.at)
 
 
@@ -183,10 +187,13 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
             project_settings.apply_change(tx, author, change)
 
 
-def _close(tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str) -> None:
+def _close(
+    tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str, reason: str = ""
+) -> None:
     if not proposals.close_proposal(tx, proposal, state, author.at):
         raise Conflict(f"the proposal {proposal.id} was closed at the same time; read it and try again")
     details = {"summary": proposal.summary, "proposed_by": proposal.proposed_by}
+    details |= {"reason": reason} if reason else {}
     author.record(tx, action, f"proposal {proposal.id}", details)
 
 

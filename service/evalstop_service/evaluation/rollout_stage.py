@@ -18,6 +18,7 @@ that fell back needs new cases to move up: stages do not oscillate.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,8 +30,9 @@ from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
+from evalstop_service.rules import confidence_sequences
 from evalstop_service.rules.case_requirements import Shortfall
-from evalstop_service.rules.confidence_sequences import Estimate, StageNumbers
+from evalstop_service.rules.confidence_sequences import Estimate, StageNumbers, Stratum
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.proposals import PROPOSED_AGAIN_AFTER, ProposalKind, ProposalState
@@ -48,6 +50,9 @@ from evalstop_service.webhooks import events
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
+
+MOST_CASES = 100_000
+"""An estimate of how many cases it takes that passes this is not worth telling."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,23 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     if stage in _NEXT and least >= required:
         return Move(_NEXT[stage], f"at least {least:.1%} of its stops were right, and {required:.1%} are required")
     return None
+
+
+def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
+    """About how many cases it takes until the lower bound reaches the requirement, if the share that is right stays.
+
+    Undecided cases count as wrong, as in the bound. None: at this share it takes more than `MOST_CASES`, or never.
+    """
+    cases = shown.decided + shown.undecided
+    right = (shown.value or 0.0) * shown.decided / cases if cases else 1.0
+    if right <= required:
+        return None
+
+    def suffices(number: int) -> bool:
+        projected = Stratum(right * number, (1 - right) * number)
+        return confidence_sequences.estimate_precision([projected]).low >= required
+
+    return bisect_left(range(MOST_CASES), True, key=suffices) if suffices(MOST_CASES) else None
 
 
 def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
@@ -175,6 +197,16 @@ def raise_stage(tx: Transaction, author: Author, policy_name: str, target: Stage
         if moved.stage is target and target is _NEXT.get(current.stage):
             return _save_move(tx, current, moved, reason, author.actor, author.at)
     raise Conflict(f"the cases of policy {policy_name} no longer allow the stage {target}")
+
+
+def lower_stage(tx: Transaction, author: Author, policy_name: str, reason: str) -> RolloutStage:
+    """Move a policy back to shadow because a person says so; raises Conflict if it has no higher stage."""
+    current = rollout_stages.lock_stage(tx, author.project_id, policy_name)
+    if current is None or current.stage is Stage.SHADOW:
+        raise Conflict(f"policy {policy_name} has no stage above shadow")
+    _withdraw_proposal(tx, current, author.at)
+    moved = replace(current, stage=Stage.SHADOW, since=author.at, numbers=StageNumbers())
+    return _save_move(tx, current, moved, reason, author.actor, author.at)
 
 
 def remove_rollout_stage(tx: Transaction, author: Author, policy_name: str) -> None:

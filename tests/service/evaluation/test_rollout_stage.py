@@ -82,6 +82,18 @@ def test_it_falls_back_when_the_line_no_longer_holds() -> None:
     assert choose_move(Stage.CANARY, LINE, shown(50, 5), shown(5, 1)) is None
 
 
+def test_how_many_cases_the_next_step_takes() -> None:
+    """As many as bring the lower bound to the line if the share stays; undecided ones count as wrong."""
+    for seen in (shown(0, 0), shown(7, 0), shown(39, 0)):
+        assert rollout_stage.estimate_cases_needed(seen, 0.9) == 69
+    assert shown(68, 0).low < 0.9 <= shown(69, 0).low
+    needed = rollout_stage.estimate_cases_needed(shown(18, 1, 1), LINE)
+    assert needed is not None
+    assert shown(round(0.9 * needed), needed - round(0.9 * needed)).low == pytest.approx(LINE, abs=0.005)
+    assert rollout_stage.estimate_cases_needed(shown(79, 21), LINE) is None
+    assert rollout_stage.estimate_cases_needed(shown(9, 0, 3), LINE) is None
+
+
 def test_how_much_is_carried_out() -> None:
     """Without a rollout stage the mode of a run alone counts; a version that has shown nothing stays in shadow."""
     held = RolloutStage(UUID(int=1), "paper", Stage.CANARY, LINE, 0.25, NOW, StageNumbers(), 2)
@@ -163,6 +175,21 @@ def test_what_an_admin_refuses_is_not_repeated(scene: Scene) -> None:
     assert (stage(scene), proposed(scene)) == ("shadow", [])
     rollout_stage.review_rollout_stage(scene.database, scene.project_id, "watchful", LATER + timedelta(days=8))
     assert len(proposed(scene)) == 1
+
+
+def test_a_person_moves_it_back(scene: Scene) -> None:
+    """Back to shadow at any time, with a reason that is told and kept; from there it takes new cases."""
+    granted(scene)
+    run = scene.open(policy="watchful")
+    write(scene.database, run, 60)
+    stage(scene)
+    confirm(scene)
+    with scene.database.transaction() as tx:
+        rollout_stage.lower_stage(tx, Author(scene.project_id, "dana", LATER), "watchful", "a new eval set")
+    assert (stage(scene), proposed(scene)) == ("shadow", [])
+    assert [(move["to"], move["reason"]) for move in told(scene)][1:] == [("shadow", "a new eval set")]
+    with pytest.raises(Conflict, match="no stage above"), scene.database.transaction() as tx:
+        rollout_stage.lower_stage(tx, Author(scene.project_id, "dana", LATER), "watchful", "again")
 
 
 def test_every_move_is_told_with_its_numbers(scene: Scene) -> None:

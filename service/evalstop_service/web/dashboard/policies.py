@@ -7,13 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from evalstop_service.errors import NotFound
-from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.backtests import MOST_RUNS
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
-from evalstop_service.rules.proposals import ProposalKind
-from evalstop_service.store import backtests, proposals, rollout_stages
-from evalstop_service.web.dashboard import policy_diff
+from evalstop_service.store import backtests
+from evalstop_service.web.dashboard import policy_diff, policy_ladder
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -64,13 +62,7 @@ def show_policy(
     """One version of a policy, compared with `against` if given."""
     with site.database.reading() as tx:
         versions = policies.list_versions(tx, visitor.project.id)
-        stage = rollout_stages.find_stage(tx, visitor.project.id, name)
-        cases = rollout_stage.load_stage_cases(tx, stage) if stage is not None else None
-        proposed = [
-            one
-            for one in proposals.list_open(tx, visitor.project.id, site.clock())
-            if one.subject == name and one.kind in (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE)
-        ]
+        ladder = policy_ladder.load_ladder(tx, visitor, site, name)
     own = [policy for policy in versions if policy.name == name]
     shown = next((policy for policy in own if version in (None, policy.version)), None)
     if shown is None:
@@ -80,9 +72,7 @@ def show_policy(
         "policy.html",
         visitor=visitor,
         shown=shown,
-        stage=stage,
-        cases=cases,
-        proposals=proposed,
+        ladder=ladder,
         requirements=visitor.project.case_requirements,
         versions=own,
         links={policy.version: f"/policies/{name}?version={policy.version}" for policy in own},

@@ -1,33 +1,39 @@
-"""The differences between two policies: by field, with members matched by id, and as text. Pure."""
+"""The differences between two policies: by detector and field, with members matched by id, and as text. Pure."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from evalstop_detectors.policy.policy import member_ids
+
+POLICY = "policy"
+"""The group of what is no member's."""
 
 _ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs; None: it is missing on that side."""
+    """A field that differs; None: it is missing on that side. `group`: the id of its member, or `POLICY`."""
 
+    group: str
     field: str
     before: str | None
     after: str | None
 
 
 def compare_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """The fields that differ, in the order of the first document."""
+    """The fields that differ, those of one member beside each other, in the order of the first document."""
     old, new = dict(_flatten(before)), dict(_flatten(after))
+    fields = list(dict.fromkeys([*old, *new]))
+    groups = list(dict.fromkeys(group for group, _ in fields))
     return [
-        Change(field, _text(old.get(field, _ABSENT)), _text(new.get(field, _ABSENT)))
-        for field in dict.fromkeys([*old, *new])
+        Change(*field, *_format_pair(old.get(field, _ABSENT), new.get(field, _ABSENT)))
+        for field in sorted(fields, key=lambda field: groups.index(field[0]))
         if old.get(field, _ABSENT) != new.get(field, _ABSENT)
     ]
 
@@ -51,24 +57,38 @@ def name_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]
     return list(zip(ids, members, strict=True))
 
 
-def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
     for name, value in document.items():
         if name == "members":
             for member_id, member in name_members(document):
-                yield from _flatten_field(member_id, {key: item for key, item in member.items() if key != "id"})
+                for field, item in member.items():
+                    if field != "id":
+                        yield from _flatten_field(member_id, field, item)
         else:
-            yield from _flatten_field(name, value)
+            yield from _flatten_field(POLICY, name, value)
 
 
-def _flatten_field(field: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten_field(group: str, field: str, value: Any) -> Iterator[tuple[tuple[str, str], Any]]:
     if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from _flatten_field(f"{field} · {name}", item)
+            yield from _flatten_field(group, f"{field} · {name}", item)
     else:
-        yield field, value
+        yield (group, field), value
 
 
-def _text(value: Any) -> str | None:
+def _format_pair(before: Any, after: Any) -> tuple[str | None, str | None]:
+    """Both values; numbers to three digits, or with all of them where they would look the same."""
+    rounded = _format(before, _round), _format(after, _round)
+    return rounded if rounded[0] != rounded[1] else (_format(before, repr), _format(after, repr))
+
+
+def _format(value: Any, write_number: Callable[[float], str]) -> str | None:
     if value is _ABSENT:
         return None
+    if isinstance(value, float):
+        return write_number(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _round(number: float) -> str:
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e15 else f"{number:.3g}"

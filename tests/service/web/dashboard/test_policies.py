@@ -35,8 +35,8 @@ def test_what_differs(one: str, other: str) -> None:
     before, after = policy_to_document(POLICIES[one]), policy_to_document(POLICIES[other])
     assert policy_diff.compare_fields(before, before) == []
     assert policy_diff.compare_lines(before, before) == []
-    there = {(change.field, change.before, change.after) for change in policy_diff.compare_fields(before, after)}
-    back = {(change.field, change.after, change.before) for change in policy_diff.compare_fields(after, before)}
+    there = {(one.group, one.field, one.before, one.after) for one in policy_diff.compare_fields(before, after)}
+    back = {(one.group, one.field, one.after, one.before) for one in policy_diff.compare_fields(after, before)}
     assert there == back
     assert bool(there) == (one != other)
 
@@ -45,8 +45,21 @@ def test_a_member_is_known_by_its_id() -> None:
     """A detector put before the others is one new member, not a change of all."""
     before = document()
     after = document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
-    changed = {change.field.split(" · ")[0] for change in policy_diff.compare_fields(before, after)}
-    assert changed == {"floor"}
+    assert {change.group for change in policy_diff.compare_fields(before, after)} == {"floor"}
+
+
+def test_differences_have_three_digits() -> None:
+    """A member's numbers have three digits, and all of them where three would hide the difference."""
+    weights = (0.123456, 0.5), (0.123444, 0.6)
+    before, after = (
+        document(members=[{**member, "weight": weight} for member, weight in zip(document()["members"], side, strict=False)])
+        for side in weights
+    )
+    changes = [(one.group, one.field, one.before, one.after) for one in policy_diff.compare_fields(before, after)]
+    assert changes == [
+        ("k_below_best", "weight", "0.123456", "0.123444"),
+        ("eval", "weight", "0.5", "0.6"),
+    ]
 
 
 @EMBEDDED
@@ -67,27 +80,37 @@ def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: T
 
 
 @EMBEDDED
-def test_a_step_up_is_confirmed_on_the_page(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """The policy's page shows its stage, what does not count and why, and the step that waits for an admin."""
-    run, project_id = open_run(database, tenant, now, "hacking"), tenant.project.id
-    with database.transaction() as tx:
-        name = run.policy_name
-        rollout_stage.set_rollout_stage(tx, project_id, name, run.policy_version, 0.8, 0.25, now)
-    write(database, run, 60, now)
-    write(database, run, 3, now, seconds=40.0)
-    rollout_stage.review_rollout_stage(database, project_id, name, now)
-    shown = visitor.get(f"/policies/{name}").text
+def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A policy's page starts its rollout, counts the cases to the next step, and moves it up and back for a reason."""
+    run, project_id, token = open_run(database, tenant, now, "hacking"), tenant.project.id, token_of(visitor)
+    page = f"/policies/{run.policy_name}"
+    assert 'class="ladder"' not in visitor.get(page).text
+    terms = {"required_percent": "80", "canary_percent": "25", "csrf": token}
+    assert visitor.post(f"{page}/stage", data=terms).headers["location"] == f"{page}#stage"
+    assert visitor.post(f"{page}/stage", data=terms | {"required_percent": "100"}).status_code == 422
+    write(database, run, 9, utc_now())
+    write(database, run, 3, utc_now(), seconds=40.0)
+    shown = visitor.get(page).text
+    assert "9 of about 29 cases" in shown
     assert "Not counted: lasted less than 10 min" in shown
     assert "lasted 40 s of the 10 min needed" in visitor.get("/cases").text
-    (path,) = re.findall(r'action="(/proposals/[^"]+/confirm)"', shown)
+    write(database, run, 51, utc_now())
+    assert "proposes the step" in visitor.get(page).text
+    rollout_stage.review_rollout_stage(database, project_id, run.policy_name, utc_now())
+    (path,) = re.findall(r'action="(/proposals/[^"]+/confirm)"', visitor.get(page).text)
     assert path in visitor.get("/").text
-    answer = visitor.post(path, data={"csrf": token_of(visitor)})
-    assert answer.headers["location"] == "/#queue"
-    shown = visitor.get(f"/policies/{name}").text
-    assert "canary" in shown
+    promoted = visitor.post(path, data={"csrf": token, "reason": "<b>earned</b>", "next": f"{page}#stage"})
+    assert promoted.headers["location"] == f"{page}#stage"
+    shown = visitor.get(page).text
+    assert "carries out 25 % of its stops" in shown
+    assert re.search(r'aria-current="step"><span class="figure">canary', shown)
     assert path not in shown
+    assert visitor.post(f"{page}/stage/lower", data={"csrf": token}).status_code == 422
+    assert visitor.post(f"{page}/stage/lower", data={"csrf": token, "reason": "a new eval"}).status_code == 303
+    assert re.search(r'aria-current="step"><span class="figure">shadow', visitor.get(page).text)
+    audited = visitor.get("/settings/audit").text
+    assert "&lt;b&gt;earned" in audited
+    assert "a new eval" in audited
 
 
 @EMBEDDED

@@ -1,0 +1,96 @@
+"""The rollout stage on a policy's page: its steps, how far the next one is, and the forms that move it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Response
+from fastapi.responses import RedirectResponse
+
+from evalstop_service.errors import NotFound
+from evalstop_service.evaluation import rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageCases
+from evalstop_service.projects import policies
+from evalstop_service.rules.proposals import ProposalKind
+from evalstop_service.rules.statuses import Stage
+from evalstop_service.store import proposals, rollout_stages
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, SiteOf, Visitor
+
+router = APIRouter(prefix="/policies/{name}/stage", route_class=PageRoute)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The stage of a policy, the cases behind it, and what is proposed.
+
+    `have`: the cases that the next step rests on, by the narrower of its two conditions. `needed`: about how many it
+    takes; None if there is no next step, or if it cannot be said.
+    """
+
+    held: RolloutStage
+    cases: StageCases
+    have: int
+    needed: int | None
+    proposed: Sequence[Proposal]
+
+    @property
+    def suffices(self) -> bool:
+        """Whether its cases allow the next step."""
+        return self.needed is not None and self.have >= self.needed
+
+
+def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> Ladder | None:
+    """The ladder of a policy; None if it does not have to earn its stage."""
+    held = rollout_stages.find_stage(tx, visitor.project.id, name)
+    if held is None:
+        return None
+    cases = rollout_stage.load_stage_cases(tx, held)
+    narrower = min(cases.of_version, cases.since, key=lambda estimate: estimate.bounds.low)
+    have = narrower.decided + narrower.undecided
+    needed = None
+    if held.stage is not Stage.ENFORCE:
+        enough = narrower.bounds.low >= held.required_precision
+        needed = have if enough else rollout_stage.estimate_cases_needed(narrower, held.required_precision)
+    proposed = [
+        one
+        for one in proposals.list_open(tx, visitor.project.id, site.clock())
+        if one.subject == name and one.kind in (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE)
+    ]
+    return Ladder(held, cases, have, needed, proposed)
+
+
+@router.post("")
+def set_terms(
+    name: str,
+    site: SiteOf,
+    visitor: FreshAdmin,
+    required_percent: Annotated[float, Form(ge=50, lt=100)],
+    canary_percent: Annotated[float, Form(gt=0, le=50)],
+) -> Response:
+    """Have a policy earn its rollout stage from shadow on, or change the terms of one that does."""
+    now = site.clock()
+    terms = {"required_precision": required_percent / 100, "canary_share": canary_percent / 100}
+    with site.database.transaction() as tx:
+        policy = policies.find_version(tx, visitor.project.id, name)
+        if policy is None:
+            raise NotFound
+        rollout_stage.set_rollout_stage(tx, visitor.project.id, name, policy.version, **terms, now=now)
+        visitor.author(now).record(tx, "rollout_stage.set", f"policy {name}", terms)
+    return RedirectResponse(f"/policies/{name}#stage", 303)
+
+
+@router.post("/lower")
+def lower_stage(name: str, site: SiteOf, visitor: Admin, reason: Annotated[str, Form()] = "") -> Response:
+    """Move a policy back to shadow."""
+    with site.database.transaction() as tx:
+        if policies.find_version(tx, visitor.project.id, name) is None:
+            raise NotFound
+        rollout_stage.lower_stage(tx, visitor.author(site.clock()), name, forms.parse_reason(reason))
+    return RedirectResponse(f"/policies/{name}#stage", 303)
