@@ -179,7 +179,7 @@ docs: $(READY)  ## Build the documentation into the service, which shows it at /
 	$(MAKE) --no-print-directory $(HELP)
 
 $(HELP): $(READY) mkdocs.yml $(shell find docs -type f)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build 2>&1 | sed '/^INFO/d'  # --quiet would not count warnings
 	find $(@D) -name '*.map' -delete
 
 .PHONY: wheels

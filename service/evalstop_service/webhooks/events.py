@@ -204,8 +204,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         ),
     ),
     EventType.ROLLOUT_STAGE_PROPOSED: Declaration(
-        "A policy's measured precision allows a higher rollout stage; an admin has to confirm it, on the overview or by "
-        "the API.",
+        "A policy's measured precision allows a higher rollout stage. An admin has to confirm it.",
         "may move",
         RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
     ),

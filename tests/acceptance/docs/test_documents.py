@@ -177,5 +177,6 @@ def test_the_documents_one_begins_with_hold_examples_that_run() -> None:
         "quickstart.md",
         "operations.md",
         "ways-in.md",
+        "roles.md",
         "read-results.md",
     }

@@ -1,4 +1,4 @@
-"""The receivers that docs/receivers.md shows are run as they stand there."""
+"""The receivers that docs/receivers.md shows, and the script of docs/slurm.md, are run as they stand there."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.clients.webhooks import SECRET, send, stop_event
 
 pytestmark = pytest.mark.real
 
-PAGE = Path(__file__).parents[3] / "docs/receivers.md"
+DOCS = Path(__file__).parents[3] / "docs"
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
 STATUS = "#!/bin/sh\n[ ! -e {folder}/looked ] && touch {folder}/looked\n"
 
 
-def shown(kind: str, beginning: str) -> str:
+def shown(kind: str, beginning: str, page: str = "receivers.md") -> str:
     """The example of a language that begins like this."""
-    blocks = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(rf"^```{kind}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [str(block) for block in blocks if block.startswith(beginning)]
     return block
 
@@ -107,7 +107,7 @@ def test_receiver_in_curl_and_bash(
 @pytest.mark.parametrize(("end", "exit_code"), [("print('end', flush=True)", 0), ("os.kill(os.getpid(), 9)", 137)])
 def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: int) -> None:
     """The trap that the page shows reaches the trainer, waits for it on, and ends with it and as it did."""
-    script = shown("bash", "trap")
+    script = shown("bash", "trap", "slurm.md")
     trainer = (
         "import os, signal, time; asked = []\n"  # writes past `print`, which its own handler may come in between of
         "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'saved\\n'), asked.append(True)))\n"
