@@ -1,41 +1,22 @@
-"""The pages of backtests: start one, and follow its progress and findings."""
+"""The page of a backtest: its progress and findings."""
 
 from __future__ import annotations
 
-from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Form, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi import APIRouter, Request, Response
 
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
-from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
-from evalstop_service.web.dashboard.visitor import Operator, SignedIn, SiteOf
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/policies/backtests", route_class=PageRoute)
 
 MOST_SHOWN = 200
-
-
-@router.post("")
-def start_backtest(
-    site: SiteOf,
-    visitor: Operator,
-    policy: Annotated[str, Form(max_length=100)],
-    runs: Annotated[int, Form(ge=1, le=backtests.MOST_RUNS)] = backtests.MOST_RUNS,
-) -> Response:
-    """Backtest a policy on the newest ended runs."""
-    with site.database.reading() as tx:
-        document = policies.find_referred_policy(tx, visitor.project.id, policy).document
-    backtest = backtests.request_backtest(
-        site.database, visitor.project.id, document, runs, visitor.actor, site.clock()
-    )
-    return RedirectResponse(f"/policies/backtests/{backtest.id}", 303)
 
 
 @router.get("/{backtest_id}")

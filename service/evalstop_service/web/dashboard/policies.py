@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from evalstop_service.errors import NotFound
-from evalstop_service.evaluation.backtests import MOST_RUNS
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.store import backtests
@@ -83,5 +82,4 @@ def show_policy(
         other=other,
         changes=policy_diff.compare_fields(other.document, shown.document) if other else [],
         lines=policy_diff.compare_lines(other.document, shown.document) if other else [],
-        most_runs=MOST_RUNS,
     )

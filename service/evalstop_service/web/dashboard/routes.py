@@ -17,6 +17,7 @@ from evalstop_service.web.dashboard import (
     openid_sign_in,
     overview,
     policies,
+    policy_editor,
     policy_ladder,
     precision,
     proposals,
@@ -36,7 +37,18 @@ from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
     *(static_files, sign_in, openid_sign_in, overview, precision, run_list, run_page, analysis, observations),
-    *(run_actions, run_description, run_roles, backtests, policies, policy_ladder, proposals, webhooks, settings),
+    *(
+        run_actions,
+        run_description,
+        run_roles,
+        backtests,
+        policies,
+        policy_editor,
+        policy_ladder,
+        proposals,
+        webhooks,
+        settings,
+    ),
     not_found,  # last, because it matches any path
 )
 

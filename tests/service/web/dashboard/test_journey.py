@@ -64,10 +64,12 @@ def test_an_operators_day_by_keyboard(
 
     press(window, ".nav a[href='/policies']")
     press(window, ".row-link[href='/policies/cautious']")
-    press(window, "button:has-text('Try on past runs')")
+    press(window, "a:has-text('Edit and backtest')")
+    press(window, "button:has-text('Try on the last')")
     expect(page.get_by_text("waiting for a worker")).to_be_visible()
     assert backtests.run_next_backtest(database, utc_now)
     expect(page.get_by_text("3 runs replayed")).to_be_visible()
+    press(window, "a:has-text('Each run')")
     expect(page.locator(".row-link")).to_have_count(3)
     assert window.is_clean()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from datetime import datetime
 from typing import Any
@@ -50,10 +52,10 @@ def test_a_member_is_known_by_its_id() -> None:
 
 def test_differences_have_three_digits() -> None:
     """A member's numbers have three digits, and all of them where three would hide the difference."""
-    weights = (0.123456, 0.5), (0.123444, 0.6)
+    members = document()["members"][:2]
     before, after = (
-        document(members=[{**member, "weight": weight} for member, weight in zip(document()["members"], side, strict=False)])
-        for side in weights
+        document(members=[members[0] | {"weight": first}, members[1] | {"weight": second}])
+        for first, second in ((0.123456, 0.5), (0.123444, 0.6))
     )
     changes = [(one.group, one.field, one.before, one.after) for one in policy_diff.compare_fields(before, after)]
     assert changes == [
@@ -114,24 +116,38 @@ def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant
 
 
 @EMBEDDED
-def test_a_backtest_is_asked_for_and_shown(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """By a form with its token; its page shows what it waits for, and in the end each run with what was decided."""
+def test_a_draft_is_tried_and_saved(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """What is written is tried on past runs beside the field and saved as the next version; a mistake is named there."""
     run = open_run(database, tenant, now, "hacking")
     report(database, tenant, run.id, HACKING, now)
     commands.finish_run(database, tenant.project.id, run.id, "completed", now)
-    wanted = {"policy": "paper@1", "runs": "50"}
-    assert visitor.post("/policies/backtests", data=wanted).status_code == 403
-    answer = visitor.post("/policies/backtests", data=wanted | {"csrf": token_of(visitor)})
-    assert answer.status_code == 303
-    path = answer.headers["location"]
-    assert "waiting for a worker" in visitor.get(path).text
+    page, token = "/policies/level/edit", token_of(visitor)
+    assert "k_below_best" in visitor.get(page).text
+    draft = {"document": json.dumps(document(min_evals=12)), "csrf": token}
+    assert visitor.post(f"{page}/try", data={"document": "{}"}).status_code == 403
+    for wrong, said in (
+        ('{"name": "level",\n "members": </textarea>', "at line 2, column 13"),
+        ("[" * 5000, "nested too deep"),
+        ('{"name": "level", "members": [{"detector": "k_declne"}]}', "$.members[0].detector"),
+    ):
+        for path in (page, f"{page}/try"):
+            refused = visitor.post(path, data=draft | {"document": wrong})
+            assert refused.status_code == 422
+            assert said in refused.text
+            assert html.escape(wrong[:500], quote=False) in refused.text.replace("&#34;", '"')
+    tried = visitor.post(f"{page}/try", data=draft).headers["location"]
+    shown = visitor.get(tried).text
+    assert "waiting for a worker" in shown
+    assert "&#34;min_evals&#34;: 12" in shown
     assert backtests.run_next_backtest(database, utc_now)
-    done = visitor.get(path).text
+    done = visitor.get(tried).text
     assert "1 runs replayed" in done
-    assert f'href="/runs/{run.id}"' in done
-    assert "step 280" in done.replace("\u202f", "")
+    (whole,) = re.findall(r'href="(/policies/backtests/[^"]+)"', done)
+    listed = visitor.get(whole).text
+    assert f'href="/runs/{run.id}"' in listed
+    assert visitor.post(page, data=draft).headers["location"] == "/policies/level?version=2&against=level@1"
+    assert "min_evals" in visitor.get("/policies/level?version=2&against=level@1").text
     other = add_tenant(database, now, "others")
     asked = backtests.request_backtest(database, other.project.id, document(), 5, "eve", utc_now())
-    assert visitor.get(f"/policies/backtests/{asked.id}").status_code == 404
+    for path in (f"/policies/backtests/{asked.id}", f"{page}?backtest={asked.id}", "/policies/gone/edit"):
+        assert visitor.get(path).status_code == 404

@@ -55,9 +55,11 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/cases"): VIEWER,
     ("GET", "/policies"): VIEWER,
     ("GET", "/policies/{name}"): VIEWER,
+    ("GET", "/policies/{name}/edit"): OPERATOR,
+    ("POST", "/policies/{name}/edit"): ADMIN,
+    ("POST", "/policies/{name}/edit/try"): OPERATOR,
     ("POST", "/policies/{name}/stage"): ADMIN,
     ("POST", "/policies/{name}/stage/lower"): ADMIN,
-    ("POST", "/policies/backtests"): OPERATOR,
     ("GET", "/policies/backtests/{backtest_id}"): VIEWER,
     ("GET", "/policies/backtests/{backtest_id}/events"): VIEWER,
     ("GET", "/runs"): VIEWER,
@@ -104,7 +106,6 @@ ROLES: dict[tuple[str, str], int] = {
 SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
-    ("POST", "/policies/backtests"): {"policy": "no such policy"},
     ("POST", "/policies/{name}/stage"): {"required_percent": "90", "canary_percent": "20"},
     ("POST", "/policies/{name}/stage/lower"): {"reason": "it stopped a good run"},
     ("POST", "/runs/{run_id}/stop"): {"reason": "it diverged"},

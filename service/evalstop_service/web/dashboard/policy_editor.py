@@ -1,0 +1,106 @@
+"""The page that edits a policy: its document, what is wrong with it, and a backtest of the draft beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from evalstop_detectors import InvalidPolicy, Policy, policy_from_document, policy_to_document
+from fastapi import APIRouter, Form, Query, Response
+from fastapi.responses import RedirectResponse
+
+from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached
+from evalstop_service.evaluation import backtests
+from evalstop_service.projects import policies
+from evalstop_service.store import backtests as backtest_rows
+from evalstop_service.store.backtests import Backtest
+from evalstop_service.web.api.reading.json_body import NotJson, load
+from evalstop_service.web.dashboard import policy_diff
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.visitor import Admin, Operator, Site, SiteOf, Visitor
+
+router = APIRouter(prefix="/policies/{name}/edit", route_class=PageRoute)
+
+Document = Annotated[str, Form(max_length=100_000)]
+
+_REFUSALS = (NotJson, InvalidPolicy, Invalid, Conflict, QuotaReached)
+
+
+@router.get("")
+def edit_policy(
+    name: str,
+    site: SiteOf,
+    visitor: Operator,
+    version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    backtest: UUID | None = None,
+) -> Response:
+    """The document of a version, or of the draft that a backtest tries, with its findings."""
+    if backtest is None:
+        with site.database.reading() as tx:
+            found = policies.find_version(tx, visitor.project.id, name, version)
+        if found is None:
+            raise NotFound
+        return _render_editor(site, visitor, name, policy_diff.format_document(found.document))
+    with site.database.reading() as tx:
+        revision = backtest_rows.read_revision(tx, visitor.project.id, backtest)
+        tried = backtest_rows.find_backtest(tx, visitor.project.id, backtest)
+    if tried is None:
+        raise NotFound
+    text = policy_diff.format_document(tried.document)
+    return _render_editor(site, visitor, name, text, backtest=tried, revision=revision)
+
+
+@router.post("")
+def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
+    """Save the document as the next version of the name that it has, and show what changed."""
+    try:
+        stored = policies.add_policy(site.database, visitor.author(site.clock()), _read_policy(document))
+    except _REFUSALS as error:
+        return _render_editor(site, visitor, name, document, problem=str(error))
+    against = f"&against={stored.name}@{stored.version - 1}" if stored.version > 1 else ""
+    return RedirectResponse(f"/policies/{stored.name}?version={stored.version}{against}", 303)
+
+
+@router.post("/try")
+def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = "") -> Response:
+    """Backtest the document on the newest ended runs."""
+    try:
+        draft = policy_to_document(_read_policy(document))
+        asked = backtests.request_backtest(
+            site.database, visitor.project.id, draft, backtests.MOST_RUNS, visitor.actor, site.clock()
+        )
+    except _REFUSALS as error:
+        return _render_editor(site, visitor, name, document, problem=str(error))
+    return RedirectResponse(f"/policies/{name}/edit?backtest={asked.id}", 303)
+
+
+def _read_policy(text: str) -> Policy:
+    document: Any = load(text.encode())
+    return policy_from_document(document)
+
+
+def _render_editor(
+    site: Site,
+    visitor: Visitor,
+    name: str,
+    text: str,
+    *,
+    problem: str | None = None,
+    backtest: Backtest | None = None,
+    revision: str | None = None,
+) -> Response:
+    with site.database.reading() as tx:
+        if policies.find_version(tx, visitor.project.id, name) is None:
+            raise NotFound
+    return render_page(
+        "policy_editor.html",
+        200 if problem is None else 422,
+        visitor=visitor,
+        name=name,
+        text=text,
+        problem=problem,
+        backtest=backtest,
+        revision=revision,
+        figures=backtest and backtests.summarize_findings(backtest.findings),
+        most_runs=backtests.MOST_RUNS,
+    )
