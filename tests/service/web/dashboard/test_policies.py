@@ -117,7 +117,7 @@ def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant
 
 @EMBEDDED
 def test_a_draft_is_tried_and_saved(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """What is written is tried on past runs beside the field and saved as the next version; a mistake is named there."""
+    """What is written is tried on past runs and saved as the next version; a mistake is named beside the field."""
     run = open_run(database, tenant, now, "hacking")
     report(database, tenant, run.id, HACKING, now)
     commands.finish_run(database, tenant.project.id, run.id, "completed", now)
