@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from uuid import UUID
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
 
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.web.context import Context
@@ -57,8 +59,16 @@ def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId 
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
     app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.shares), openid)
     documentation.install(app)
+    app.router.routes.extend(_page_routes())
+
+
+@cache
+def _page_routes() -> list[BaseRoute]:
+    """The routes of all pages, put together once a process, because FastAPI takes long for that."""
+    router = APIRouter(include_in_schema=False)
     for page in PAGES:
-        app.include_router(page.router, include_in_schema=False)
+        router.include_router(page.router)
+    return router.routes
 
 
 def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:

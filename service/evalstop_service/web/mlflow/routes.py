@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from fastapi import APIRouter, FastAPI, Request
+from starlette.routing import BaseRoute
 
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.web.context import Context
@@ -26,15 +29,23 @@ def create_app(
     app.state.context, app.state.service_metrics, app.state.forwarder = context, service_metrics, forwarder
     app.state.artifacts = artifact_folder
     errors.install_error_handlers(app)
+    app.router.routes.extend(_routes())
+    return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """The routes of MLflow's API, put together once a process, because FastAPI takes long for that."""
     tracking = APIRouter(prefix="/mlflow")
     for part in (experiments, runs, metrics, logged_models):
         tracking.include_router(part.router)
+    router = APIRouter()
     for prefix in PREFIXES:
-        app.include_router(tracking, prefix=prefix)
-        app.include_router(artifacts.router, prefix=prefix)
-    app.include_router(web_links.router)
-    app.include_router(_unsupported)
-    return app
+        router.include_router(tracking, prefix=prefix)
+        router.include_router(artifacts.router, prefix=prefix)
+    router.include_router(web_links.router)
+    router.include_router(_unsupported)
+    return router.routes
 
 
 _unsupported = APIRouter()
