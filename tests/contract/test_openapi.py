@@ -12,10 +12,8 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
-from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
-from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
@@ -62,7 +60,7 @@ def server(migrated_file: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def document(server: tuple[str, Database]) -> Document:
-    found: Document = httpx.get(f"{server[0]}/openapi.json", trust_env=False).raise_for_status().json()
+    found: Document = httpx.get(f"{server[0]}/openapi.json", timeout=60, trust_env=False).raise_for_status().json()
     return found
 
 
@@ -96,9 +94,14 @@ def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
         return found
 
 
-DESCRIBED = create_app(Settings(), Database("sqlite:///never-asked.db"), session_secret="none").openapi()
+@pytest.fixture
+def described(document: Document, request: pytest.FixtureRequest) -> Any:
+    """The document as Schemathesis reads it."""
+    request.node._nodeid = request.node.nodeid  # Schemathesis asks for it, and pytest 9.2 has none anymore
+    return schemathesis.openapi.from_dict(document)
 
-schema = schemathesis.openapi.from_dict(DESCRIBED)
+
+schema = schemathesis.pytest.from_fixture("described")  # the cases are made when the test runs, not by each process
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -109,6 +112,7 @@ def lines(_context: object, document: Any) -> bytes:
     )
 
 
+@pytest.mark.timeout(900)
 @schema.parametrize()
 @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]) -> None:
@@ -159,11 +163,6 @@ def resolved(document: Document, schema: Document) -> Document:
     while "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
     return schema
-
-
-def test_is_what_is_served(document: Document) -> None:
-    """The document that was tried is the one that the server hands out."""
-    assert document == DESCRIBED
 
 
 def test_every_operation_is_described(document: Document) -> None:
