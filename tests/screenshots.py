@@ -66,6 +66,7 @@ def main() -> None:
         told = {"runs": "/runs", "run": f"/runs/{shown}"}
         drawn = {
             "overview": "/",
+            "fleet": "/runs/fleet",
             "precision": "/precision",
             "policies": "/policies",
             "policy": "/policies/cautious?against=default@1",

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -93,6 +94,15 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     if (ordered := state.__dict__.get("ordered")) is not None and seen - ordered.seen < _WORTH_MOVING:
         after.__dict__["ordered"] = ordered
     return after
+
+
+def take_values(values: Sequence[float]) -> NoiseState:
+    """What taking in these finite values one by one leads to, none of which has a standard error."""
+    if not values:
+        return NoiseState()
+    tame = [clipped(value) for value in values]
+    counted = [clipped(value - tame[0]) for value in tame]
+    return NoiseState(len(values), tame[0], tuple(counted[-WINDOW - 1 :]), min(counted), max(counted))
 
 
 def estimate(state: NoiseState) -> Noise:

@@ -145,7 +145,7 @@ def _paths(browser: httpx.Client, key: str) -> list[str]:
     decision = browser.get("/api/v1/decisions", params={"state": "confirmed", "limit": 1}, headers=headers).json()
     run = f"/runs/{decision['items'][0]['run_id']}"
     return [
-        *("/", "/runs", "/runs?name=sawtooth", "/runs?status=stopped", run, "/precision"),
+        *("/", "/runs", "/runs?name=sawtooth", "/runs?status=stopped", "/runs/fleet", run, "/precision"),
         *("/precision/figures.json", "/cases"),
         *("/policies", "/policies/patient", "/webhooks", "/settings"),
     ]

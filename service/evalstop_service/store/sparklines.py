@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -28,82 +29,91 @@ class Segment:
 
 
 def load_segments(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dict[UUID, list[Segment]]:
-    """One metric a run: the finite live values in so many stretches of equal count, by ascending step.
+    """One metric a run: the finite live values in at most so many stretches of equal length, by ascending step.
 
     Of a series longer than `OUTLINED` as many single values, evenly over its steps: it is not read as a whole.
     """
-    long = _longer(tx, metrics)
+    known = _load_bounds(tx, metrics)
+    short, long = ([bounds for bounds in known if bounds.long is is_long] for is_long in (False, True))
     found: dict[UUID, list[Segment]] = defaultdict(list)
-    for run_id in long:
-        found[run_id] = _sampled(tx, run_id, metrics[run_id], stretches)
-    short = {run_id: metric for run_id, metric in metrics.items() if run_id not in long}
-    if not short:
-        return found
-    series = _series(short)
-    bucket = sa.func.ntile(stretches).over(partition_by=observations.c.run_id, order_by=observations.c.step)
-    rows = (
-        sa.select(observations.c.run_id, observations.c.step, observations.c.value, bucket.label("bucket"))
-        .join(series, (observations.c.run_id == series.c.run_id) & (observations.c.metric == series.c.metric))
-        .where(
-            observations.c.superseded_by == LIVE,
-            observations.c.value.between(-sys.float_info.max, sys.float_info.max),
-        )
-        .subquery()
-    )
-    query = (
-        sa.select(rows.c.run_id, sa.func.max(rows.c.step), sa.func.min(rows.c.value), sa.func.max(rows.c.value))
-        .group_by(rows.c.run_id, rows.c.bucket)
-        .order_by(rows.c.run_id, rows.c.bucket)
-    )
-    for run_id, *stretch in tx.execute(query):
-        found[run_id].append(Segment(*stretch))
+    for bounds, rows in ((short, _outline(tx, short, stretches)), (long, _sample(tx, long, stretches))):
+        for number, *stretch in rows:
+            found[bounds[number].run_id].append(Segment(*stretch))
     return found
 
 
-def _longer(tx: Transaction, metrics: Mapping[UUID, str]) -> set[UUID]:
-    """The runs whose metric has more than `OUTLINED` live observations."""
+class _Bounds(NamedTuple):
+    """A series that has live observations: its first and its last step, and whether it has more than `OUTLINED`."""
+
+    run_id: UUID
+    metric: str
+    first: int
+    last: int
+    long: bool
+
+
+def _load_bounds(tx: Transaction, metrics: Mapping[UUID, str]) -> list[_Bounds]:
     if not metrics:
-        return set()
-    series = _series(metrics)
-    past = (
-        sa.select(observations.c.step)
-        .where(
-            observations.c.run_id == series.c.run_id,
-            observations.c.metric == series.c.metric,
-            observations.c.superseded_by == LIVE,
-        )
-        .order_by(observations.c.step)
-        .limit(1)
-        .offset(OUTLINED)
-        .scalar_subquery()
-    )
-    return set(tx.execute(sa.select(series.c.run_id).where(past.is_not(None))).scalars())
-
-
-def _series(metrics: Mapping[UUID, str]) -> sa.CTE:
-    """One row for each of these series: joined, each is looked up where it lies, whatever a planner thinks of many."""
+        return []
     columns = sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)
-    return sa.values(*columns, name="given").data(list(metrics.items())).cte("series")
+    series = sa.values(*columns).data(list(metrics.items())).cte("series")
+    steps = sa.select(observations.c.step).where(*_is_of(series)).order_by(observations.c.step)
+    first, last = (
+        sa.select(end(observations.c.step)).where(*_is_of(series)).scalar_subquery()
+        for end in (sa.func.min, sa.func.max)
+    )
+    past = steps.limit(1).offset(OUTLINED).scalar_subquery()
+    query = sa.select(series.c.run_id, series.c.metric, first, last, past.is_not(None))
+    return [_Bounds(*row) for row in tx.execute(query) if row[2] is not None]
 
 
-def _sampled(tx: Transaction, run_id: UUID, metric: str, places: int) -> list[Segment]:
-    """The first value at or past each of so many steps, evenly from the first to the last."""
-    of_series = (
-        observations.c.run_id == run_id,
-        observations.c.metric == metric,
+def _outline(tx: Transaction, known: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
+    """The number of a series, and of each of its stretches the last step, the lowest and the highest finite value."""
+    if not known:
+        return []
+    bounds = _bounds_cte(known)
+    stretch = (observations.c.step - bounds.c.first) * stretches // (bounds.c.last - bounds.c.first + 1)
+    values = (func(observations.c.value) for func in (sa.func.min, sa.func.max))
+    query = (
+        sa.select(bounds.c.number, sa.func.max(observations.c.step).label("step"), *values)
+        .join_from(bounds, observations, sa.and_(*_is_of(bounds)))
+        .where(observations.c.value.between(-sys.float_info.max, sys.float_info.max))
+        .group_by(bounds.c.number, stretch)
+        .order_by(bounds.c.number, "step")
+    )
+    return tx.execute(query).all()
+
+
+def _sample(tx: Transaction, known: Sequence[_Bounds], places: int) -> list[tuple[int, int, float, float]]:
+    """The number of a series, and its first value at or past each of so many steps, evenly from first to last."""
+    if not known:
+        return []
+    bounds = _bounds_cte(known)
+    numbers = sa.values(sa.column("place", sa.BigInteger)).data([(place,) for place in range(places)]).cte("places")
+    step = bounds.c.first + (bounds.c.last - bounds.c.first) * numbers.c.place // (places - 1)
+    probes = [
+        sa.select(column).where(*_is_of(bounds), observations.c.step >= step).order_by(observations.c.step).limit(1)
+        for column in (observations.c.step, observations.c.value)
+    ]
+    query = sa.select(bounds.c.number, *(probe.scalar_subquery() for probe in probes))
+    rows = set(map(tuple, tx.execute(query.join_from(bounds, numbers, sa.true()))))
+    return [(number, step, value, value) for number, step, value in sorted(rows) if math.isfinite(value)]
+
+
+def _bounds_cte(known: Sequence[_Bounds]) -> sa.CTE:
+    """One row for each of these series: joined, each is looked up where it lies, whatever a planner thinks of many.
+
+    They are numbered, because a number is quicker to read than an id, thousands of times.
+    """
+    columns = [sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)]
+    columns += [sa.column(name, sa.BigInteger) for name in ("first", "last", "number")]
+    return sa.values(*columns).data([(*bounds[:4], number) for number, bounds in enumerate(known)]).cte("bounds")
+
+
+def _is_of(series: sa.CTE) -> tuple[sa.ColumnElement[bool], ...]:
+    """Whether an observation is a live one of this series."""
+    return (
+        observations.c.run_id == series.c.run_id,
+        observations.c.metric == series.c.metric,
         observations.c.superseded_by == LIVE,
     )
-    first, last = tx.execute(
-        sa.select(sa.func.min(observations.c.step), sa.func.max(observations.c.step)).where(*of_series)
-    ).one()
-    steps = [first + (last - first) * place // (places - 1) for place in range(places)]
-    probes = [
-        sa.select(observations.c.step, observations.c.value)
-        .where(*of_series, observations.c.step >= step)
-        .order_by(observations.c.step)
-        .limit(1)
-        .subquery()
-        for step in steps
-    ]
-    rows = tx.execute(sa.union_all(*(sa.select(probe.c.step, probe.c.value) for probe in probes)))
-    return [Segment(step, value, value) for step, value in sorted(set(map(tuple, rows))) if math.isfinite(value)]

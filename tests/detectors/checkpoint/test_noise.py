@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, estimate, take_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,3 +118,12 @@ def test_its_memory_is_bounded() -> None:
         state = advance(state, math.ldexp(1.0, index))
     assert len(state.recent) == 65
     assert state.high <= LARGEST
+
+
+@given(st.lists(finite_values, max_size=80))
+def test_many_values_at_once(values: list[float]) -> None:
+    """Taking in many values at once leads to the state that taking them in one by one leads to."""
+    state = NoiseState()
+    for value in values:
+        state = advance(state, value)
+    assert take_values(values) == state

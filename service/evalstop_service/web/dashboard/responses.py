@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
-from evalstop_service.web.dashboard import documentation, formatting, static_files
+from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ def _create_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = static_files.asset_url
+    environment.globals["find_notice"] = notices.find_notice
     environment.globals["help_is_built"] = documentation.is_built
     environment.filters.update(
         step=formatting.format_step,
@@ -108,6 +109,7 @@ class PageRoute(APIRoute):
                 response = await handle(request)
             except Exception as error:
                 response = _error_response(request, error)
+            notices.clear_notice(response, request)
             for name, value in HEADERS.items():
                 response.headers[name] = value
             response.headers.setdefault("Cache-Control", "no-store")

@@ -14,6 +14,7 @@ from evalstop_service.web.dashboard import (
     analysis,
     backtests,
     documentation,
+    fleet,
     not_found,
     observations,
     openid_sign_in,
@@ -38,7 +39,7 @@ from evalstop_service.web.dashboard.sessions import Sessions
 from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
-    *(static_files, sign_in, openid_sign_in, overview, precision, run_list, run_page, analysis, observations),
+    *(static_files, sign_in, openid_sign_in, overview, precision, run_list, fleet, run_page, analysis, observations),
     *(
         run_actions,
         run_description,

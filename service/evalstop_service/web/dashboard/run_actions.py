@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, Form, Request, Response
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.rules.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import decisions
 from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.notices import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
 
@@ -26,9 +27,11 @@ Outcome = Annotated[DecisionOutcome, Form()]
 
 
 @router.post("/decisions/{decision_id}/veto")
-def veto_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
+def veto_stop(
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+) -> Response:
     """Cancel a stop that is on hold or pending."""
-    return _apply_command(Vetoed, decision_id, site, visitor, reason, target)
+    return add_notice(_apply_command(Vetoed, decision_id, site, visitor, reason, target), request, "vetoed")
 
 
 @router.post("/decisions/{decision_id}/release")
@@ -46,9 +49,11 @@ def release_stop(
 
 
 @router.post("/decisions/{decision_id}/undo")
-def undo_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
+def undo_stop(
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+) -> Response:
     """Take back a stop that was requested."""
-    return _apply_command(Undone, decision_id, site, visitor, reason, target)
+    return add_notice(_apply_command(Undone, decision_id, site, visitor, reason, target), request, "undone")
 
 
 @router.post("/runs/{run_id}/stop")
@@ -62,6 +67,7 @@ def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "",
 
 @router.post("/runs/{run_id}/outcome")
 def label_run(
+    request: Request,
     run_id: UUID,
     site: SiteOf,
     visitor: Operator,
@@ -73,11 +79,12 @@ def label_run(
     """Label whether it was right to let a run continue that was never flagged."""
     label = _read_label(site, visitor, outcome, turn_step, note)
     commands.label_run(site.database, visitor.project.id, run_id, label)
-    return forms.redirect_back(run_id, target)
+    return add_notice(forms.redirect_back(run_id, target), request, "labelled")
 
 
 @router.post("/decisions/{decision_id}/outcome")
 def label_decision(
+    request: Request,
     decision_id: UUID,
     site: SiteOf,
     visitor: Operator,
@@ -89,7 +96,7 @@ def label_decision(
     """Label whether a decision was right."""
     label = _read_label(site, visitor, outcome, turn_step, note)
     decision = commands.label_decision(site.database, visitor.project.id, decision_id, label)
-    return forms.redirect_back(decision.run_id, target)
+    return add_notice(forms.redirect_back(decision.run_id, target), request, "labelled")
 
 
 def _read_label(site: Site, visitor: Visitor, outcome: DecisionOutcome, turn_step: str, note: str) -> commands.Label:

@@ -26,6 +26,7 @@ from evalstop_service.store import audit, keys, quota_use
 from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
 from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.notices import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 
@@ -167,17 +168,19 @@ def change_role_patterns(site: SiteOf, visitor: FreshAdmin, patterns: Annotated[
 
 
 @router.post("/pause")
-def pause_project(site: SiteOf, visitor: Operator, reason: Annotated[str, Form(max_length=2000)] = "") -> Response:
+def pause_project(
+    request: Request, site: SiteOf, visitor: Operator, reason: Annotated[str, Form(max_length=2000)] = ""
+) -> Response:
     """Pause all stopping in the project."""
     pausing.pause_project(site.database, visitor.project.id, visitor.actor, forms.clean_text(reason), site.clock())
-    return RedirectResponse(_PATH, 303)
+    return add_notice(RedirectResponse(_PATH, 303), request, "paused")
 
 
 @router.post("/resume")
-def resume_project(site: SiteOf, visitor: Operator) -> Response:
+def resume_project(request: Request, site: SiteOf, visitor: Operator) -> Response:
     """Resume stopping."""
     pausing.resume_project(site.database, visitor.project.id, visitor.actor, site.clock())
-    return RedirectResponse(_PATH, 303)
+    return add_notice(RedirectResponse(_PATH, 303), request, "resumed")
 
 
 @router.post("/keys")

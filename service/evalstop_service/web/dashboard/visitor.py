@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
@@ -25,6 +25,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
 from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, read_cookie
+from evalstop_service.web.dashboard.notices import read_notice
 from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
@@ -62,7 +63,8 @@ class Site:
 class Visitor:
     """A person who looks at a project, with their role in it.
 
-    `actor` is their name in the audit log, `csrf` the token of their forms.
+    `actor` is their name in the audit log, `csrf` the token of their forms. `notice`: what the page says of what they
+    have just done, if anything.
     """
 
     project: Project
@@ -70,6 +72,7 @@ class Visitor:
     actor: str
     csrf: str
     session: Session
+    notice: str = ""
 
     @property
     def can_switch_project(self) -> bool:
@@ -183,7 +186,7 @@ def _require_visitor(request: Request, site: SiteOf) -> Visitor:
         visitor = find_visitor(tx, site, request)
     if visitor is None:
         raise SignInRequired
-    return visitor
+    return replace(visitor, notice=read_notice(request))
 
 
 async def _require_form_token(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -112,6 +113,7 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
         "/runs",
         "/runs?group=seeds+%26+co&tag=baseline",
         "/runs?verdict=stop&order=updated",
+        "/runs/fleet",
         f"/runs/{pending.id}",
         f"/runs/{ended.id}/observations",
     ]
@@ -139,11 +141,15 @@ def told(
 def test_everybody_can_read_it(house: House, browser: Browser, scheme: str) -> None:
     """On no page axe finds anything against WCAG 2.1 AA, contrast among it, in light or dark."""
     house.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    found = [fault for path in house.paths[:15] for fault in faults(house.visit(path))]
+    found = [fault for path in house.paths[:16] for fault in faults(house.visit(path))]
     house.page.emulate_media(color_scheme="light")
     with browser.new_context(color_scheme="dark" if scheme == "dark" else "light") as stranger:
         page = stranger.new_page()
         page.goto(f"{house.address}/login")
+        found += faults(page)
+        empty = add_tenant(house.database, NOW, f"empty {scheme}")
+        page.goto(f"{house.address}/login?token={dashboard.sign_in_token(SECRET, empty.key.id)}&next=/runs/fleet")
+        expect(page.get_by_text("No run is running")).to_be_visible()
         found += faults(page)
     assert found == []
 
@@ -184,15 +190,115 @@ def test_on_paper(house: House) -> None:
     page.emulate_media(media="screen")
 
 
+def test_keys_and_the_list_of_them(house: House) -> None:
+    """They move along rows and between pages, not while one types, and not once they are switched off."""
+    page = house.visit("/runs")
+    links = page.locator(".row-link")
+    for key, place in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        expect(links.nth(place)).to_be_focused()
+    page.keyboard.press("Control+j")
+    expect(links.nth(1)).to_be_focused()
+    page.keyboard.press("/")
+    page.keyboard.type("jk?gf")
+    expect(page.locator("#search")).to_have_value("jk?gf")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.locator("#search").blur()
+    page.keyboard.press("v")
+    expect(page.locator("#toast")).to_contain_text("Move to a stop first")
+    page.keyboard.press("Escape")
+    expect(page.locator("#toast")).to_be_hidden()
+    press_keys(page, "g", "f")
+    page.wait_for_url(f"{house.address}/runs/fleet")
+    name = page.locator(".row-link").nth(1).inner_text()
+    press_keys(page, "j", "j", "Enter")
+    page.wait_for_url(re.compile("/runs/[0-9a-f-]{36}$"))
+    expect(page.locator("h1")).to_have_text(name)
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    assert both_schemes(page) == []
+    press_keys(page, "g", "o")
+    expect(page.locator("#keys")).to_be_visible()
+    page.get_by_label("Keys without Ctrl").uncheck()
+    press_keys(page, "Escape", "?")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("Keys")
+    page.keyboard.press("Enter")
+    page.get_by_label("Keys without Ctrl").check()
+    press_keys(page, "Escape", "g", "o")
+    page.wait_for_url(f"{house.address}/")
+    expect(page.locator("#queue .what > a").first).to_be_visible()
+    press_keys(page, "j", "v")
+    expect(page.locator("#queue li").first.locator("input[name=reason]")).to_be_focused()
+
+
+def test_the_command_palette(house: House) -> None:
+    """It finds pages, what the page can do, and runs by name, whatever they are called; at 375 px, too."""
+    page = house.visit("/policies")
+    page.keyboard.press("Control+k")
+    option = page.locator("#palette [role=option]")
+    expect(option.first).to_have_attribute("aria-selected", "true")
+    page.keyboard.type("<script>")
+    expect(option.locator("bdi")).to_have_text(["<script>alert(1)</script>"])
+    page.locator("#palette input").fill("o")
+    expect(option.locator("small", has_text="run").first).to_be_visible()
+    page.set_viewport_size({"width": 375, "height": 740})
+    assert both_schemes(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.locator("#palette input").fill("nothing at all")
+    expect(page.locator("#palette [role=status]")).to_have_text("Nothing found")
+    page.locator("#palette input").fill("pend")
+    expect(option).to_have_text(["pendingrun"])
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{house.address}/runs/{house.pending}")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("label")
+    press_keys(page, "ArrowDown", "ArrowUp", "Enter")
+    expect(page.locator("input[name=outcome]").first).to_be_focused()
+    assert [one for one in house.complaints if "404" not in one] == []
+
+
+def press_keys(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def both_schemes(page: Page) -> list[str]:
+    """What axe finds on a page as it stands, in light and in dark."""
+    found = []
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        found += faults(page)
+    return found
+
+
+def test_what_was_done_can_be_taken_back_where_that_is_so(house: House) -> None:
+    """A pause has an Undo, which works; it is offered once."""
+    page = house.visit("/settings")
+    page.locator("#pause summary").click()
+    page.locator("#pause form button").click()
+    toast = page.locator("#toast")
+    expect(toast).to_contain_text("Stopping is paused.")
+    assert both_schemes(page) == []
+    toast.get_by_role("button", name="Undo").click()
+    expect(toast).to_contain_text("Stopping goes on.")
+    expect(page.locator("#pause")).not_to_contain_text("paused since")
+    page.reload()
+    expect(toast).to_be_hidden()
+
+
 def test_a_veto_and_a_label_by_keyboard(house: House) -> None:
     """Open the form, say why, send it; then say that the stop would have been right, and at which step it turned."""
     page = house.visit(f"/runs/{house.pending}")
-    press_until(page, "#act-veto > summary")
-    page.keyboard.press("Enter")
-    press_until(page, "#why-veto")
+    page.keyboard.press("v")
+    expect(page.locator("#why-veto")).to_be_focused()
     page.keyboard.type("the eval set was broken")
     page.keyboard.press("Enter")
     expect(page.get_by_text("was vetoed. The run continues")).to_be_visible()
+    expect(page.locator("#toast")).to_contain_text("A veto cannot be undone")
+    expect(page.locator("#toast").get_by_role("button", name="Undo")).to_have_count(0)
     expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
     press_until(page, "#act-label > summary")
     page.keyboard.press("Enter")

@@ -64,6 +64,8 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/policies/backtests/{backtest_id}/events"): VIEWER,
     ("GET", "/runs"): VIEWER,
     ("GET", "/runs/events"): VIEWER,
+    ("GET", "/runs/fleet"): VIEWER,
+    ("GET", "/runs/fleet/events"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
     ("POST", "/runs/{run_id}/description"): OPERATOR,
     ("POST", "/runs/{run_id}/metrics"): OPERATOR,

@@ -1,4 +1,4 @@
-// What every page does: shows times, follows its events, copies, and finds its search by the key "/".
+// What every page does: shows times, follows its events, copies.
 
 import { live } from "./live.js";
 import { showTimes } from "./times.js";
@@ -28,15 +28,6 @@ async function copyText(button) {
     delete button.dataset.copied;
   }, 2000);
 }
-
-document.addEventListener("keydown", (event) => {
-  const search = document.getElementById("search");
-  const typing = event.target.closest("input, textarea, select");
-  if (event.key === "/" && search && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
-    event.preventDefault();
-    search.focus();
-  }
-});
 
 // A choice that is a filter takes effect when it is made; without JavaScript the form has a button.
 document.addEventListener("change", (event) => {

@@ -1,0 +1,141 @@
+"""The fleet: all running runs on one page, each a strip that shows how far its evals lie below its best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from uuid import UUID
+
+from evalstop_detectors.checkpoint import noise
+from evalstop_detectors.detectors.detector import Kind
+from fastapi import APIRouter, Request, Response
+
+from evalstop_service.rules.run_results import Call
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.runs import watched_metrics
+from evalstop_service.store import run_lists, sparklines
+from evalstop_service.store.run_lists import RunFilter
+from evalstop_service.store.runs import Run
+from evalstop_service.store.sparklines import Segment
+from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+
+router = APIRouter(prefix="/runs/fleet", route_class=PageRoute)
+
+MOST_RUNS = 1000
+
+CELLS = noise.WINDOW
+"""Of a strip: as many as the estimate of the noise looks at."""
+
+LEVELS = (2.0, 4.0, 8.0, 16.0)
+"""From so many standard deviations below the best a cell takes the next color."""
+
+FARTHEST = 99.0
+"""Farther below nothing is told apart."""
+
+RENEWED_SECONDS = 10
+"""An open page is renewed so often. In a fleet some run changes all the time: to follow each change would cost more."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A row: `cells` neighboring evals, and for each level from 1 on the line through its cells, one unit high.
+
+    `distance`: of the last cell below the best, in standard deviations of the noise. `fallen`: how many cells are at a
+    level. `probability` of having turned: None where the policy has no detector that says it.
+    """
+
+    run_id: UUID
+    name: str
+    verdict: Call
+    probability: float | None
+    last_step: int | None
+    cells: int
+    lines: tuple[tuple[int, str], ...]
+    distance: float | None
+    fallen: int
+
+
+@router.get("")
+def show_fleet(site: SiteOf, visitor: SignedIn) -> Response:
+    """The running runs, the most likely to have turned first."""
+    with site.database.reading() as tx:
+        running = run_lists.list_runs(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
+        shown = running[:MOST_RUNS]
+        evals = {run.id: metric for run in shown if (metric := watched_metrics.find_eval_metric(run)) is not None}
+        segments = sparklines.load_segments(tx, evals, CELLS)
+    strips = [draw_strip(run, segments.get(run.id, ())) for run in shown]
+    return render_page(
+        "fleet.html",
+        visitor=visitor,
+        strips=sorted(strips, key=_rank),
+        more=len(running) > MOST_RUNS,
+        levels=LEVELS,
+        renewed_seconds=RENEWED_SECONDS,
+        revision=_read_revision(site.clock()),
+    )
+
+
+@router.get("/events")
+def follow_fleet(request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
+    """Send an event whenever the page is to be renewed."""
+    return stream_changes(request, site, seen, lambda _: _read_revision(site.clock()))
+
+
+def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
+    """The strip of a run: the evals since the eval was last changed."""
+    since = max((change.step for change in run.eval_changes), default=0)
+    distances = _measure_distances(run, [item for item in segments if item.step >= since])
+    levels = [sum(distance >= bound for bound in LEVELS) for distance in distances]
+    return Strip(
+        run.id,
+        run.name,
+        run.verdict.verdict,
+        max((item.value for item in run.verdict.evidence if item.kind == Kind.POSTERIOR), default=None),
+        run.last_step,
+        len(levels),
+        _draw_lines(levels),
+        distances[-1] if distances else None,
+        sum(level > 0 for level in levels),
+    )
+
+
+def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
+    """How far each of these lies below the run's best, in standard deviations of the noise; 0 while none is known."""
+    metric = watched_metrics.find_eval_metric(run)
+    if metric is None or not segments:
+        return []
+    sign = watched_metrics.metric_sign(run.metrics, metric)
+    values = [noise.clipped(sign * (item.lowest / 2 + item.highest / 2)) for item in segments]
+    sd = noise.estimate(noise.take_values(values)).sd
+    best = max(values)
+    known = run.best_checkpoint
+    if known is not None and known.smoothed is not None and not run.best_is_outdated:
+        best = noise.clipped(sign * known.smoothed)  # the highest value owes part of its height to the noise
+    return [min(max(0.0, best - value) / sd, FARTHEST) if sd > 0 else 0.0 for value in values]
+
+
+def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    """For each level the pieces of the line through its cells: neighbors of one level are one piece."""
+    pieces: dict[int, list[str]] = {}
+    start = 0
+    for level, group in groupby(levels):
+        length = len(list(group))
+        if level:
+            pieces.setdefault(level, []).append(f"M{start} .5h{length}")
+        start += length
+    return tuple((level, "".join(drawn)) for level, drawn in sorted(pieces.items()))
+
+
+def _rank(strip: Strip) -> tuple[float, float, str]:
+    """The most likely to have turned first, then those of which nobody says it, each the lowest first."""
+    probability = -1.0 if strip.probability is None or math.isnan(strip.probability) else strip.probability
+    return -probability, -(strip.distance or 0.0), strip.name
+
+
+def _read_revision(now: datetime) -> str:
+    return str(int(now.timestamp()) // RENEWED_SECONDS)

@@ -1,0 +1,57 @@
+"""What the next page says of what was just done, with a button that takes it back where that is possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from evalstop_service.web.dashboard.cookies import delete_cookie, read_cookie, set_cookie
+
+_COOKIE = "evalstop_notice"
+_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A sentence or two; `undo`: the form that takes it back, None where nothing does."""
+
+    text: str
+    undo: str | None = None
+
+
+_NOTICES = {
+    "vetoed": Notice(
+        "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now."
+    ),
+    "undone": Notice(
+        "Undone: receivers are asked to let the job go on, where its scheduler can. To stop it again, use Stop now."
+    ),
+    "labelled": Notice("Label saved. It stays on record; a new label takes its place."),
+    "paused": Notice("Stopping is paused.", "/settings/resume"),
+    "resumed": Notice("Stopping goes on. What is sent before you pause again stays sent.", "/settings/pause"),
+}
+
+
+def find_notice(name: str) -> Notice | None:
+    """The notice of this name; None for any other."""
+    return _NOTICES.get(name)
+
+
+def add_notice(response: Response, request: Request, name: str) -> Response:
+    """Have the next page that the browser opens say this."""
+    assert name in _NOTICES
+    set_cookie(response, request, _COOKIE, name, _SECONDS)
+    return response
+
+
+def read_notice(request: Request) -> str:
+    """The name of the notice for a page that the browser opens; what scripts fetch has none."""
+    opens = request.method == "GET" and request.headers.get("sec-fetch-mode", "navigate") == "navigate"
+    return read_cookie(request, _COOKIE) if opens else ""
+
+
+def clear_notice(response: Response, request: Request) -> None:
+    """Have it said once: a page that said it takes the cookie back."""
+    if response.status_code == 200 and read_notice(request):
+        delete_cookie(response, request, _COOKIE)
