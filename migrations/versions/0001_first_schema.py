@@ -518,6 +518,7 @@ def _create_decisions() -> None:
         sa.Column("gpu_hours", sa.Double(), nullable=True),
         sa.Column("gpu_hours_saved", sa.Double(), nullable=True),
         sa.Column("gpu_hours_lost", sa.Double(), nullable=True),
+        sa.Column("parked_seconds", sa.Double(), nullable=True),
         sa.Column("seconds", sa.Double(), nullable=False),
         sa.Column("evals", sa.Integer(), nullable=False),
         sa.Column("key_id", sa.Uuid(), nullable=True),

@@ -41,6 +41,7 @@ def write(database: Database, run: Run, number: int, at: datetime = NOW, **known
         "gpu_hours": None,
         "gpu_hours_saved": None,
         "gpu_hours_lost": None,
+        "parked_seconds": None,
         "seconds": 3600.0,
         "evals": 100,
         "ended_at": at,

@@ -53,7 +53,7 @@ _OF_DECISIONS = ("decisions", "decision_changes")
 _IDS = ("run_id", "decision_id")
 _NEVER_FLAGGED = (
     *("decision_id", "treatment", "observed_probability", "decided_step", "detectors", "stated_risk"),
-    *("delay_steps", "gpu_hours_saved", "gpu_hours_lost"),
+    *("delay_steps", "gpu_hours_saved", "gpu_hours_lost", "parked_seconds"),
 )
 """Of the cases of those copies that have no decision."""
 

@@ -9,11 +9,13 @@ GPU-hours are the hours of an attempt times the label `gpus` of its run. A stop 
 end: measured where the run went on, else, once it is confirmed or obeyed, estimated from the pace until the decision
 and `total_steps`. A wrong stop saves nothing, because the rest has to be run all the same, and loses what has to be run
 again: the steps from the best checkpoint at the decision, or from the start of the attempt, to the decision.
+While a job is parked its GPUs are others': those hours are not of the attempt, even if it runs on idle GPUs meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -33,7 +35,7 @@ from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.decisions import Decision
+from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 
@@ -143,7 +145,8 @@ def _save_case(
 ) -> None:
     gpus = read_gpus(run.labels)
     start = runs.get_attempt(tx, run.id, attempt)
-    hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at)
+    parked = None if decision is None else _measure_parked(decisions.list_changes(tx, decision), ended_at)
+    hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at, parked or 0.0)
     case = Case(
         run_id=run.id,
         attempt=attempt,
@@ -165,6 +168,7 @@ def _save_case(
         gpu_hours=hours.total(),
         gpu_hours_saved=None,
         gpu_hours_lost=None,
+        parked_seconds=parked,
         seconds=max((ended_at - start.started_at).total_seconds(), 0.0),
         evals=_count_evals(tx, run, attempt),
         key_id=run.opened_by,
@@ -177,6 +181,17 @@ def _save_case(
         cases.save_case(tx, replace(case, outcome=judged))
     else:
         cases.save_case(tx, _add_decision(tx, case, run, decision, hours))
+
+
+def _measure_parked(changes: Sequence[DecisionChange], ended_at: datetime) -> float | None:
+    """For how many seconds the job was parked until the attempt ended; None: it never was."""
+    times = [*(change.at for change in changes[1:]), ended_at]
+    parked = [
+        max((min(until, ended_at) - change.at).total_seconds(), 0.0)
+        for change, until in zip(changes, times, strict=True)
+        if change.state is DecisionState.PARKED
+    ]
+    return math.fsum(parked) if parked else None
 
 
 def _count_evals(tx: Transaction, run: Run, attempt: int) -> int:
@@ -217,15 +232,16 @@ class _GpuHours:
     started_at: datetime
     first_step: int
     ended_at: datetime
+    parked_seconds: float
 
     def total(self) -> float | None:
-        return self._between(self.started_at, self.ended_at)
+        return self._until_end(self.started_at)
 
     def saved(self, decision: Decision, treatment: Treatment, outcome: str, total_steps: int | None) -> float | None:
         """The hours that the stop saved, or would have saved; a wrong one saves nothing."""
         if outcome == DecisionOutcome.WRONG:
             return None if self.gpus is None else 0.0
-        after = self._between(decision.created_at, self.ended_at)
+        after = self._until_end(decision.created_at)
         if treatment is Treatment.OBSERVED:
             return after
         if total_steps is None:
@@ -247,6 +263,11 @@ class _GpuHours:
         """The hours of so many steps, at the pace of the attempt until the decision."""
         spent, done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
         return spent * max(steps, 0) / done if spent is not None and done > 0 else None
+
+    def _until_end(self, start: datetime) -> float | None:
+        """The hours until the end but for those parked, which follow any decision."""
+        hours = self._between(start, self.ended_at)
+        return None if hours is None or self.gpus is None else max(hours - self.gpus * self.parked_seconds / 3600, 0.0)
 
     def _between(self, start: datetime, end: datetime) -> float | None:
         return None if self.gpus is None else self.gpus * max((end - start).total_seconds(), 0.0) / 3600

@@ -46,7 +46,7 @@ class Hours:
     `saved_if_right`: by those of which nobody knows whether they were. `lost`: by false stops that were carried out,
     estimated from those that were held out; `lost_as_reported`: by those that a person called wrong.
     `would_have_saved`, `would_have_lost`: by right and wrong stops that were not carried out, had they been.
-    `without_gpus`: flagged cases without the number of their GPUs.
+    `parked`: given up to others while jobs were parked. `without_gpus`: flagged cases without the number of their GPUs.
     """
 
     since: datetime | None = None
@@ -56,7 +56,21 @@ class Hours:
     lost_as_reported: float = 0.0
     would_have_saved: float = 0.0
     would_have_lost: float = 0.0
+    parked: float = 0.0
     without_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Parks:
+    """What parking cost the runs that it turned out not to be meant for.
+
+    `cases`: attempts whose job was parked. `went_on`: those that returned, or came to their end on idle GPUs;
+    `delay_hours`: for how long these were parked in all.
+    """
+
+    cases: int = 0
+    went_on: int = 0
+    delay_hours: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ class GroupFigures:
     false_stops: Estimate | None
     delays: Delays | None
     hours: Hours
+    parks: Parks
     counts: dict[str, dict[str, int]]
     stated_risk: float | None = None
 
@@ -96,6 +111,7 @@ class _Totals:
     strata: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
     hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     without_gpus: int = 0
+    parks: Parks = Parks()
     since: datetime | None = None
     stated_risk: float | None = None
 
@@ -105,6 +121,7 @@ class _Totals:
         if row == PASSED:
             return
         self.without_gpus += count.without_gpus
+        self.add_parked(count)
         if count.first_ended_at is not None:
             self.since = min(count.first_ended_at, self.since or count.first_ended_at)
         if count.stated_risk is not None:
@@ -122,6 +139,15 @@ class _Totals:
         elif row == Treatment.STOPPED:
             known = count.outcome == DecisionOutcome.RIGHT
             self.hours["saved" if known else "saved_if_right"] += count.gpu_hours_saved
+
+    def add_parked(self, count: CaseCount) -> None:
+        self.hours["parked"] += count.parked_gpu_hours
+        went_on = count.treatment is Treatment.PREVENTED
+        self.parks = Parks(
+            self.parks.cases + count.parked,
+            self.parks.went_on + went_on * count.parked,
+            self.parks.delay_hours + went_on * count.parked_seconds / 3600,
+        )
 
     def flagged(self) -> list[Stratum]:
         return [Stratum(**cells, probability=probability) for probability, cells in sorted(self.strata.items())]
@@ -224,6 +250,7 @@ def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], alpha: floa
         confidence_sequences.estimate_false_stops(flagged, passed, alpha) if whole else None,
         _quartiles(delays),
         Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
+        sums.parks,
         deepcopy(sums.cells),
         sums.stated_risk,
     )

@@ -61,7 +61,8 @@ class CaseCount:
 
     `key`: of its group. `treatment`: None for attempts that were never flagged. `probability`: with which the outcome
     could be seen; None when not known. `gpu_hours_...`: sums over cases with GPUs; `without_gpus`: the number of the
-    others. `stated_risk`: the highest. `first_ended_at`: of those that were flagged.
+    others. `parked`: cases whose job was set aside, and for how long in all; `parked_gpu_hours`: of those with GPUs.
+    `stated_risk`: the highest. `first_ended_at`: of those that were flagged.
     """
 
     key: Key
@@ -72,6 +73,9 @@ class CaseCount:
     gpu_hours_saved: float = 0.0
     gpu_hours_lost: float = 0.0
     without_gpus: int = 0
+    parked: int = 0
+    parked_seconds: float = 0.0
+    parked_gpu_hours: float = 0.0
     stated_risk: float | None = None
     first_ended_at: datetime | None = None
 
@@ -140,6 +144,9 @@ def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Seq
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_saved), 0.0),
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_lost), 0.0),
         sa.func.count().filter(cases.c.gpu_hours.is_(None)),
+        sa.func.count(cases.c.parked_seconds),
+        sa.func.coalesce(sa.func.sum(cases.c.parked_seconds), 0.0),
+        sa.func.coalesce(sa.func.sum(cases.c.parked_seconds * cases.c.gpus), 0.0) / 3600,
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
     ]

@@ -10,10 +10,12 @@ from uuid import UUID
 import pytest
 from evalstop_service.decisions import commands, deadlines
 from evalstop_service.errors import Conflict
+from evalstop_service.evaluation import figures
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Reported, StopOrdered, Undone, Vetoed
-from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import endpoints, policies, projects, tables
+from evalstop_service.rules.statuses import RunStatus, Treatment
+from evalstop_service.store import cases, endpoints, policies, projects, tables
+from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -205,6 +207,26 @@ def test_a_person_stops_a_parked_run_for_good(scene: Scene) -> None:
     assert event_types(scene, run).count("run.stop_requested") == 1
     assert report(scene, decision, DecisionState.CONFIRMED) is DecisionState.CONFIRMED
     assert scene.read(run).status is RunStatus.STOPPED
+
+
+def test_what_parking_gave_and_cost_is_counted(scene: Scene) -> None:
+    """A run that returned was late by the hours it was parked; one that was stopped for good gave its GPUs as long."""
+    labels = {"gpus": "4"}
+    returned, _ = park(scene, labels=labels)
+    scene.post(returned, RISING, LATER + timedelta(hours=3))
+    stopped, decision = park(scene, labels=labels)
+    order = StopOrdered(LATER + timedelta(hours=2), "dana", "no more of this")
+    commands.stop_run(scene.database, scene.project_id, stopped.id, order)
+    report(scene, decision, DecisionState.CONFIRMED)
+    with scene.database.reading() as tx:
+        first, second = (cases.find_case(tx, run.id, 1) for run in (returned, stopped))
+        (whole,) = figures.load_figures(tx, scene.project_id, CaseFilter())
+    assert first is not None
+    assert second is not None
+    assert (first.parked_seconds, first.gpu_hours) == (3 * 3600.0, 4.0)  # an hour passed before it was parked
+    assert (first.treatment, second.treatment) == (Treatment.PREVENTED, Treatment.STOPPED)
+    assert whole.parks == figures.Parks(cases=2, went_on=1, delay_hours=3.0)
+    assert whole.hours.parked == 4 * (first.parked_seconds + (second.parked_seconds or 0.0)) / 3600
 
 
 def test_a_park_that_is_under_way_cannot_become_a_stop(scene: Scene) -> None:

@@ -103,6 +103,7 @@ cases = sa.Table(
     sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
     sa.Column("gpu_hours_saved", sa.Double),  # by a stop, by its pace; of one not carried out, measured
     sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
+    sa.Column("parked_seconds", sa.Double),  # how long its job was set aside; NULL: never
     # By which it counts towards a rollout stage, or does not.
     sa.Column("seconds", sa.Double, nullable=False),
     sa.Column("evals", sa.Integer, nullable=False),  # finite ones

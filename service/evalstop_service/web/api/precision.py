@@ -64,7 +64,16 @@ class HoursOut(Answer):
     lost_as_reported: float = Field(description="by stops that were carried out and labeled wrong")
     would_have_saved: float = Field(description="by right stops that were held out or in shadow mode")
     would_have_lost: float = Field(description="by wrong stops that were held out or in shadow mode")
+    parked: float = Field(description="given up to others while jobs were parked")
     without_gpus: int = Field(description="flagged cases without a GPU count")
+
+
+class ParksOut(Answer):
+    """Jobs that were parked, and what that cost those that went on."""
+
+    cases: int = Field(description="attempts whose job was parked")
+    went_on: int = Field(description="those that returned, or came to their end on idle GPUs")
+    delay_hours: float = Field(description="for how many hours those were parked in all")
 
 
 class CellOut(Answer):
@@ -99,6 +108,7 @@ class GroupOut(Answer):
     )
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
     gpu_hours: HoursOut = Field(description="what its stops saved and cost")
+    parks: ParksOut = Field(description="the jobs that it parked instead")
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     counts: CountsOut = Field(description="how many cases there are of each kind")
     cases: dict[str, dict[str, str]] = Field(description="URLs of the cases behind each count")
@@ -222,6 +232,7 @@ def _group(one: GroupFigures, wanted: CaseFilter, by: list[Grouping]) -> GroupOu
             "false_stops_per_healthy_run": one.false_stops,
             "delay_steps": one.delays,
             "gpu_hours": one.hours,
+            "parks": one.parks,
             "stated_risk": one.stated_risk,
             "counts": one.counts,
             "cases": {

@@ -105,6 +105,7 @@ class CaseOut(Answer):
     gpu_hours_lost: float | None = Field(
         description="the work since the best checkpoint, which a wrong stop makes to be done again; null: not known"
     )
+    parked_seconds: float | None = Field(description="how long its job was parked; null: never")
     seconds: float = Field(description="how long it lasted")
     evals: int = Field(description="finite ones")
     ended_at: Time = Field(description="when the attempt ended")
