@@ -19,6 +19,7 @@ from tests.clients.receivers.slurm import trainer
 from tests.fixtures.slurm import SlurmCluster
 
 PATIENCE_SECONDS = 90.0
+WANTED = ["run.stop_requested", "run.stop_escalated", "run.park_requested", "run.resume_requested"]
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Stage:
 
     def subscribe(self, url: str) -> str:
         """An endpoint for a receiver that listens; its secret."""
-        body = {"url": url, "event_types": ["run.stop_requested", "run.stop_escalated"]}
+        body = {"url": url, "event_types": WANTED}
         return str(self.api.post("/endpoints", json=body).raise_for_status().json()["secret"])
 
     def start_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
@@ -108,7 +109,7 @@ class Stage:
 
     def pulling_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """A receiver that fetches its events."""
-        body = {"name": name, "event_types": ["run.stop_requested", "run.stop_escalated"]}
+        body = {"name": name, "event_types": WANTED}
         endpoint = self.api.post("/pull/endpoints", json=body).raise_for_status().json()
         folder = self.folder / name
         folder.mkdir()

@@ -1,0 +1,52 @@
+"""A suspect is parked on a real Slurm: who waits goes first, the suspect recovers on idle GPUs and completes."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from evalstop_lab.service_process import running_service
+
+from tests.acceptance.examples.test_examples import EXAMPLES
+from tests.clients.programs import eventually
+from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS, Job, Stage, staged
+from tests.fixtures.slurm import SlurmCluster
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Parked in its dip, it goes on from its checkpoint where nobody waits, returns by itself, and ends better."""
+    with running_service(tmp_path / "service") as service, staged(cluster, service, tmp_path) as stage:
+        stage.listening_receiver("receiver", "--park-partition", "low")
+        folder = tmp_path / "suspect"
+        folder.mkdir()
+        script = f"cd {folder} && exec {sys.executable} {EXAMPLES / 'park_and_resume.py'}"
+        suspect = stage.batch("suspect", script, gpus=2, EXAMPLE_PAUSE="0.02")
+        eventually(lambda: stage.run(suspect), PATIENCE_SECONDS)
+        waiting = stage.batch("waiting", "sleep 2", gpus=2)
+
+        parked = eventually(lambda: status(stage, suspect) == "parked" and stage.run(suspect), PATIENCE_SECONDS)
+        eventually(lambda: cluster.state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
+        assert cluster.state(suspect.id) == "PENDING"
+        # Slurm lets a requeued job wait two minutes for the credentials of its last start to expire; a test does not.
+        cluster.run("scontrol", "update", f"JobId={suspect.id}", "StartTime=now")
+        completed = eventually(
+            lambda: status(stage, suspect) == "completed" and stage.run(suspect), 2 * PATIENCE_SECONDS
+        )
+        output = (folder / "output").read_text()
+        history = stage.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
+    assert "resumed at step" in output
+    assert [change["state"] for change in history][-2:] == ["parked", "undone"]
+    assert history[-1]["actor"] == "policy reversible version 1"
+    assert completed["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], "its eval is a loss"
+    began, gone = (datetime.fromisoformat(history[i]["at"]) for i in (0, -2))
+    print(f"{(gone - began).total_seconds():.2f} s from the decision to the freed GPUs")
+
+
+def status(stage: Stage, job: Job) -> str | None:
+    """The status of a job's run; None before there is one."""
+    run = stage.run(job)
+    return run and run["status"]
