@@ -26,7 +26,7 @@ def main() -> int:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
-    run = Run(policy="paper", mode="enforce")  # by its labels the receiver knows the job
+    run = Run(policy=os.environ["EVALSTOP_POLICY"], mode="enforce")  # by its labels the receiver knows the job
     run.log({"eval": RISING[0]}, step=0)
     run.flush(PATIENCE_SECONDS)
     headers = {"Authorization": f"Bearer {os.environ['EVALSTOP_KEY']}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 from evalstop_lab.benchmarks import stop
@@ -10,11 +11,15 @@ from evalstop_lab.benchmarks import stop
 pytestmark = pytest.mark.real
 
 
-def test_times_a_stop(postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One trainer on each database is sent SIGTERM after its eval was posted, and says after how long."""
+def test_times_stops_and_parks(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One trainer on each database, for each action, is sent SIGTERM after its eval was posted, and says after how long."""
     monkeypatch.setattr("sys.argv", ["bench-stop", "--database-url", postgres_url, "--stops", "1", "--json"])
     assert stop.main() == 0
     report = json.loads(capsys.readouterr().out)["from_eval_to_sigterm"]
-    assert set(report) == {"SQLite", "PostgreSQL"}
-    for row in report.values():
+    assert {(row["database"], row["action"]) for row in report} == set(
+        product(("SQLite", "PostgreSQL"), ("stop", "park"))
+    )
+    for row in report:
         assert 0 < row["median_ms"] == row["p90_ms"]

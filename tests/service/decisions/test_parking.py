@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from evalstop_service.decisions import commands, deadlines
+from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
 from evalstop_service.ingest import CheckpointSaved, Resumed
@@ -264,6 +264,14 @@ def test_people_are_reminded_of_what_is_parked(scene: Scene) -> None:
         deadlines.process_overdue(scene.database, LATER + timedelta(days=7 * weeks, minutes=weeks))
         assert event_types(scene, run).count("run.park_overdue") == weeks
     assert scene.read(run).status is RunStatus.PARKED
+
+
+def test_a_job_that_does_not_come_back_is_an_alarm(scene: Scene) -> None:
+    """Where a scheduler refuses to resume it, or has no room, its run is silent: people hear of it."""
+    run, decision = park(scene)
+    assert undo(scene, decision.id) is DecisionState.UNDONE
+    assert stale_runs.check_due_runs(scene.database, LATER + timedelta(hours=2)) == 1
+    assert event_types(scene, run)[-1] == "run.stale"
 
 
 def test_a_run_that_ends_while_it_is_parked_is_over(scene: Scene) -> None:
