@@ -67,17 +67,14 @@ def main() -> int:
             for _ in progress.track(range(options.stops), description="trainers stopped"):
                 for name, action in times_ms:
                     times_ms[name, action].append(_end_trainer(services[name], action, folder))
-    report = [
-        {
-            "database": name,
-            "action": action,
-            "median_ms": statistics.median(times),
-            "p90_ms": sorted(times)[int(0.9 * len(times))],
-        }
-        for (name, action), times in times_ms.items()
+    figures = [
+        {"median_ms": statistics.median(times), "p90_ms": sorted(times)[int(0.9 * len(times))]}
+        for times in times_ms.values()
     ]
     machine = describe_machine(*VERSIONS)
     if options.json:
+        keys = ({"database": name, "action": action} for name, action in times_ms)
+        report = [key | row for key, row in zip(keys, figures, strict=True)]
         sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "machine": machine}) + "\n")
         return 0
     table = new_table(
@@ -89,10 +86,9 @@ def main() -> int:
         "wanted",
         "",
     )
-    for row in report:
+    for cell, row in zip(times_ms, figures, strict=True):
         met = "met" if row["median_ms"] < TARGET_MS else "missed"
-        times = (f"{row[name]:.0f}" for name in ("median_ms", "p90_ms"))
-        table.add_row(row["database"], row["action"], *times, f"< {TARGET_MS:.0f}", met)
+        table.add_row(*cell, f"{row['median_ms']:.0f}", f"{row['p90_ms']:.0f}", f"< {TARGET_MS:.0f}", met)
     console.print(table)
     console.print(format_machine(machine), highlight=False)
     return 0

@@ -20,7 +20,8 @@ class Case:
     `truth`: `turned`, `healthy` or `undecided`; `derived`: from its evals, else a person said so. All that follows of a
     decision is None where there was none. `treatment`: `observed`, `stopped` or `prevented`. `outcome`: whether it was
     `right` to stop it, or else to let it go on. GPU-hours are None where nobody said how many GPUs the job has.
-    `parked_seconds`: how long its job was set aside; None: never. `seconds`: how long it lasted by the service's clock. `evals`: finite ones. `key_id`: the key that opened its run.
+    `parked_seconds`: how long its job was set aside; None: never. `seconds`: how long it lasted by the
+    service's clock. `evals`: finite ones. `key_id`: the key that opened its run.
     """
 
     run_id: UUID

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 def test_times_stops_and_parks(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One trainer on each database, for each action, is sent SIGTERM after its eval was posted, and says after how long."""
+    """One trainer for each action on each database is sent SIGTERM after its eval, and says after how long."""
     monkeypatch.setattr("sys.argv", ["bench-stop", "--database-url", postgres_url, "--stops", "1", "--json"])
     assert stop.main() == 0
     report = json.loads(capsys.readouterr().out)["from_eval_to_sigterm"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -60,8 +60,8 @@ def open_suspect(scene: Scene, **terms: Any) -> tuple[Run, Decision]:
     return run, decision
 
 
-def report(scene: Scene, decision: Decision, state: DecisionState) -> DecisionState:
-    told = Reported(LATER, state, "receiver", "as seen", {"parked_as": "held"})
+def report(scene: Scene, decision: Decision, state: DecisionState, at: datetime = LATER) -> DecisionState:
+    told = Reported(at, state, "receiver", "as seen", {"parked_as": "held"})
     return commands.record_report(scene.database, scene.project_id, decision.id, told).state
 
 
@@ -217,7 +217,7 @@ def test_what_parking_gave_and_cost_is_counted(scene: Scene) -> None:
     stopped, decision = park(scene, labels=labels)
     order = StopOrdered(LATER + timedelta(hours=2), "dana", "no more of this")
     commands.stop_run(scene.database, scene.project_id, stopped.id, order)
-    report(scene, decision, DecisionState.CONFIRMED)
+    report(scene, decision, DecisionState.CONFIRMED, order.at)
     with scene.database.reading() as tx:
         first, second = (cases.find_case(tx, run.id, 1) for run in (returned, stopped))
         (whole,) = figures.load_figures(tx, scene.project_id, CaseFilter())
@@ -226,7 +226,8 @@ def test_what_parking_gave_and_cost_is_counted(scene: Scene) -> None:
     assert (first.parked_seconds, first.gpu_hours) == (3 * 3600.0, 4.0)  # an hour passed before it was parked
     assert (first.treatment, second.treatment) == (Treatment.PREVENTED, Treatment.STOPPED)
     assert whole.parks == figures.Parks(cases=2, went_on=1, delay_hours=3.0)
-    assert whole.hours.parked == 4 * (first.parked_seconds + (second.parked_seconds or 0.0)) / 3600
+    assert second.parked_seconds == 2 * 3600.0
+    assert whole.hours.parked == 4 * 5
 
 
 def test_a_park_that_is_under_way_cannot_become_a_stop(scene: Scene) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evalstop_lab.service_process import running_service
@@ -28,14 +29,12 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
         eventually(lambda: stage.run(suspect), PATIENCE_SECONDS)
         waiting = stage.batch("waiting", "sleep 2", gpus=2)
 
-        parked = eventually(lambda: status(stage, suspect) == "parked" and stage.run(suspect), PATIENCE_SECONDS)
+        parked = find_run(stage, suspect, "parked")
         eventually(lambda: cluster.state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
         assert cluster.state(suspect.id) == "PENDING"
         # Slurm lets a requeued job wait two minutes for the credentials of its last start to expire; a test does not.
         cluster.run("scontrol", "update", f"JobId={suspect.id}", "StartTime=now")
-        completed = eventually(
-            lambda: status(stage, suspect) == "completed" and stage.run(suspect), 2 * PATIENCE_SECONDS
-        )
+        completed = find_run(stage, suspect, "completed")
         output = (folder / "output").read_text()
         history = stage.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
     assert "resumed at step" in output
@@ -46,7 +45,11 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
     print(f"{(gone - began).total_seconds():.2f} s from the decision to the freed GPUs")
 
 
-def status(stage: Stage, job: Job) -> str | None:
-    """The status of a job's run; None before there is one."""
-    run = stage.run(job)
-    return run and run["status"]
+def find_run(stage: Stage, job: Job, status: str) -> dict[str, Any]:
+    """A job's run once it has this status."""
+
+    def look() -> dict[str, Any]:
+        run = stage.run(job) or {}
+        return run if run.get("status") == status else {}
+
+    return eventually(look, 2 * PATIENCE_SECONDS)
