@@ -44,6 +44,8 @@ RUNS = (
 
 SHOWN = "grpo-beta0.05-seed44"
 
+COMPARED = ("grpo-beta0.2-seed82", "grpo-beta0-seed52", "grpo-beta0-seed192", SHOWN, "grpo-beta0.1-seed180")
+
 FIRST_SCREENS = ("backtest",)
 """Of these long pages the first screen is enough."""
 
@@ -60,10 +62,15 @@ def main() -> None:
         schema.upgrade_schema(database)
         empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))
-        shown = tell(database, tenant)
+        ids = tell(database, tenant)
         demo = demonstrated(database)
         backtested = backtest(database, demo)
-        told = {"runs": "/runs", "run": f"/runs/{shown}"}
+        compared = "&".join(f"run={ids[name]}" for name in COMPARED)
+        told = {
+            "runs": "/runs",
+            "run": f"/runs/{ids[SHOWN]}",
+            "compare": f"/runs/compare?{compared}&x=sqrt_kl&smoothing=0.5",
+        }
         drawn = {
             "overview": "/",
             "fleet": "/runs/fleet",
@@ -129,9 +136,9 @@ def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:
     print(file)
 
 
-def tell(database: Database, tenant: Tenant) -> str:
-    """Open and report the runs; gives the id of the one to be shown."""
-    ids = {}
+def tell(database: Database, tenant: Tenant) -> dict[str, UUID]:
+    """Open and report the runs; gives their ids by name."""
+    ids: dict[str, UUID] = {}
     for index, (name, run_id, share, mode, ended, hours) in enumerate(RUNS):
         begun = NOW - timedelta(hours=hours)
         evals = recorded(run_id)
@@ -147,7 +154,7 @@ def tell(database: Database, tenant: Tenant) -> str:
                 break
         if ended in ("completed", "failed"):
             commands.finish_run(database, tenant.project.id, run.id, ended, last)
-    return str(ids[SHOWN])
+    return ids
 
 
 def shoot(
@@ -185,7 +192,8 @@ def wait_until_drawn(page: Page) -> None:
         page.wait_for_selector('.live[data-live="on"]')
     if page.locator("#chart").count():
         page.wait_for_selector("#chart .scatterlayer, .chart-empty:not([hidden])", state="attached")
-        expect(page.locator("[data-note=gao]")).not_to_have_text("Fitting…")
+    for note in page.locator("[data-note=gao]").all():
+        expect(note).not_to_have_text("Fitting…")
 
 
 if __name__ == "__main__":

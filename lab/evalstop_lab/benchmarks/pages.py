@@ -144,8 +144,11 @@ def _paths(browser: httpx.Client, key: str) -> list[str]:
     headers = {"Authorization": f"Bearer {key}"}
     decision = browser.get("/api/v1/decisions", params={"state": "confirmed", "limit": 1}, headers=headers).json()
     run = f"/runs/{decision['items'][0]['run_id']}"
+    newest = browser.get("/api/v1/runs", params={"limit": 10}, headers=headers).json()["items"]
+    compared = "&".join(f"run={item['id']}" for item in newest)
     return [
         *("/", "/runs", "/runs?name=sawtooth", "/runs?status=stopped", "/runs/fleet", run, "/precision"),
+        *(f"/runs/compare?{compared}", f"/runs/compare/series.json?{compared}"),
         *("/precision/figures.json", "/cases"),
         *("/policies", "/policies/patient", "/webhooks", "/settings"),
     ]
@@ -191,7 +194,7 @@ def _print_table(timed: Sequence[Timed], runs: int, decisions: int) -> None:
     )
     for page in timed:
         table.add_row(
-            re.sub(r"[0-9a-f-]{36}", "{id}", page.path),
+            re.sub(r"(&run=[0-9a-f-]{36})+", "&…", re.sub(r"[0-9a-f-]{36}", "{id}", page.path, count=1)),
             f"{page.median_ms:.1f}",
             f"{page.p90_ms:.1f}",
             f"{page.median_ms / bare:.1f}",

@@ -186,6 +186,21 @@ def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     return [LatestObservation(*row) for row in rows]
 
 
+def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
+    """When the live observations at these steps were made, or received where the trainer gave no time."""
+    times = sa.select(observations.c.step, observations.c.observed_at, observations.c.received_at)
+    found: dict[int, datetime] = {}
+    for start in range(0, len(steps), _CHUNK):
+        query = times.where(
+            observations.c.run_id == run_id,
+            observations.c.metric == metric,
+            observations.c.step.in_(steps[start : start + _CHUNK]),
+            observations.c.superseded_by == LIVE,
+        )
+        found.update({step: observed_at or received_at for step, observed_at, received_at in tx.execute(query)})
+    return found
+
+
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
     """Whether this attempt has observed anything."""
     query = sa.exists().where(observations.c.run_id == run_id, observations.c.attempt == attempt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -19,6 +18,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import evidence, gao_chart
+from evalstop_service.web.dashboard.charted_series import finite_or_none
 from evalstop_service.web.dashboard.downsampling import downsample
 from evalstop_service.web.dashboard.evidence import Track
 from evalstop_service.web.dashboard.gao_chart import GaoChart
@@ -116,7 +116,7 @@ def _track_document(track: Track) -> dict[str, Any]:
         "suspect_at": track.suspect_at,
         "stop_at": track.stop_at,
         "steps": [point.step for point in points],
-        "values": [_finite(point.value) for point in points],
+        "values": [finite_or_none(point.value) for point in points],
     }
 
 
@@ -129,8 +129,8 @@ def _chart_document(chart: GaoChart, sign: float) -> dict[str, Any]:
         "note": chart.note,
         "steps": [pair.step for pair in chart.pairs],
         "distances": [pair.distance for pair in chart.pairs],
-        "eval_scores": [_finite(sign * pair.eval_score) for pair in chart.pairs],
-        "stderrs": [None if pair.stderr is None else _finite(pair.stderr) for pair in chart.pairs],
+        "eval_scores": [finite_or_none(sign * pair.eval_score) for pair in chart.pairs],
+        "stderrs": [finite_or_none(pair.stderr) for pair in chart.pairs],
         "line": None
         if line is None
         else {
@@ -142,7 +142,3 @@ def _chart_document(chart: GaoChart, sign: float) -> dict[str, Any]:
             "peak": None if line.peak is None else {"distance": line.peak[0], "stderr": line.peak[1]},
         },
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

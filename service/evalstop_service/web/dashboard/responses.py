@@ -135,7 +135,9 @@ def _error_response(request: Request, error: Exception) -> Response:
         case Conflict():
             return _error_page(409, "Nothing was changed", _sentence(error))
         case Invalid() | AddressRefused():
-            return _error_page(422, "Nothing was changed", _sentence(error))
+            return _error_page(
+                422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _sentence(error)
+            )
         case RequestValidationError() if request.method != "GET" and _is_about_form(error):
             return _error_page(
                 422, "Nothing was changed", "The form is incomplete. Reload the page and submit it again."

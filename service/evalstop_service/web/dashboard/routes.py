@@ -13,6 +13,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.dashboard import (
     analysis,
     backtests,
+    compare,
     documentation,
     fleet,
     not_found,
@@ -39,19 +40,10 @@ from evalstop_service.web.dashboard.sessions import Sessions
 from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
-    *(static_files, sign_in, openid_sign_in, overview, precision, run_list, fleet, run_page, analysis, observations),
-    *(
-        run_actions,
-        run_description,
-        run_roles,
-        backtests,
-        policies,
-        policy_editor,
-        policy_ladder,
-        proposals,
-        webhooks,
-        settings,
-    ),
+    *(static_files, sign_in, openid_sign_in, overview, precision, run_list, fleet),
+    compare,  # before the page of a run, which would take its address for a run's id
+    *(run_page, analysis, observations, run_actions, run_description, run_roles),
+    *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),
     not_found,  # last, because it matches any path
 )
 

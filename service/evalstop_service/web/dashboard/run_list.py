@@ -26,7 +26,7 @@ from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.api.list_filters import RunQuery
-from evalstop_service.web.dashboard import formatting, forms, group_chart, sparkline
+from evalstop_service.web.dashboard import formatting, forms, sparkline
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
@@ -61,7 +61,6 @@ class Row:
     health: Liveness
     metric_faults: Sequence[MetricFault]
     said: RunDescription
-    evals: Sequence[Segment]
 
 
 class Filters(RunQuery):
@@ -122,9 +121,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         filters=filters,
         policies=[(name, name) for name in names],
         hidden=filters.list_values(),
-        group_chart=group_chart.draw_group([row.run for row in rows], {row.run.id: row.evals for row in rows})
-        if filters.group
-        else None,
+        compare_group=make_link("/runs/compare", {"group": filters.group}),
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: filters.link(status=choice, **first) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order),
@@ -167,7 +164,6 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
             said[run.id],
-            drawn.get(run.id, ()),
         )
         for run in page_of_runs
     ]

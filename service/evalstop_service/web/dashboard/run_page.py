@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -32,10 +32,9 @@ from evalstop_service.store import (
 )
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import MAX_STEP, LatestObservation, PostedObservation
+from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import formatting, run_roles
-from evalstop_service.web.dashboard.downsampling import downsample, outline_buckets
+from evalstop_service.web.dashboard import charted_series, formatting, run_roles
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -45,7 +44,6 @@ router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 MOST_POINTS = 2000
 MOST_METRICS = 100
 MOST_VERDICTS = 20
-CHARTED = ("eval", "proxy", "kl")
 
 
 @router.get("")
@@ -98,7 +96,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         params=params,
         said=said,
         link=make_link,
-        turn_step=_turn_step(run, current),
+        turn_step=charted_series.find_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
         summary=formatting.run_summary(run, current, site.clock()),
         reason=(current or run).verdict.reason,
@@ -110,38 +108,15 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """The data of the chart; values that are not finite are null."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
-        combined = watched_metrics.find_combined_evals(run)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        charted = {
-            metric: role["role"]
-            for metric, role in watched_metrics.list_watched(run).items()
-            if role["role"] in CHARTED and metric not in combined
-        }
-        long = {metric for metric in charted if series.is_long_series(tx, run.id, metric)}
-    for metric in long:
-        series.catch_up_summaries(site.database, run_id, metric)
-    with site.database.reading() as tx:
-        points: dict[str, list[PostedObservation]] = {metric: [] for metric in charted}
-        for point in observations.load_series(tx, run.id, set(charted) - long):
-            points[point.metric].append(point)
-        for metric in long:
-            points[metric] = outline_buckets(
-                series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_POINTS // 3), metric
-            )
+    charted = charted_series.load_charted(site.database, [run], MOST_POINTS)[run.id]
     return JSONResponse(
         {
             # A list, because a metric may be named __proto__.
-            "series": [
-                {
-                    "metric": metric,
-                    "role": charted[metric],
-                    **_to_columns(downsample(points[metric], MOST_POINTS)),
-                }
-                for metric in points
-            ],
+            "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
             "best_checkpoint": _mark(run.best_checkpoint),
             "raw_maximum": _mark(run.raw_maximum),
-            "turn_step": _turn_step(run, decision),
+            "turn_step": charted_series.find_turn_step(run, decision),
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
             "decision": decision
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
@@ -174,13 +149,6 @@ def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict
     }
 
 
-def _turn_step(run: Run, decision: Decision | None) -> int | None:
-    """The step of the turn: the change point in hindsight, else that of the decision, else that of the verdict."""
-    if run.turn is not None:
-        return run.turn.step
-    return (decision or run).verdict.turn_step
-
-
 def _role_source(run: Run, metric: str) -> str:
     if metric == COMBINED_METRIC and metric not in run.metrics:
         return "the weighted mean of the evals"
@@ -203,11 +171,11 @@ def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[Lat
     return sorted(with_roles, key=lambda pair: order.index(pair[0].metric) if pair[1] else len(order))
 
 
-def _to_columns(points: list[PostedObservation]) -> dict[str, list[Any]]:
+def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
     return {
         "steps": [point.step for point in points],
-        "values": [point.value if math.isfinite(point.value) else None for point in points],
-        "stderrs": [point.stderr if point.stderr is None or math.isfinite(point.stderr) else None for point in points],
+        "values": [charted_series.finite_or_none(point.value) for point in points],
+        "stderrs": [charted_series.finite_or_none(point.stderr) for point in points],
     }
 
 

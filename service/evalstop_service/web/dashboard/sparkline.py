@@ -16,34 +16,30 @@ STRETCHES = 124  # one per pixel
 
 @dataclass(frozen=True)
 class Frame:
-    """What a drawing shows, by steps and values, and its size in pixels."""
+    """What a drawing shows, by steps and values."""
 
     first: int
     last: int
     lowest: float
     highest: float
-    width: int
-    height: int
-    margin: int
 
     @classmethod
-    def around(cls, stretches: Sequence[Segment], width: int, height: int, margin: int) -> Self:
+    def around(cls, stretches: Sequence[Segment]) -> Self:
         """The frame that holds all of these, of which there are some."""
-        steps = [item.step for item in stretches]
         lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
-        return cls(min(steps), max(steps), lowest, highest, width, height, margin)
+        return cls(stretches[0].step, stretches[-1].step, lowest, highest)
 
     def x(self, step: int) -> float:
         """How far from the left a step is."""
         share = (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
-        return round(self.margin + min(1.0, max(0.0, share)) * (self.width - 2 * self.margin), 1)
+        return round(MARGIN + min(1.0, max(0.0, share)) * (WIDTH - 2 * MARGIN), 1)
 
     def y(self, value: float) -> float:
         """How far from the top a value is."""
         # Halves, because the difference of two doubles may overflow.
         lowest, highest = self.lowest / 2, self.highest / 2
         share = (value / 2 - lowest) / (highest - lowest) if highest > lowest else 0.5
-        return round(self.height - self.margin - min(1.0, max(0.0, share)) * (self.height - 2 * self.margin), 1)
+        return round(HEIGHT - MARGIN - min(1.0, max(0.0, share)) * (HEIGHT - 2 * MARGIN), 1)
 
     def line(self, stretches: Sequence[Segment]) -> str:
         """The points of a line through the lowest and the highest value of each stretch."""
@@ -74,7 +70,7 @@ def draw_sparkline(
     """The sparkline of a run; None without observations."""
     if not stretches:
         return None
-    frame = Frame.around(stretches, WIDTH, HEIGHT, MARGIN)
+    frame = Frame.around(stretches)
     return Sparkline(
         line=frame.line(stretches),
         last=frame.corners(stretches[-1:])[-1],

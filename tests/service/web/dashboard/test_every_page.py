@@ -117,6 +117,8 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
         f"/runs/{pending.id}",
         f"/runs/{ended.id}/observations",
     ]
+    every = [str(pending.id), *(path.split("/")[2] for path in odd[:8]), str(endless.id)]
+    fixed += [f"/runs/compare?{'&'.join(f'run={run_id}' for run_id in every)}"]
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
     return [*fixed, *odd], str(pending.id)

@@ -66,6 +66,8 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/events"): VIEWER,
     ("GET", "/runs/fleet"): VIEWER,
     ("GET", "/runs/fleet/events"): VIEWER,
+    ("GET", "/runs/compare"): VIEWER,
+    ("GET", "/runs/compare/series.json"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
     ("POST", "/runs/{run_id}/description"): OPERATOR,
     ("POST", "/runs/{run_id}/metrics"): OPERATOR,

@@ -56,11 +56,14 @@ function swap(old, part) {
   const place = old.contains(document.activeElement) ? focusable(old).indexOf(document.activeElement) : -1;
   const href = document.activeElement.getAttribute("href");
   const open = [...old.querySelectorAll("details[id][open]")].map((details) => details.id);
-  const typed = fields(old).map((field) => [field.id, field.value]);
+  const filledIn = new Map(fields(old).map((field) => [field.id, field]));
   old.replaceChildren(...part.childNodes);
   showTimes(old);
   for (const id of open) old.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
-  for (const field of fields(old)) field.value = new Map(typed).get(field.id) ?? field.value;
+  for (const field of fields(old)) {
+    const before = filledIn.get(field.id);
+    if (before) [field.value, field.checked] = [before.value, before.checked];
+  }
   if (place < 0) return;
   // The same link, where its row has moved.
   const same = href && old.querySelector(`a[href="${CSS.escape(href)}"]`);

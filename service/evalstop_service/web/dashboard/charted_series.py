@@ -1,0 +1,78 @@
+"""The eval, the proxy and the KL of runs, read at the resolution of a chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from evalstop_service.runs import watched_metrics
+from evalstop_service.store import observations, series
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import MAX_STEP, PostedObservation
+from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard.downsampling import downsample, outline_buckets
+
+ROLES = ("eval", "proxy", "kl")
+
+
+@dataclass(frozen=True)
+class ChartedSeries:
+    """A metric as it is drawn, and its values by step: all of them, or of a long series the last of each bucket."""
+
+    metric: str
+    role: str
+    drawn: Sequence[PostedObservation]
+    values: Sequence[PostedObservation]
+
+
+def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUID, list[ChartedSeries]]:
+    """What is drawn of each of these runs, at most so many observations of each metric; first brings summaries up."""
+    charted = {run.id: _list_charted(run) for run in runs}
+    with database.reading() as tx:
+        long = {
+            (run_id, metric)
+            for run_id, roles in charted.items()
+            for metric in roles
+            if series.is_long_series(tx, run_id, metric)
+        }
+    for run_id, metric in long:
+        series.catch_up_summaries(database, run_id, metric)
+    found: dict[UUID, list[ChartedSeries]] = {}
+    with database.reading() as tx:
+        for run_id, roles in charted.items():
+            values: dict[str, list[PostedObservation]] = {metric: [] for metric in roles}
+            for point in observations.load_series(tx, run_id, [name for name in roles if (run_id, name) not in long]):
+                values[point.metric].append(point)
+            found[run_id] = []
+            for metric, role in roles.items():
+                drawn = values[metric]
+                if (run_id, metric) in long:
+                    buckets = series.load_buckets(tx, run_id, metric, 0, MAX_STEP, most // 3)
+                    values[metric] = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
+                    drawn = outline_buckets(buckets, metric)
+                found[run_id].append(ChartedSeries(metric, role, downsample(drawn, most), values[metric]))
+    return found
+
+
+def find_turn_step(run: Run, decision: Decision | None) -> int | None:
+    """The step of the turn: the change point in hindsight, else that of the decision, else that of the verdict."""
+    if run.turn is not None:
+        return run.turn.step
+    return (decision or run).verdict.turn_step
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """The value as JSON can hold it: None for what is not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _list_charted(run: Run) -> dict[str, str]:
+    combined = watched_metrics.find_combined_evals(run)
+    return {
+        metric: role["role"]
+        for metric, role in watched_metrics.list_watched(run).items()
+        if role["role"] in ROLES and metric not in combined
+    }

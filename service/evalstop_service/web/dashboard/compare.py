@@ -1,0 +1,207 @@
+"""Two to ten runs, or the newest of a group, laid over one another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from evalstop_detectors import MetricRole
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from evalstop_service.errors import Invalid
+from evalstop_service.rules.fields import Name
+from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.runs import watched_metrics
+from evalstop_service.store import decisions, mlflow_runs, observations, run_lists
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.run_lists import RunFilter
+from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard import charted_series
+from evalstop_service.web.dashboard.charted_series import ChartedSeries, finite_or_none
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf, Visitor
+
+router = APIRouter(prefix="/runs/compare", route_class=PageRoute)
+
+LEAST_RUNS, MOST_RUNS = 2, 10
+MOST_POINTS = 400
+"""Of each line. There are up to thirty."""
+
+MOST_FIELDS = 50
+
+X_AXES = {"step": "step", "time": "time", "kl": "KL", "sqrt_kl": "√KL", "log_kl": "log KL"}
+ANCHORS = {"start": "the start", "best": "the best checkpoint", "turn": "the turn"}
+
+Bound = Annotated[float | None, Field(allow_inf_nan=False)]
+
+
+class Comparison(BaseModel):
+    """What the link says: the runs or their group, and how they are drawn."""
+
+    run: list[UUID] = []
+    group: Name | None = None
+    x: Literal["step", "time", "kl", "sqrt_kl", "log_kl"] = "step"
+    align: Literal["start", "best", "turn"] = "start"
+    smoothing: Annotated[float, Field(ge=0, le=0.95)] = 0
+    zoom_from: Annotated[Bound, Field(alias="from")] = None
+    zoom_to: Annotated[Bound, Field(alias="to")] = None
+    hidden: list[UUID] = []
+
+
+Asked = Annotated[Comparison, Query()]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A row of the table. `fields`: what the run has of what differs, in the order of the columns."""
+
+    run: Run
+    best: BestCheckpoint | RawMaximum | None
+    last_eval: tuple[int, float] | None
+    turn_step: int | None
+    fields: Sequence[str | None]
+
+
+@router.get("")
+def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
+    """The runs in a table with what differs between them, and the frame of their charts."""
+    with site.database.reading() as tx:
+        runs = _load_runs(tx, visitor, asked)
+        differing, rows = _load_rows(tx, runs)
+    return render_page(
+        "compare.html",
+        visitor=visitor,
+        asked=asked,
+        rows=rows,
+        differing=differing[:MOST_FIELDS],
+        fields_left_out=max(0, len(differing) - MOST_FIELDS),
+        x_axes=X_AXES,
+        anchors=ANCHORS,
+        series=make_link("/runs/compare/series.json", {"run": [str(run.id) for run in runs]}),
+        group_link=make_link("/runs", {"group": asked.group}),
+        most=MOST_RUNS,
+        here_url=str(request.url),
+    )
+
+
+@router.get("/series.json")
+def show_series(site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
+    """The data of the charts, in the order of the runs; values that are not finite are null.
+
+    Each observation has its step, its seconds since the run's first one, and the last KL up to it.
+    """
+    with site.database.reading() as tx:
+        runs = _load_runs(tx, visitor, asked)
+        decided = decisions.load_decisions(tx, [run.id for run in runs])
+    charted = charted_series.load_charted(site.database, runs, MOST_POINTS)
+    with site.database.reading() as tx:
+        documents = [
+            _run_document(tx, run, charted[run.id], charted_series.find_turn_step(run, decided.get(run.id)))
+            for run in runs
+        ]
+    return JSONResponse({"runs": documents})
+
+
+def _load_runs(tx: Transaction, visitor: Visitor, asked: Comparison) -> list[Run]:
+    """The runs to compare; raises NotFound and, with too few or too many of them, Invalid."""
+    ids = list(dict.fromkeys(asked.run))
+    if not ids and asked.group is not None:
+        runs = run_lists.list_runs(tx, visitor.project.id, RunFilter(group=asked.group), MOST_RUNS)
+        if len(runs) < LEAST_RUNS:
+            raise Invalid("this group has fewer than two runs: there is nothing to compare")
+        return runs
+    if not LEAST_RUNS <= len(ids) <= MOST_RUNS:
+        raise Invalid(f"choose {LEAST_RUNS} to {MOST_RUNS} runs to compare, not {len(ids)}")
+    return [visitor.load_run(tx, run_id) for run_id in ids]
+
+
+def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, str]], list[ComparedRun]]:
+    """What differs, as kinds and names, and the rows of the table."""
+    ids = [run.id for run in runs]
+    decided = decisions.load_decisions(tx, ids)
+    params = mlflow_runs.load_mlflow_runs(tx, ids)
+    last_steps = observations.load_last_steps(tx, ids)
+    fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
+    differing = _find_differing(fields)
+    rows = []
+    for run, own in zip(runs, fields, strict=True):
+        metric = watched_metrics.find_eval_metric(run)
+        last_eval = None
+        if metric is not None and (step := last_steps[run.id].get(metric)) is not None:
+            value = observations.load_live_values(tx, run.id, [(metric, step)]).get((metric, step))
+            last_eval = None if value is None else (step, value)
+        turn_step = charted_series.find_turn_step(run, decided.get(run.id))
+        shown = [own.get(field) for field in differing[:MOST_FIELDS]]
+        rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn_step, shown))
+    return differing, rows
+
+
+def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], str]]:
+    """What runs may differ in: kind and name, and the value."""
+    eval_metric = watched_metrics.find_eval_metric(run)
+    yield ("", "policy"), f"{run.policy_name} v{run.policy_version}, {run.mode}"
+    yield ("", "eval metric"), eval_metric or "none"
+    for kind, given in (("label", run.labels), ("param", params)):
+        for name, value in given.items():
+            yield (kind, name), str(value)
+
+
+def _find_differing(fields: Sequence[Mapping[tuple[str, str], str]]) -> list[tuple[str, str]]:
+    """The fields that are not the same in all, in the order in which they are first met."""
+    every = dict.fromkeys(field for own in fields for field in own)
+    return [field for field in every if len({own.get(field) for own in fields}) > 1]
+
+
+def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
+    by_role = {item.role: item for item in reversed(charted)}  # of several with one role the first
+    times = {
+        role: observations.load_times(tx, run.id, item.metric, _steps(item.drawn)) for role, item in by_role.items()
+    }
+    first = min((time for found in times.values() for time in found.values()), default=None)
+    kl = by_role[MetricRole.KL].values if MetricRole.KL in by_role else []
+    lines = []
+    for role, item in by_role.items():
+        at = [times[role].get(point.step) for point in item.drawn]
+        lines.append(
+            {
+                "role": role,
+                "steps": _steps(item.drawn),
+                "seconds": [None if time is None or first is None else (time - first).total_seconds() for time in at],
+                "kl": _kl_at(kl, _steps(item.drawn)),
+                "values": [finite_or_none(point.value) for point in item.drawn],
+            }
+        )
+    best = run.best_checkpoint.step if run.best_checkpoint else None
+    return {
+        "id": str(run.id),
+        "lines": lines,
+        "best_score": run.best_checkpoint.score if run.best_checkpoint else None,
+        "anchors": {"best": _find_place(lines, kl, best), "turn": _find_place(lines, kl, turn_step)},
+    }
+
+
+def _find_place(
+    lines: Sequence[Mapping[str, Any]], kl: Sequence[PostedObservation], step: int | None
+) -> dict[str, float | None] | None:
+    """Where a step is, by the evals up to it; None without any."""
+    evals = next((line for line in lines if line["role"] == MetricRole.EVAL), None)
+    if step is None or evals is None or not (before := bisect_right(evals["steps"], step)):
+        return None
+    return {"step": step, "seconds": evals["seconds"][before - 1], "kl": _kl_at(kl, [step])[0]}
+
+
+def _kl_at(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[float | None]:
+    """The last KL up to each step."""
+    known = _steps(kl)
+    places = [bisect_right(known, step) - 1 for step in steps]
+    return [None if place < 0 else finite_or_none(kl[place].value) for place in places]
+
+
+def _steps(points: Sequence[PostedObservation]) -> list[int]:
+    return [point.step for point in points]

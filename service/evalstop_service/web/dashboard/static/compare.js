@@ -1,0 +1,203 @@
+// The charts of a comparison: a panel for the eval, the proxy and the KL, one axis for all of them, a line a run.
+// What is chosen stands in the address.
+
+import { axis, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
+import { fetchSameOrigin } from "./live.js";
+
+const PANELS = [["eval", "eval", 2], ["proxy", "proxy", 1.2], ["kl", "KL", 1.2]]; // role, title, share of the height
+const GAP = 0.07;
+const HUES = 5; // the lines of the first five runs are solid, those of the others dashed
+const X = {
+  step: { of: (at) => at.step, title: "step", aligned: "steps" },
+  time: { of: (at) => (at.seconds === null ? null : at.seconds / 3600), title: "hours since the first observation", aligned: "hours" },
+  kl: { of: (at) => at.kl, title: "KL to the initial policy", aligned: "KL" },
+  sqrt_kl: { of: (at) => (at.kl === null || at.kl < 0 ? null : Math.sqrt(at.kl)), title: "√KL to the initial policy", aligned: "√KL" },
+  log_kl: { of: (at) => (at.kl === null || at.kl <= 0 ? null : Math.log(at.kl)), title: "natural logarithm of the KL", aligned: "log KL" },
+};
+const ANCHORS = { best: "best checkpoint", turn: "turn" };
+
+const main = document.querySelector("main");
+const chart = document.getElementById("chart");
+const legend = document.querySelector(".legend");
+const choices = document.getElementById("choices");
+const [xChoice, alignChoice, smoothing] = ["x", "align", "smoothing"].map((name) => choices.querySelector(`[name=${name}]`));
+const shown = Object.fromEntries([...legend.querySelectorAll("[data-toggle]")].map((key) => [key.dataset.toggle, key.getAttribute("aria-pressed") === "true"]));
+let zoom = "from" in main.dataset ? [Number(main.dataset.from), Number(main.dataset.to)] : null;
+let runs = null;
+let followed = false;
+
+async function load() {
+  runs = (await (await fetchSameOrigin(main.dataset.series)).json()).runs;
+  for (const run of runs) {
+    for (const line of run.lines) line.values = drawable(line.values);
+    [run.best_score] = drawable([run.best_score]);
+  }
+  await drawChart();
+}
+
+async function drawChart() {
+  const x = X[xChoice.value];
+  const placed = runs.map((run, index) => ({ run, index, shift: shiftOf(run, x) }));
+  const present = placed.filter(({ run, shift }) => shift !== null && shown[run.id]);
+  const panels = PANELS.filter(([role]) => (role !== "kl" || !xChoice.value.endsWith("kl")) && present.some(({ run }) => lineOf(run, role)));
+  note(placed.filter(({ shift }) => shift === null));
+  chart.hidden = panels.length === 0;
+  document.querySelector(".chart-empty").hidden = panels.length > 0;
+  if (panels.length === 0) return;
+  const color = palette();
+  const places = panels.map((panel, i) => ({ role: panel[0], title: panel[1], share: panel[2], axis: i === 0 ? "y" : `y${i + 1}` }));
+  const traces = places.flatMap((panel) => present.flatMap((one) => lines(color, panel, one, x)));
+  await draw(chart, [...traces, ...(places[0].role === "eval" ? present.flatMap((one) => bestMark(color, one, x)) : [])], layout(color, places, x));
+  if (!followed) followZoom();
+}
+
+function lineOf(run, role) {
+  return run.lines.find((line) => line.role === role && line.steps.length > 0);
+}
+
+// How far a run is shifted to the left; null for one that has nothing to be aligned at.
+function shiftOf(run, x) {
+  if (alignChoice.value === "start") return 0;
+  const anchor = run.anchors[alignChoice.value];
+  return anchor === null ? null : x.of(anchor);
+}
+
+function note(leftOut) {
+  const said = document.querySelector("[data-note=left-out]");
+  said.hidden = leftOut.length === 0;
+  const numbers = leftOut.map(({ index }) => index + 1).join(", ");
+  said.textContent = `Left out: ${leftOut.length === 1 ? "run" : "runs"} ${numbers}, without a ${ANCHORS[alignChoice.value]} on this axis.`;
+}
+
+// --- What is drawn. ---
+
+function lines(color, panel, { run, index, shift }, x) {
+  const line = lineOf(run, panel.role);
+  if (!line) return [];
+  const at = line.steps.map((step, i) => x.of({ step, seconds: line.seconds[i], kl: line.kl[i] }));
+  const common = {
+    type: "scatter", mode: loneValues(line.values) ? "lines+markers" : "lines", name: String(index + 1), meta: run.id,
+    x: at.map((value) => (value === null ? null : value - shift)), yaxis: panel.axis, connectgaps: false,
+    marker: { color: paint(color, index), size: 4 }, line: { color: paint(color, index), width: 1.8, dash: index < HUES ? "solid" : "dash" },
+  };
+  const weight = Number(smoothing.value);
+  const hover = {
+    customdata: line.steps, hovertemplate: `run ${index + 1}, step %{customdata:,d}<br>${panel.title} %{y:.4~g}<extra></extra>`,
+  };
+  if (weight === 0) return [{ ...common, ...hover, y: line.values }];
+  return [
+    { ...common, y: line.values, opacity: 0.22, hoverinfo: "skip" },
+    { ...common, ...hover, y: smooth(line.values, weight) },
+  ];
+}
+
+function paint(color, index) {
+  return color(`hue-${(index % HUES) + 1}`);
+}
+
+// The exponential moving average, divided by the sum of its weights, so that it starts where the values do.
+function smooth(values, weight) {
+  let [sum, weights] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    weights = weight * weights + (1 - weight);
+    return sum / weights;
+  });
+}
+
+function bestMark(color, { run, index, shift }, x) {
+  const at = run.anchors.best && x.of(run.anchors.best);
+  if (at === null || run.best_score === null) return [];
+  return [{
+    type: "scatter", mode: "markers", name: "best", meta: run.id, x: [at - shift], y: [run.best_score], yaxis: "y", cliponaxis: false,
+    marker: { size: 9, color: paint(color, index), line: { color: color("card"), width: 1.5 } },
+    hovertemplate: `run ${index + 1}, best checkpoint<br>eval %{y:.4~g}<extra></extra>`,
+  }];
+}
+
+function layout(color, places, x) {
+  const aligned = alignChoice.value !== "start";
+  const text = aligned ? `${x.aligned} from the ${ANCHORS[alignChoice.value]}` : x.title;
+  const found = {
+    uirevision: `${xChoice.value} ${alignChoice.value}`, hovermode: "closest", annotations: [],
+    margin: { l: narrow.matches ? 38 : 52, r: narrow.matches ? 12 : 16, t: 24, b: 48 },
+    shapes: aligned ? [{ type: "line", xref: "x", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, layer: "below", line: { color: color("muted"), width: 1.4, dash: "dot" } }] : [],
+    xaxis: axis(color, {
+      anchor: places[places.length - 1].axis, fixedrange: false, nticks: narrow.matches ? 5 : 10, ...(xChoice.value === "step" ? { tickformat: ",d" } : {}),
+      title: { text, font: { size: 12, color: color("muted") } }, ...(zoom ? { range: zoom, autorange: false } : { autorange: true }),
+    }),
+  };
+  const whole = places.reduce((sum, panel) => sum + panel.share, 0);
+  const room = 1 - GAP * (places.length - 1);
+  let top = 1;
+  for (const panel of places) {
+    const bottom = Math.max(0, top - (panel.share / whole) * room);
+    found[panel.axis.replace("y", "yaxis")] = axis(color, { domain: [bottom, top], nticks: 5 });
+    found.annotations.push({ xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", showarrow: false, text: panel.title, font: { size: 12, color: color("text") } });
+    top = bottom - GAP;
+  }
+  return found;
+}
+
+// --- What is chosen. ---
+
+function followZoom() {
+  followed = true;
+  chart.on("plotly_relayout", (change) => {
+    if ("xaxis.range[0]" in change) zoom = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    else if (change["xaxis.autorange"]) zoom = null;
+    else return;
+    writeAddress();
+  });
+  chart.on("plotly_hover", ({ points }) => emphasize(points[0].data.meta));
+  chart.on("plotly_unhover", () => emphasize(null));
+}
+
+function writeAddress() {
+  const address = new URL(location.href);
+  const query = address.searchParams;
+  for (const name of ["x", "align", "smoothing", "from", "to", "hidden"]) query.delete(name);
+  if (xChoice.value !== "step") query.set("x", xChoice.value);
+  if (alignChoice.value !== "start") query.set("align", alignChoice.value);
+  if (Number(smoothing.value) > 0) query.set("smoothing", smoothing.value);
+  if (zoom) ["from", "to"].forEach((name, i) => query.set(name, Number(zoom[i].toPrecision(8))));
+  for (const id of Object.keys(shown)) if (!shown[id]) query.append("hidden", id);
+  history.replaceState(null, "", address);
+  document.querySelector(".chart-card [data-copy]").dataset.copy = address.href;
+}
+
+// The run that is pointed at stands out in every panel, in the legend and in the table.
+let emphasized = null;
+
+function emphasize(id) {
+  if (id === emphasized || !runs) return;
+  emphasized = id;
+  for (const one of document.querySelectorAll("[data-toggle], [data-run]")) {
+    one.classList.toggle("emphasized", id !== null && (one.dataset.toggle ?? one.dataset.run) === id);
+  }
+  if (chart.data && !chart.hidden) Plotly.restyle(chart, { opacity: chart.data.map((trace) => (trace.hoverinfo === "skip" ? 0.22 : 1) * (id === null || trace.meta === id ? 1 : 0.18)) });
+}
+
+for (const list of [legend, document.querySelector(".comparison")]) {
+  for (const kind of ["pointerover", "focusin"]) list.addEventListener(kind, (event) => emphasize(idOf(event.target)));
+  for (const kind of ["pointerleave", "focusout"]) list.addEventListener(kind, () => emphasize(null));
+}
+
+function idOf(target) {
+  const one = target.closest("[data-toggle], [data-run]");
+  return one ? one.dataset.toggle ?? one.dataset.run : null;
+}
+
+choices.hidden = false;
+choices.addEventListener("input", (event) => {
+  if (event.target !== smoothing) zoom = null; // another axis
+  if (runs) drawChart();
+});
+choices.addEventListener("change", writeAddress); // once a slider is let go: browsers limit how often it is written
+toggles(legend, shown, () => {
+  writeAddress();
+  if (runs) drawChart();
+});
+redrawn(() => runs && drawChart());
+load();
