@@ -101,14 +101,16 @@ class Service:
 
         try:
             if self._client is None:
-                self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds, verify=_trusted())
+                self._client = httpx.Client(
+                    headers=self._headers, timeout=self._timeout_seconds, verify=trusted_certificates()
+                )
             return understand(self._client.request(method, self._root + path, content=content))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
 
 
 @functools.cache
-def _trusted() -> ssl.SSLContext:
+def trusted_certificates() -> ssl.SSLContext:
     """The trusted certificates, loaded once and on first use, because loading is slow."""
     import httpx
 

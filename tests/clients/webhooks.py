@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 from evalstop_client.signature import sign
 
+from tests.fixtures.http import certificates
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
@@ -35,9 +37,9 @@ def send(
     webhook_id: str = "msg_1",
     secret: str = SECRET,
     age_seconds: float = 0,
-    verify: ssl.SSLContext | bool = True,
+    verify: ssl.SSLContext | None = None,
 ) -> httpx.Response:
     """Sign and post `event` (an object, or the bytes of a body); `verify`: whose certificates are trusted."""
     body = event if isinstance(event, bytes) else json.dumps(event).encode()
     headers = sign(secret, webhook_id, int(time.time() - age_seconds), body)
-    return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify)
+    return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify or certificates())

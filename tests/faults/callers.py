@@ -12,6 +12,8 @@ from typing import Any, Self
 import httpx
 from evalstop_service.store.observations import PostedObservation
 
+from tests.fixtures.http import certificates
+
 DEADLINE_SECONDS = 90.0
 """For whatever has to happen in the end, on a machine that does much else."""
 
@@ -35,7 +37,9 @@ class Caller:
 
     key: str
     address: Callable[[], str]
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, trust_env=False))
+    client: httpx.Client = field(
+        default_factory=lambda: httpx.Client(verify=certificates(), timeout=60, trust_env=False)
+    )
     refusals: list[dict[str, Any]] = field(default_factory=list)
     cut: int = 0
 

@@ -17,6 +17,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.fair_shares import COSTLY, THREADS, FairShares, Places
 from fastapi import FastAPI
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import served
 from tests.security.stops import create_pending_decision
@@ -36,7 +37,13 @@ class Flooded:
         key = api_keys.create_named_key(self.database, "p", name, ["admin"], utc_now())[1]
         headers = {"Authorization": f"Bearer {key}"}
         return self.opened.enter_context(
-            httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=WAIT_SECONDS, trust_env=False)
+            httpx.Client(
+                verify=certificates(),
+                base_url=f"{self.url}/api/v1",
+                headers=headers,
+                timeout=WAIT_SECONDS,
+                trust_env=False,
+            )
         )
 
     def count_refused(self, share: str) -> float:

@@ -11,6 +11,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.web.api.speaking import problem, said
@@ -28,7 +29,9 @@ class Clients:
         """A client with a key of its own."""
         secret = api_keys.create_named_key(self.database, "p", name, [scope], utc_now())[1]
         headers = {"Authorization": f"Bearer {secret}"}
-        return self.opened.enter_context(httpx.Client(base_url=self.url, headers=headers, trust_env=False))
+        return self.opened.enter_context(
+            httpx.Client(verify=certificates(), base_url=self.url, headers=headers, trust_env=False)
+        )
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from evalstop_service.store import keys, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import KeyLimits
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.web.api.speaking import FALLING, problem, said
@@ -43,7 +44,7 @@ class Project:
     def client(self, secret: str, address: str | None = None) -> httpx.Client:
         """A client with this key, seen by the service at this address."""
         headers = {"Authorization": f"Bearer {secret}"} | ({"X-Forwarded-For": address} if address else {})
-        client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
+        client = httpx.Client(verify=certificates(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
         return self._opened.enter_context(client)
 
     def stop_a_run(self) -> str:

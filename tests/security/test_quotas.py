@@ -18,6 +18,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.scenes import set_up
@@ -42,7 +43,9 @@ def client(embedded_database: Database) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {key}"}
     with (
         serving(embedded_database) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False) as client,
+        httpx.Client(
+            verify=certificates(), base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False
+        ) as client,
     ):
         yield client
 

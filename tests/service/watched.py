@@ -17,6 +17,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import served
 
@@ -61,6 +62,8 @@ def watched(
     key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
     with (
         served(app) as url,
-        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client,
+        httpx.Client(
+            verify=certificates(), base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False
+        ) as client,
     ):
         yield Watched(url, database, service_metrics, key, client)

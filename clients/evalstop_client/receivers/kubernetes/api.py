@@ -7,7 +7,6 @@ nothing for the kinds that are no part of Kubernetes itself.
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from httpx import codes
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import Access
 from evalstop_client.receivers.kubernetes.kinds import Kind, Object, at
+from evalstop_client.service import trusted_certificates
 
 MERGE_PATCH = "application/merge-patch+json"
 MOST_PATIENCE_SECONDS = 300.0
@@ -65,8 +65,8 @@ class Api:
 
     def __init__(self, access: Access, timeout_seconds: float = 30.0) -> None:
         self._access = access
-        verify: ssl.SSLContext | bool = True if access.tls is None else access.tls
-        self._client = httpx.Client(base_url=access.url, verify=verify, timeout=timeout_seconds)
+        trusted = access.tls or trusted_certificates()
+        self._client = httpx.Client(base_url=access.url, verify=trusted, timeout=timeout_seconds)
         self._versions: dict[Kind, str] = {}
         self._quiet_until = 0.0
 

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD, Kind
 
+from tests.fixtures.http import certificates
+
 Json = dict[str, Any]
 VERSIONS = {
     "": "v1",
@@ -40,8 +42,8 @@ class Admin:
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None = None) -> None:
         headers = {"authorization": f"Bearer {token}"}
-        verify: ssl.SSLContext | bool = True if tls is None else tls
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=30, verify=verify, trust_env=False)
+        trusted = tls or certificates()
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=30, verify=trusted, trust_env=False)
 
     def close(self) -> None:
         self.http.close()

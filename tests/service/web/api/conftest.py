@@ -17,6 +17,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.conftest import BACKENDS, ClonePostgres
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.event_check import check_events
@@ -48,7 +49,9 @@ class Service:
     def client(self, key: str | None) -> httpx.Client:
         """A client that sends this key to paths below /api/v1."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False)
+        client = httpx.Client(
+            verify=certificates(), base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False
+        )
         self.clients.append(client)
         return client
 

@@ -31,6 +31,7 @@ from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.webhooks import endpoints
 
+from tests.fixtures.http import certificates
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
@@ -204,7 +205,7 @@ class House:
             key, _ = keys.create_key(
                 tx, project_id=self.tenant.project.id, name="visitor", scopes=SCOPES[role], now=now
             )
-        client = httpx.Client(base_url=self.address, timeout=30)
+        client = httpx.Client(verify=certificates(), base_url=self.address, timeout=30)
         client.get("/login", params={"token": dashboard.sign_in_token(SECRET, key.id)}).raise_for_status()
         return client
 
@@ -269,7 +270,7 @@ def test_roles(house: House, role: int) -> None:
 
 def test_strangers_see_nothing(house: House) -> None:
     """Without a session every route but those to sign in by leads to the form, whatever it is about."""
-    with httpx.Client(base_url=house.address, timeout=30) as stranger:
+    with httpx.Client(verify=certificates(), base_url=house.address, timeout=30) as stranger:
         for route in GUARDED:
             for ids in (house.ids, missing()):
                 response = house.ask(stranger, route, ids)
@@ -302,7 +303,7 @@ def test_a_script_sends_the_token_as_a_header(house: House) -> None:
 def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[str, str]) -> None:
     """What belongs to another project answers as what does not exist does: the same text, by the same statements."""
     other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
-    with httpx.Client(base_url=house.address, timeout=30) as stranger:
+    with httpx.Client(verify=certificates(), base_url=house.address, timeout=30) as stranger:
         stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
         token = token_of(stranger, "/runs")
         answers = []
@@ -322,7 +323,7 @@ def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[st
 def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) -> None:
     """No page of a project names anything of another one, whatever it is asked for."""
     other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
-    with httpx.Client(base_url=house.address, timeout=30) as stranger:
+    with httpx.Client(verify=certificates(), base_url=house.address, timeout=30) as stranger:
         stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
         last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
         for path in (
