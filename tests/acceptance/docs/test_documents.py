@@ -1,4 +1,4 @@
-"""What the documents say is so: links lead somewhere, examples run, commands, settings, states and events exist."""
+"""What the documents say is so: links lead somewhere, examples run, commands, settings and states exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_lab import cli as lab_cli
 from evalstop_service.cli import entry as service_cli
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES
-from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.settings import Settings
 
 from tests.acceptance.docs.documents import ROOT, Block, anchors, blocks, commands, documents, links
@@ -156,12 +155,6 @@ def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     told = {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows}
     assert told == {str(state): {str(one) for one in following} for state, following in NEXT_STATES.items()}
-
-
-def test_every_event_type_is_named() -> None:
-    """docs/decisions.md names the events that endpoints can subscribe to, and no other."""
-    named = set(re.findall(r"`((?:run|detector|policy)\.[a-z_]+)`", (ROOT / "docs/decisions.md").read_text()))
-    assert named == set(SUBSCRIBABLE)
 
 
 def test_the_documents_one_begins_with_hold_examples_that_run() -> None:
