@@ -194,7 +194,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         state = replace(state, sd=sound.sd)
         if sound.sd <= 0:
             return _silent(state, "the eval score has not moved")
-        fault = self._fault(state, fits, sound)
+        fault = self.find_fault(state, fits, sound)
         if fault is not None:
             return _silent(state, f"the forms do not fit and are not used: {fault}")
         dof = state.pairs - 3
@@ -224,7 +224,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         fallen = _below_zero(fit.combined(fall), math.sqrt(variance * fit.leverage(fall)), dof)
         return min(slope, fallen)
 
-    def _fault(self, state: GaoFitState, fits: tuple[Fit, ...], sound: noise.Noise) -> str | None:
+    def find_fault(self, state: GaoFitState, fits: tuple[Fit, ...], sound: noise.Noise) -> str | None:
         """Why no form may be used, None where one may."""
         distances = [d for _, d in state.recent]
         span = max(d for _, d in (*state.path, *state.recent))

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
-from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store import observations, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
@@ -69,6 +69,7 @@ def _paired_metrics(run: Run) -> list[str]:
 def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
     """The evidence of each member of the policy, and a note on where it comes from."""
     if policy is not None:
+        policy = restrict_policy(policy, run)
         watch = WatchedMetrics(run, policy)
         if not long & set(watch.metrics):
             points = observations.load_series(tx, run.id, watch.metrics)
@@ -112,6 +113,7 @@ def _track_document(track: Track) -> dict[str, Any]:
     points = downsample(track.points, MOST_POINTS)
     return {
         "member": track.member,
+        "detector": track.detector,
         "kind": track.kind,
         "suspect_at": track.suspect_at,
         "stop_at": track.stop_at,
@@ -135,6 +137,7 @@ def _chart_document(chart: GaoChart, sign: float) -> dict[str, Any]:
         if line is None
         else {
             "form": line.form,
+            "trusted": line.trusted,
             "distances": line.distances,
             "eval_scores": [sign * value for value in line.eval_scores],
             "low": [sign * value for value in low],

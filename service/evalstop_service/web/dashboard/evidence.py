@@ -13,9 +13,11 @@ from evalstop_service.store.observations import PostedObservation
 
 @dataclass
 class Track:
-    """One member of the policy: the kind of its evidence, its thresholds (None: never), and its value at each step."""
+    """One member of the policy: its detector, the kind of its evidence, its thresholds (None: never), and its value at
+    each step."""
 
     member: str
+    detector: str
     kind: str
     suspect_at: float | None
     stop_at: float | None
@@ -46,8 +48,9 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
             thresholds = policy.members[index].thresholds
             track = tracks[index]
             if track is None:
+                detector = policy.members[index].detector.name
                 tracks[index] = track = Track(
-                    policy.ids[index], evidence.kind, thresholds.suspect_at, thresholds.stop_at
+                    policy.ids[index], detector, evidence.kind, thresholds.suspect_at, thresholds.stop_at
                 )
             track.add_value(item.step, evidence.value)
         previous = state.evidence
@@ -63,6 +66,6 @@ def read_evidence(verdicts: Iterable[Verdict]) -> list[Track]:
                 continue
             track = tracks.get(index)
             if track is None:
-                tracks[index] = track = Track(item.detector, item.kind, item.suspect_at, item.stop_at)
+                tracks[index] = track = Track(item.detector, item.detector, item.kind, item.suspect_at, item.stop_at)
             track.add_value(verdict.step, item.value)
     return list(tracks.values())

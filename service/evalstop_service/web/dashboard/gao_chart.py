@@ -32,9 +32,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Line:
-    """The form that fits better, its 95 % band (`low` to `high`), and its peak with a standard error."""
+    """The form that fits better, its 95 % band (`low` to `high`), and its peak with a standard error.
+
+    `trusted`: whether the detector uses it; its note says why it does not.
+    """
 
     form: str
+    trusted: bool
     distances: list[float]
     eval_scores: list[float]
     low: list[float]
@@ -60,17 +64,18 @@ def build_chart(observations: Iterable[Observation]) -> GaoChart:
         state, _ = detector.step(state, item)
         if state.pairs > before:
             pairs.append(Pair(item.step, state.recent[-1][1], item.value, item.stderr))
-    return GaoChart(pairs, _fit_line(state) if state.pairs >= detector.least_evals else None, state.note)
+    return GaoChart(pairs, _fit_line(detector, state) if state.pairs >= detector.least_evals else None, state.note)
 
 
-def _fit_line(state: GaoFitState) -> Line | None:
+def _fit_line(detector: GaoFit, state: GaoFitState) -> Line | None:
     if not state.fits or state.sd <= 0:
         return None
     farthest = max(d for _, d in (*state.path, *state.recent))
     best = min(state.fits, key=lambda fit: fit.misfit)
     dof = state.pairs - 3
     # As in the detector: at least what noise alone leaves, and more where the noise is autocorrelated.
-    variance = max(best.misfit / dof, (state.sd / 4) ** 2) * noise.estimate(state.noise).inflation ** 2
+    sound = noise.estimate(state.noise)
+    variance = max(best.misfit / dof, (state.sd / 4) ** 2) * sound.inflation**2
     distances = [farthest * index / (LINE_POINTS - 1) for index in range(LINE_POINTS)]
     origin = state.noise.origin  # the detector measures evals from the first one
     eval_scores = [origin + best.combined(best.vector(d)) for d in distances]
@@ -79,6 +84,7 @@ def _fit_line(state: GaoFitState) -> Line | None:
         return None
     return Line(
         FORMS[best.term],
+        detector.find_fault(state, state.fits, sound) is None,
         distances,
         eval_scores,
         [value - width for value, width in zip(eval_scores, widths, strict=True)],

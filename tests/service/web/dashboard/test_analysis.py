@@ -59,6 +59,25 @@ def test_no_line_before_there_is_enough() -> None:
     assert "5 more evals" in drawn.note
 
 
+def test_a_line_that_is_not_used_says_so() -> None:
+    """Where the eval moves while the KL stands still, no form is used, and the line is marked."""
+    good = build_chart(told(29)).line
+    assert good is not None
+    assert good.trusted
+    still = [
+        observation
+        for step in range(60)
+        for observation in (
+            Observation(MetricRole.KL, step, min(step, 12.0)),
+            Observation(MetricRole.EVAL, step, step * 0.1 + 0.02 * (step % 3), 0.02),
+        )
+    ]
+    drawn = build_chart(still)
+    assert drawn.line is not None
+    assert not drawn.line.trusted
+    assert "not used" in drawn.note
+
+
 @given(st.lists(st.tuples(st.sampled_from([MetricRole.KL, MetricRole.EVAL]), st.floats()), max_size=60))
 def test_no_series_breaks_the_build_chart(values: list[tuple[MetricRole, float]]) -> None:
     """NaN, infinities, negative KLs, numbers at the ends of a double: what is drawn is finite, or is not drawn."""

@@ -1,11 +1,18 @@
 // Two charts of a run: the eval over its distance from the initial policy, and the evidence of its detectors over steps.
 
-import { axis, band, draw, drawable, narrow, palette, redrawn } from "./charts.js";
+import { axis, band, draw, drawable, narrow, palette, redrawn, stepTicks } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 
 const main = document.querySelector("main");
 const TRACK_PX = 96;
+const listeners = [];
 let analysis = null;
+
+// Calls `use` with the data of these charts whenever it was loaded.
+export function onAnalysis(use) {
+  listeners.push(use);
+  if (analysis) use(analysis);
+}
 
 async function load() {
   const response = await fetchSameOrigin(main.dataset.analysis);
@@ -14,7 +21,7 @@ async function load() {
   if (gao) [gao.eval_scores, gao.stderrs] = [drawable(gao.eval_scores), drawable(gao.stderrs)];
   if (gao && gao.line) for (const side of ["eval_scores", "low", "high"]) gao.line[side] = drawable(gao.line[side]);
   for (const track of analysis.evidence.tracks) track.values = drawable(track.values);
-  await drawAll();
+  await Promise.all([drawAll(), ...listeners.map((use) => use(analysis))]);
 }
 
 function drawAll() {
@@ -36,17 +43,18 @@ function drawGao(gao) {
   if (empty) return undefined;
   const color = palette();
   const line = gao.line;
+  const trusted = line && line.trusted;
   const traces = [
-    { type: "scatter", mode: "lines", ...(line ? band(line.distances, line.low, line.high) : { x: [], y: [] }), fill: "toself",
+    { type: "scatter", mode: "lines", ...(trusted ? band(line.distances, line.low, line.high) : { x: [], y: [] }), fill: "toself",
       fillcolor: color("kl-band"), line: { width: 0 }, hoverinfo: "skip" },
     { type: "scatter", mode: "lines", name: "fit", x: line ? line.distances : [], y: line ? line.eval_scores : [],
-      line: { color: color("kl"), width: 2 }, hoverinfo: "skip" },
+      line: trusted ? { color: color("kl"), width: 2 } : { color: color("muted"), width: 1.2, dash: "dash" }, hoverinfo: "skip" },
     { type: "scatter", mode: "markers", name: "evals", x: gao.distances, y: gao.eval_scores,
       marker: { color: color("eval"), size: gao.steps.length > 200 ? 4 : 6 },
       error_y: { type: "data", array: gao.stderrs.map((stderr) => stderr ?? 0), color: color("eval"), thickness: 1, width: 0, visible: gao.steps.length <= 200 },
       customdata: gao.steps, hovertemplate: "step %{customdata:,d}<br>√KL %{x:.3~g}<br>eval %{y:.4~g}<extra></extra>" },
   ];
-  const peak = line && line.peak;
+  const peak = trusted && line.peak;
   const shapes = peak ? [{ type: "line", xref: "x", yref: "paper", x0: peak.distance, x1: peak.distance, y0: 0, y1: 1, layer: "below", line: { color: color("muted"), width: 1.4, dash: "dot" } }] : [];
   const annotations = peak ? [{ xref: "x", yref: "paper", x: peak.distance, y: 1, yanchor: "bottom", text: "peak of the fit", showarrow: false, font: { color: color("muted"), size: 12 } }] : [];
   return draw(chart, traces, {
@@ -60,22 +68,27 @@ function gaoNote(gao) {
   if (gao === null) return "It takes a metric with the role eval and one with the role kl.";
   if (gao.steps.length === 0) return "Waiting for an eval after the first KL.";
   if (gao.line === null) return `No line yet: ${gao.note}.`;
+  if (!gao.line.trusted) return `The dashed line is not to be trusted: ${gao.note}. It is drawn without its band and peak.`;
   return `Line: ${gao.line.form}, 95 % band. The detector gao_fit says: ${gao.note}.`;
 }
 
-// --- Evidence: a strip a detector, in the order of the policy. ---
+// --- Evidence: a strip a detector, in the order of the policy; the first posterior stands in the chart of the run. ---
 
 const KINDS = { count: "count", fraction: "share", p_value: "p-value", log_e_value: "log e-value", statistic: "statistic", posterior: "posterior" };
 
 function drawEvidence(evidence) {
-  const tracks = evidence.tracks;
+  const above = evidence.tracks.find((track) => track.detector === "posterior");
+  const tracks = evidence.tracks.filter((track) => track !== above);
   const chart = show("evidence", tracks.length === 0, evidenceNote(evidence));
+  document.getElementById("evidence-card").hidden = above !== undefined && tracks.length === 0;
   if (tracks.length === 0) return undefined;
   const color = palette();
   const layout = { margin: { l: 52, r: 16, t: 22, b: 30 }, hovermode: "x unified", hoversubplots: "axis", shapes: [], annotations: [] };
   const traces = tracks.map((track, i) => strip(layout, color, track, i, tracks.length));
   layout.height = Math.max(300, 60 + TRACK_PX * tracks.length);
-  layout.xaxis = axis(color, { anchor: `y${tracks.length}`, fixedrange: false, tickformat: ",d", nticks: narrow.matches ? 4 : 8, unifiedhovertitle: { text: "step %{x}" } });
+  const steps = tracks.flatMap((track) => track.steps);
+  const span = steps.reduce((a, b) => Math.max(a, b)) - steps.reduce((a, b) => Math.min(a, b));
+  layout.xaxis = axis(color, { anchor: `y${tracks.length}`, fixedrange: false, ...stepTicks(narrow.matches ? 4 : 8, span), unifiedhovertitle: { text: "step %{x}" } });
   return draw(chart, traces, layout);
 }
 

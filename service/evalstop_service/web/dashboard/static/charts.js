@@ -35,6 +35,11 @@ export function axis(color, more = {}) {
   };
 }
 
+// The ticks of an axis of steps, which are whole numbers, at most `most` of them.
+export function stepTicks(most, span) {
+  return { nticks: most, tickformat: ",d", ...(span < most ? { dtick: 1 } : {}) };
+}
+
 // Calls `redraw` whenever what is drawn has to look different: dark or light, narrow or wide.
 export function redrawn(redraw) {
   for (const query of [narrow, matchMedia("(prefers-color-scheme: dark)")]) query.addEventListener("change", redraw);
