@@ -16,17 +16,18 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_detectors import DetectorError, Ground, Policy, advance, policy_from_document, policy_to_document, start
+from evalstop_detectors import DetectorError, Ground, Policy, policy_from_document, policy_to_document
 from msgspec import structs
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.evaluation.replays import replay_run
 from evalstop_service.projects.policies import require_bounded_cost
 from evalstop_service.rules.outcome import Turn, judge_decision, judge_levelled_off
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
-from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
-from evalstop_service.store import audit, backtests, observations, projects
+from evalstop_service.runs.watched_metrics import select_evals
+from evalstop_service.store import audit, backtests, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -179,8 +180,6 @@ def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: 
 def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFinding:
     """What the policy would have done to a run, beside what was decided and its outcome."""
     run = past.run
-    policy = restrict_policy(policy, run)
-    watched = WatchedMetrics(run, policy)
     finding = BacktestFinding(
         run_id=run.id,
         run_name=run.name,
@@ -194,18 +193,17 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         turn_step=past.turn_step,
     )
     try:
-        series = observations.load_series(tx, run.id, watched.metrics)
-        monitor, _ = advance(policy, start(policy), watched.observations(series))
+        replay = replay_run(tx, run, policy)
     except DetectorError as error:
         return structs.replace(finding, error=str(error))
-    verdict = monitor.verdict
+    verdict = replay.verdicts[-1]
     step = verdict.step if verdict.stops else None
     return structs.replace(
         finding,
         verdict=str(verdict.verdict),
         step=step,
         reason=verdict.reason,
-        outcome=judge_levelled_off(select_evals(run, series), step)
+        outcome=judge_levelled_off(select_evals(run, replay.observations), step)
         if step is not None and verdict.ground is Ground.LEVELLED_OFF
         else _judge_stop(past, step),
         hours_after=_hours_after(past, step),

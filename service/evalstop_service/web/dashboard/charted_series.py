@@ -30,7 +30,7 @@ class ChartedSeries:
 
 def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUID, list[ChartedSeries]]:
     """What is drawn of each of these runs, at most so many observations of each metric; first brings summaries up."""
-    charted = {run.id: _list_charted(run) for run in runs}
+    charted = {run.id: list_charted(run) for run in runs}
     with database.reading() as tx:
         long = {
             (run_id, metric)
@@ -69,7 +69,8 @@ def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _list_charted(run: Run) -> dict[str, str]:
+def list_charted(run: Run) -> dict[str, str]:
+    """The metrics that are drawn of a run, with their roles: of several evals their mean."""
     combined = watched_metrics.find_combined_evals(run)
     return {
         metric: role["role"]

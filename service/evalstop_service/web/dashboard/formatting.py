@@ -77,6 +77,22 @@ def format_amount(value: float) -> str:
     return format_step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
 
 
+def format_duration(seconds: float) -> str:
+    """A span of time in its largest fitting unit.
+
+    >>> [format_duration(seconds) for seconds in (0.0123, 4.2, 180, 9000, 259_200)]
+    ['0 s', '4.2 s', '3 min', '2.5 h', '3 d']
+    """
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{_rounded(seconds / size)} {unit}"
+    return f"{_rounded(seconds)} s"
+
+
+def _rounded(value: float) -> str:
+    return f"{round(value, 1):g}" if value < 10 else f"{value:.0f}"
+
+
 def format_time(at: datetime) -> str:
     """A time in UTC, for browsers without JavaScript."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

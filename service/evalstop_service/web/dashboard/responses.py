@@ -78,6 +78,7 @@ def _create_environment() -> Environment:
         exact=formatting.format_exact,
         percent=formatting.format_percent,
         amount=formatting.format_amount,
+        duration=formatting.format_duration,
         time=formatting.format_time,
         iso=formatting.format_iso,
     )

@@ -16,6 +16,7 @@ from evalstop_service.web.dashboard import (
     compare,
     documentation,
     fleet,
+    metric_charts,
     not_found,
     observations,
     openid_sign_in,
@@ -34,6 +35,7 @@ from evalstop_service.web.dashboard import (
     sign_in,
     static_files,
     webhooks,
+    what_if,
 )
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import Sessions
@@ -42,7 +44,7 @@ from evalstop_service.web.dashboard.visitor import OpenId, Site
 PAGES = (
     *(static_files, sign_in, openid_sign_in, overview, precision, run_list, fleet),
     compare,  # before the page of a run, which would take its address for a run's id
-    *(run_page, analysis, observations, run_actions, run_description, run_roles),
+    *(run_page, what_if, metric_charts, analysis, observations, run_actions, run_description, run_roles),
     *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),
     not_found,  # last, because it matches any path
 )

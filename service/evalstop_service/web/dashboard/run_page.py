@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,7 +11,11 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from evalstop_service.projects import policies
+from evalstop_service.projects.policies import Version
+from evalstop_service.rules import liveness
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import UNENDED, RunStatus
@@ -33,6 +38,7 @@ from evalstop_service.store import (
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import LatestObservation, PostedObservation
+from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import charted_series, formatting, run_roles
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
@@ -44,6 +50,16 @@ router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 MOST_POINTS = 2000
 MOST_METRICS = 100
 MOST_VERDICTS = 20
+
+
+@dataclass(frozen=True)
+class Silence:
+    """How long a run has not reported, how often it usually does, and after how long it is taken for lost."""
+
+    health: Liveness
+    seconds: float
+    cadence_seconds: float | None
+    lost_after_seconds: float
 
 
 @router.get("")
@@ -65,6 +81,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         proposed = [one for one in proposals.list_open(tx, run.project_id, site.clock()) if one.subject in subjects]
         said = run_descriptions.load_descriptions(tx, [run.id])[run.id]
         shares = _load_shares(tx, run)
+        policy_versions = policies.list_versions(tx, visitor.project.id)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
     current = _current_decision(run, on_record)
     return render_page(
@@ -73,7 +90,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run=run,
         revision=revision,
         decision=current,
-        health=health.find_liveness(run, stored, visitor.project.stale_seconds, site.clock()),
+        silence=_find_silence(run, stored, visitor.project.stale_seconds, site.clock()),
         costly_step_seconds=stored.costly_step_seconds if stored else None,
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
@@ -91,6 +108,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         recognition=metric_roles.describe_roles(run),
         sources=lambda metric: _role_source(run, metric),
         choices=run_roles.metric_choices(run, [item.metric for item, _ in metrics]),
+        has_others=not charted_series.list_charted(run).keys() >= {item.metric for item, _ in metrics},
+        tried=_list_policies(policy_versions, run),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         params=params,
@@ -117,6 +136,8 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "best_checkpoint": _mark(run.best_checkpoint),
             "raw_maximum": _mark(run.raw_maximum),
             "turn_step": charted_series.find_turn_step(run, decision),
+            "last_step": run.last_step,
+            "planned_end": _planned_end(run),
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
             "decision": decision
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
@@ -147,6 +168,32 @@ def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict
         "stop": run.status in UNENDED and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
         "label": run.last_step is not None,
     }
+
+
+def _planned_end(run: Run) -> int | None:
+    """The planned length of a run that was stopped or parked short of it."""
+    is_cut = run.status in (RunStatus.STOPPED, RunStatus.PARKED) and run.total_steps is not None
+    return run.total_steps if is_cut and run.length_known else None
+
+
+def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Silence:
+    cadence_seconds = record.cadence_seconds if record is not None else None
+    limit = liveness.stale_after_seconds(stale_seconds, cadence_seconds)
+    return Silence(
+        health.find_liveness(run, record, stale_seconds, now),
+        (now - health.last_report_at(run, record)).total_seconds(),
+        cadence_seconds,
+        limit * (1 + liveness.LOST_TIMES),
+    )
+
+
+def _list_policies(versions: Sequence[Version], run: Run) -> list[str]:
+    """The run's own version first, then the latest of each policy."""
+    own = f"{run.policy_name}@{run.policy_version}"
+    latest: dict[str, str] = {}
+    for version in versions:
+        latest.setdefault(version.name, version.reference)
+    return list(dict.fromkeys([own, *latest.values()]))
 
 
 def _role_source(run: Run, metric: str) -> str:

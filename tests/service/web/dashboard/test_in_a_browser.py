@@ -27,6 +27,8 @@ EVALS = recorded("np-0044")
 
 DEADLINE_SECONDS = 30.0
 
+PANELS = "Object.keys(document.getElementById('chart').layout).filter((name) => name.startsWith('yaxis')).length"
+
 EVAL_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'eval').x.length"
 
 
@@ -55,12 +57,12 @@ def fits(window: Window) -> bool:
 def test_a_run_turns_while_one_looks_on(
     window: Window, embedded_database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Sign in, see the first run appear, open it, and watch it being suspected, stopped and confirmed."""
+    """Sign in, see a run appear, watch it being suspected, stopped and confirmed, and try another policy on it."""
     page, database = window.page, embedded_database
     window.sign_in(tenant)
     expect(page.get_by_text("Connect a trainer")).to_be_visible()
     expect(page.locator(".live")).to_have_attribute("data-live", "on")
-    run = open_run(database, tenant, now, "ppo-live", mode="enforce")
+    run = open_run(database, tenant, now, "ppo-live", mode="enforce", total_steps=600)
     report(database, tenant, run.id, EVALS[:10], now)
     expect(page.locator(".row-link")).to_have_text("ppo-live")
     expect(page.locator(".spark-line")).to_be_visible()
@@ -80,6 +82,14 @@ def test_a_run_turns_while_one_looks_on(
     expect(page.get_by_text("The job is confirmed to be gone")).to_be_visible()
     expect(page.locator(".status-stopped")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop confirmed")).to_be_visible()
+    expect(page.locator("#chart .annotation-text", has_text="320 steps not run")).to_be_visible()
+    expect(page.locator(".timeline").first).to_contain_text("after 0 s, ")
+
+    page.select_option("#what-if-policy", "early@1")
+    expect(page.locator("#what-if-answer")).to_contain_text("early would not have stopped this run up to step 280")
+    page.locator("#what-if-stop-at").fill("0.6")
+    expect(page.locator("#what-if-answer")).to_contain_text("at step 270, 10 steps sooner than on record")
+    expect(page.locator("#chart .annotation-text", has_text="what if early@1")).to_be_visible()
     assert window.is_clean()
 
 
@@ -188,7 +198,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
 
 
 def test_charts_of_odd_series(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """Nothing yet, one eval, only NaN, gaps: the chart stands or says what it waits for."""
+    """Nothing yet, one eval, only NaN, gaps: the chart stands or says what it waits for, with no axis for no data."""
     page = window.page
     window.sign_in(tenant)
     for name, values in {
@@ -204,6 +214,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))
+            assert page.evaluate(PANELS) == 1
         else:
             expect(page.locator(".chart-empty")).to_be_visible()
     assert window.is_clean()

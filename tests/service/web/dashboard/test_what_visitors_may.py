@@ -75,6 +75,8 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/{run_id}/series.json"): VIEWER,
     ("GET", "/runs/{run_id}/events"): VIEWER,
     ("GET", "/runs/{run_id}/analysis.json"): VIEWER,
+    ("GET", "/runs/{run_id}/what-if.json"): VIEWER,
+    ("GET", "/runs/{run_id}/metric-charts"): VIEWER,
     ("GET", "/runs/{run_id}/observations"): VIEWER,
     ("GET", "/runs/{run_id}/export.csv"): VIEWER,
     ("GET", "/runs/{run_id}/export.json"): VIEWER,

@@ -25,9 +25,11 @@ function drawAll() {
 
 function drawOverTime(color) {
   const traces = Object.keys(shown).filter((name) => shown[name]).flatMap((name) => overTime(color, name));
+  const chart = empty("over-time-chart", traces.some((trace) => trace.x.length));
+  if (!chart) return; // without a date Plotly draws the year 2000
   const share = axis(color, { tickformat: ".0%", range: [-0.02, 1.02], nticks: 6 });
   const time = axis(color, { type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
-  draw(document.getElementById("over-time-chart"), traces, { xaxis: time, yaxis: share, hovermode: "closest" });
+  draw(chart, traces, { xaxis: time, yaxis: share, hovermode: "closest" });
 }
 
 function overTime(color, name) {

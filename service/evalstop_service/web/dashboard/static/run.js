@@ -1,12 +1,25 @@
-// The chart of a run: the eval and the proxy above, KL below, one axis of steps.
+// The chart of a run: the eval, the proxy, KL and the probability of having turned, one panel under another, by step.
 
-import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
+import { onAnalysis } from "./analysis.js";
+import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, stepTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
+import { onTried, tried } from "./what_if.js";
 
 const main = document.querySelector("main");
-const shown = { eval: true, proxy: true, kl: true, best: true, raw: true };
-let series = null;
+const shown = { eval: true, proxy: true, kl: true, turned: true, best: true, raw: true };
+const NONE = { steps: [], values: [], stderrs: [] };
+const PANELS = [
+  { name: "eval", title: "eval", px: 260 },
+  { name: "proxy", title: "proxy", px: 105 },
+  { name: "kl", title: "KL", px: 85 },
+  { name: "turned", title: "probability of having turned", px: 105 },
+];
+const GAP_PX = 28;
 const LABEL_PX = 150;
+const LINE_PX = 18;
+const MOST_LEVELS = 4;
+let series = null;
+let posterior = null; // what the detector of this name said, if the policy has it
 
 async function load() {
   const response = await fetchSameOrigin(main.dataset.series);
@@ -26,42 +39,86 @@ function drawChart() {
   const empty = !series.series.some((item) => item.steps.length);
   chart.hidden = empty;
   document.querySelector(".chart-empty").hidden = !empty;
-  const present = { eval: role("eval"), proxy: role("proxy"), kl: role("kl"), best: series.best_checkpoint, raw: series.raw_maximum };
   for (const key of document.querySelectorAll("[data-toggle]")) {
-    const what = present[key.dataset.toggle];
-    key.hidden = !what || (what.steps && !what.steps.length);
+    const name = key.dataset.toggle;
+    key.hidden = name === "best" ? !series.best_checkpoint : name === "raw" ? !series.raw_maximum : !data(name).steps.length;
   }
   if (empty) return undefined;
   const color = palette();
-  return draw(chart, traces(color), layout(color));
-}
-
-function role(name) {
-  return series.series.find((item) => item.role === name) || { steps: [], values: [], stderrs: [] };
-}
-
-function traces(color) {
-  const [evals, proxy, kl] = ["eval", "proxy", "kl"].map(role);
-  const dots = evals.steps.length <= 150 ? "lines+markers" : "lines";
-  const line = (item, name, yaxis, paint, more) => ({
-    type: "scatter", mode: loneValues(item.values) ? "lines+markers" : "lines", name, x: item.steps, y: item.values, yaxis,
-    connectgaps: false, marker: { color: paint, size: 4 }, line: { color: paint, width: 1.8 },
-    hovertemplate: "%{y:.4~g}", ...more,
+  const panels = placePanels();
+  const { traces, ...layout } = panels.reduce((drawing, panel) => addPanel(drawing, panel, color), { traces: [], shapes: [], annotations: [] });
+  const steps = marks(color);
+  return draw(chart, traces, {
+    ...layout,
+    height: panels.height + steps.top + 30,
+    margin: { l: narrow.matches ? 34 : 46, r: 16, t: steps.top, b: 30 },
+    hovermode: "x unified",
+    hoversubplots: "axis",
+    xaxis: axis(color, {
+      anchor: panels[panels.length - 1].axis, range: steps.range, fixedrange: false,
+      ...stepTicks(narrow.matches ? 6 : 12, steps.span), unifiedhovertitle: { text: "step %{x}" },
+      spikecolor: color("muted"), spikethickness: 1, spikedash: "solid",
+    }),
+    shapes: [...layout.shapes, ...steps.shapes],
+    annotations: [...layout.annotations, ...steps.annotations],
   });
-  const mark = (name, at, marker, label) => ({
-    type: "scatter", mode: "markers", name: label, x: at ? [at.step] : [], y: at ? [at.score] : [], yaxis: "y",
-    marker, visible: shown[name], hovertemplate: "%{y:.4~g}", cliponaxis: false,
+}
+
+function data(name) {
+  if (name === "turned") return posterior ?? NONE;
+  return series.series.find((item) => item.role === name) ?? NONE;
+}
+
+// The panels that have something to show, with their axes and their places on paper, from 0 at the bottom to 1.
+function placePanels() {
+  const panels = PANELS.filter(({ name }) => data(name).steps.length && (shown[name] || name === "eval"));
+  if (!panels.length) panels.push(PANELS.find(({ name }) => data(name).steps.length)); // all are hidden: one holds the marks
+  const height = panels.reduce((sum, panel) => sum + panel.px, GAP_PX * (panels.length - 1));
+  let top = height;
+  const placed = panels.map((panel, i) => {
+    const domain = [Math.max(0, (top - panel.px) / height), top / height];
+    top -= panel.px + GAP_PX;
+    return { ...panel, domain, axis: i === 0 ? "y" : `y${i + 1}` };
+  });
+  return Object.assign(placed, { height });
+}
+
+function addPanel(drawing, panel, color) {
+  const { values } = data(panel.name);
+  const hasValues = values.some((value) => value !== null);
+  drawing[panel.axis.replace("y", "yaxis")] = axis(color, {
+    type: "linear", domain: panel.domain, visible: hasValues, tickfont: { color: color(paint(panel.name)) }, nticks: panel.name === "eval" ? 6 : 3,
+    ...(panel.name === "turned" ? { range: [-0.02, 1.02], tickformat: ".0%", tickvals: [0, 0.5, 1] } : {}),
+  });
+  const title = hasValues ? panel.title : `${panel.title}: no finite value yet`;
+  if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
+  if (panel.name === "turned") drawing.shapes.push(...thresholds(color, panel.axis));
+  drawing.traces.push(...traces(panel.name, color, panel.axis));
+  return drawing;
+}
+
+function paint(name) {
+  return name === "turned" ? "accent" : name;
+}
+
+function traces(name, color, yaxis) {
+  const item = data(name);
+  const line = {
+    type: "scatter", mode: loneValues(item.values) ? "lines+markers" : "lines", name: name === "kl" ? "KL" : name, x: item.steps, y: item.values,
+    yaxis, connectgaps: false, visible: shown[name], marker: { color: color(paint(name)), size: 4 }, line: { color: color(paint(name)), width: 1.6 },
+    hovertemplate: "%{y:.4~g}",
+  };
+  if (name === "turned") return [{ ...line, line: { ...line.line, shape: "hv" }, hovertemplate: "%{y:.1%}" }];
+  if (name !== "eval") return [line];
+  const mark = (key, at, marker, title) => ({
+    type: "scatter", mode: "markers", name: title, x: at ? [at.step] : [], y: at ? [at.score] : [], yaxis,
+    marker, visible: shown[key], hovertemplate: "%{y:.4~g}", cliponaxis: false,
   });
   return [
-    { type: "scatter", mode: "lines", ...evalBand(evals), yaxis: "y", fill: "toself", fillcolor: color("eval-band"),
+    { type: "scatter", mode: "lines", ...evalBand(item), yaxis, fill: "toself", fillcolor: color("eval-band"),
       line: { width: 0 }, hoverinfo: "skip", visible: shown.eval },
-    line(proxy, "proxy", "y2", color("proxy"), { visible: shown.proxy, line: { color: color("proxy"), width: 1.4 } }),
-    line(evals, "eval", "y", color("eval"), {
-      mode: dots, visible: shown.eval, line: { color: color("eval"), width: 2.2 },
-      text: evals.stderrs.map((stderr) => (stderr === null ? "" : ` ± ${Number(stderr.toPrecision(2))}`)),
-      hovertemplate: "%{y:.4~g}%{text}",
-    }),
-    line(kl, "KL", "y3", color("kl"), { visible: shown.kl }),
+    { ...line, mode: item.steps.length <= 150 ? "lines+markers" : "lines", line: { color: color("eval"), width: 2.2 },
+      text: item.stderrs.map((stderr) => (stderr === null ? "" : ` ± ${Number(stderr.toPrecision(2))}`)), hovertemplate: "%{y:.4~g}%{text}" },
     mark("raw", series.raw_maximum, { size: 15, color: "rgba(0,0,0,0)", line: { color: color("eval"), width: 2 } }, "raw maximum"),
     mark("best", series.best_checkpoint, { size: 9, color: color("best"), line: { color: color("card"), width: 1.5 } }, "best checkpoint"),
   ];
@@ -72,54 +129,61 @@ function evalBand(evals) {
   return band(evals.steps, off(-1), off(1));
 }
 
-function layout(color) {
-  const hasKl = role("kl").steps.length > 0 && shown.kl;
-  const [first, last] = stepRange();
-  const { shapes, annotations } = marks(color, first, last);
-  return {
-    margin: { l: narrow.matches ? 34 : 46, r: narrow.matches ? 34 : 46, t: 40, b: 30 },
-    hovermode: "x unified",
-    hoversubplots: "axis",
-    xaxis: axis(color, {
-      anchor: hasKl ? "y3" : "y", range: [first - (last - first || 1) / 60, last + (last - first || 1) / 60], fixedrange: false,
-      nticks: narrow.matches ? 6 : 12, tickformat: ",d", unifiedhovertitle: { text: "step %{x}" },
-      spikecolor: color("muted"), spikethickness: 1, spikedash: "solid",
-    }),
-    yaxis: axis(color, { domain: [hasKl ? 0.3 : 0, 1], tickfont: { color: color("eval") } }),
-    yaxis2: axis(color, { tickmode: "auto", overlaying: "y", side: "right", showgrid: false, tickfont: { color: color("proxy") } }),
-    yaxis3: axis(color, { domain: [0, 0.22], nticks: 3, visible: hasKl, tickfont: { color: color("kl") } }),
-    shapes,
-    annotations,
-  };
+function thresholds(color, yref) {
+  const lines = [[posterior.suspect_at, "suspect", "dot"], [posterior.stop_at, "stop", "dash"], [tried.probability, "accent", "dash"]];
+  return lines.filter(([at]) => at !== null).map(([at, name, dash]) => ({
+    type: "line", xref: "paper", x0: 0, x1: 1, yref, y0: at, y1: at, line: { color: color(name), width: 1.3, dash },
+  }));
 }
 
-function stepRange() {
+function label(x, y, text, paint, more) {
+  return { xref: "x", yref: "paper", x, y, yanchor: "bottom", text, showarrow: false, font: { color: paint, size: 12 }, ...more };
+}
+
+// What stands at a step over all panels: the turn, the decision, what is tried, and the steps that were not run.
+function marks(color) {
   const ends = series.series.flatMap((item) => (item.steps.length ? [item.steps[0], item.steps[item.steps.length - 1]] : []));
-  return [Math.min(...ends), Math.max(...ends)];
-}
-
-function marks(color, first, last) {
+  const [first, ran] = [Math.min(...ends), Math.max(...ends, series.last_step)];
+  const last = Math.max(ran, series.planned_end ?? ran);
   const width = document.getElementById("chart").clientWidth;
-  const place = (step) => ((step - first) / (last - first || 1)) * width;
-  const lines = [];
-  for (const change of series.eval_changes) {
-    if (change.step > first && change.step <= last) lines.push([change.step, "eval changed", color("muted"), "dash"]);
-  }
+  const span = last - first || 1;
+  const place = (step) => ((step - first) / span) * width;
+  const lines = series.eval_changes.filter((change) => change.step > first && change.step <= ran).map((change) => [change.step, "eval changed", color("muted"), "dash"]);
   if (series.turn_step !== null) lines.push([series.turn_step, "suspected turn", color("muted"), "dot"]);
   if (series.decision) lines.push([series.decision.step, series.decision.state, color("stop"), "solid"]);
+  if (tried.step !== null) lines.push([tried.step, `what if ${tried.policy}`, color("accent"), "dash"]);
+  lines.sort((a, b) => a[0] - b[0]);
   const shapes = lines.map(([step, , paint, dash]) => ({
     type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: paint, width: 1.4, dash }, layer: "below",
   }));
-  const close = (i) => i + 1 < lines.length && Math.abs(place(lines[i + 1][0]) - place(lines[i][0])) < LABEL_PX;
-  const annotations = lines.map(([step, text, paint], i) => ({
-    xref: "x", yref: "paper", x: step, y: 1, yanchor: "bottom", yshift: close(i) ? 18 : 2, text, showarrow: false,
-    xanchor: place(step) > width - LABEL_PX / 2 ? "right" : place(step) < LABEL_PX / 2 ? "left" : "center",
-    font: { color: paint, size: 12 },
-  }));
-  return { shapes, annotations };
+  let level = 0;
+  let highest = 0;
+  const annotations = lines.map(([step, text, paint], i) => {
+    // Labels that would run into one another climb, one line each.
+    level = i > 0 && place(step) - place(lines[i - 1][0]) < LABEL_PX ? (level + 1) % MOST_LEVELS : 0;
+    highest = Math.max(highest, level);
+    const xanchor = place(step) > width - LABEL_PX / 2 ? "right" : place(step) < LABEL_PX / 2 ? "left" : "center";
+    return label(step, 1, text, paint, { yshift: 2 + level * LINE_PX, xanchor });
+  });
+  if (last > series.last_step) {
+    const room = place(last) - place(series.last_step);
+    shapes.push({ type: "rect", xref: "x", yref: "paper", x0: series.last_step, x1: last, y0: 0, y1: 1, fillcolor: color("muted"), opacity: 0.12, line: { width: 0 }, layer: "below" });
+    annotations.push(label((series.last_step + last) / 2, 0.5, `${(last - series.last_step).toLocaleString("en")} steps not run`, color("muted"),
+      { xanchor: "center", yanchor: "middle", textangle: room < LABEL_PX ? -90 : 0 }));
+  }
+  return { span, range: [first - span / 60, last + span / 60], top: 22 + highest * LINE_PX, shapes, annotations };
+}
+
+function redraw() {
+  return series ? drawChart() : undefined;
 }
 
 onChange(load);
-redrawn(() => series && drawChart());
-toggles(document.querySelector(".legend"), shown, () => series && drawChart());
+redrawn(redraw);
+toggles(document.querySelector(".legend"), shown, redraw);
+onTried(redraw);
+onAnalysis((analysis) => {
+  posterior = analysis.evidence.tracks.find((track) => track.detector === "posterior") ?? null;
+  return redraw();
+});
 load();

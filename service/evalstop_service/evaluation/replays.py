@@ -1,0 +1,35 @@
+"""A policy replayed on one run, from its observations, by the same `advance` that judged the run while it went on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalstop_detectors import Evidence, Policy, Verdict, advance, start
+
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
+from evalstop_service.store import observations
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a policy says of a run: the verdicts at which the word changed, and last the one that it ends with.
+
+    `evidence`: of each member at the end. `observations`: those that the policy watches.
+    """
+
+    verdicts: Sequence[Verdict]
+    evidence: Sequence[Evidence | None]
+    observations: Sequence[PostedObservation]
+
+
+def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
+    """Replay a run under a policy; raises DetectorError where a detector refuses what was observed."""
+    policy = restrict_policy(policy, run)
+    watched = WatchedMetrics(run, policy)
+    series = observations.load_series(tx, run.id, watched.metrics)
+    monitor, verdicts = advance(policy, start(policy), watched.observations(series))
+    return Replay(verdicts, monitor.evidence, series)

@@ -1,0 +1,69 @@
+"""Every other metric of a run as a small chart: those that its main chart leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Response
+
+from evalstop_service.store import observations, sparklines
+from evalstop_service.store.observations import LatestObservation
+from evalstop_service.store.sparklines import Segment
+from evalstop_service.web.dashboard.charted_series import list_charted
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
+from evalstop_service.web.dashboard.sparkline import Frame
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+
+router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
+
+A_PAGE = 24
+MOST_SHOWN = 480
+WIDTH, HEIGHT, MARGIN = 240, 72, 4
+SEGMENTS = 120
+
+
+@dataclass(frozen=True)
+class MetricChart:
+    """The line of a metric in an SVG of WIDTH x HEIGHT, and what it lies between; no line without finite values."""
+
+    latest: LatestObservation
+    line: str = ""
+    first_step: int = 0
+    last_step: int = 0
+    lowest: float = 0.0
+    highest: float = 0.0
+
+
+@router.get("/metric-charts")
+def show_metric_charts(
+    run_id: UUID, site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_SHOWN)] = A_PAGE
+) -> Response:
+    """The first `shown` of them, by name."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        charted = list_charted(run)
+        others = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
+        charts = [
+            _draw_chart(item, sparklines.load_segments(tx, {run.id: item.metric}, SEGMENTS).get(run.id, []))
+            for item in others[:shown]
+        ]
+    more = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
+    left = max(0, len(others) - shown)
+    return render_page(
+        "metric_charts.html",
+        visitor=visitor,
+        run=run,
+        charts=charts,
+        left=left,
+        more=more if left and shown < MOST_SHOWN else None,
+        size=(WIDTH, HEIGHT),
+    )
+
+
+def _draw_chart(latest: LatestObservation, segments: list[Segment]) -> MetricChart:
+    if not segments:
+        return MetricChart(latest)
+    frame = Frame.around(segments, WIDTH, HEIGHT, MARGIN)
+    return MetricChart(latest, frame.line(segments), frame.first, frame.last, frame.lowest, frame.highest)

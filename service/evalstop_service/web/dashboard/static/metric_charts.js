@@ -1,0 +1,34 @@
+// The small charts of a run's other metrics: fetched when they come into view, and again when the run has changed.
+
+import { fetchSameOrigin, onChange } from "./live.js";
+
+const place = document.getElementById("metric-charts");
+const section = place.closest("section");
+let address = place.dataset.charts;
+let seen = false;
+
+async function load() {
+  if (!seen && !section.hidden) return;
+  const response = await fetchSameOrigin(address);
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("metric-charts");
+  section.hidden = !fresh.querySelector("li");
+  place.replaceChildren(...fresh.childNodes);
+}
+
+place.addEventListener("click", async (event) => {
+  const more = event.target.closest("[data-more]");
+  if (!more) return;
+  event.preventDefault();
+  const before = place.querySelectorAll("li").length;
+  address = more.href;
+  await load();
+  place.querySelectorAll("li a")[before]?.focus();
+});
+
+new IntersectionObserver((entries, observer) => {
+  if (!entries.some((entry) => entry.isIntersecting)) return;
+  observer.disconnect();
+  seen = true;
+  load();
+}).observe(place);
+onChange(load);

@@ -1,0 +1,77 @@
+// What another policy, or another threshold, would have done to this run: the service replays it at each choice.
+
+import { fetchSameOrigin, onChange } from "./live.js";
+
+// What is tried: the policy, where it would have stopped the run, and its threshold if that is a probability.
+export const tried = { policy: "", step: null, probability: null };
+
+const main = document.querySelector("main");
+const form = document.getElementById("what-if"); // none for a run without observations
+const listeners = [];
+let stopAt = null;
+let asking = false;
+let askAgain = false;
+
+// Calls `redraw` whenever `tried` has changed.
+export function onTried(redraw) {
+  listeners.push(redraw);
+}
+
+// One question at a time; while it is under way only the latest choice waits.
+async function ask() {
+  if (asking) {
+    askAgain = true;
+    return;
+  }
+  asking = true;
+  try {
+    do {
+      askAgain = false;
+      show(tried.policy ? await fetchAnswer() : { sentence: "", reason: "", step: null, threshold: null });
+    } while (askAgain);
+  } catch (error) {
+    document.getElementById("what-if-answer").textContent = "The service could not replay it. Choose again in a moment.";
+  } finally {
+    asking = false;
+  }
+}
+
+async function fetchAnswer() {
+  const url = new URL(main.dataset.whatIf, location.href);
+  url.searchParams.set("policy", tried.policy);
+  if (stopAt !== null) url.searchParams.set("stop_at", stopAt);
+  return (await fetchSameOrigin(url)).json();
+}
+
+function show(answer) {
+  const threshold = answer.threshold;
+  document.getElementById("what-if-answer").textContent = answer.reason ? `${answer.sentence} (${answer.reason})` : answer.sentence;
+  const label = document.getElementById("what-if-threshold");
+  label.hidden = threshold === null;
+  if (threshold) {
+    label.querySelector("span").textContent = `${threshold.member} stops at ${Number(threshold.stop_at.toPrecision(3))}`;
+    if (stopAt === null) {
+      const slider = document.getElementById("what-if-stop-at");
+      [slider.min, slider.max, slider.step] = [threshold.lowest, threshold.highest, threshold.increment];
+      slider.value = threshold.stop_at;
+    }
+  }
+  tried.step = answer.step;
+  tried.probability = threshold && threshold.kind === "posterior" ? threshold.stop_at : null;
+  for (const redraw of listeners) redraw();
+}
+
+if (form) {
+  form.hidden = false;
+  form.addEventListener("submit", (event) => event.preventDefault());
+  document.getElementById("what-if-policy").addEventListener("change", (event) => {
+    tried.policy = event.target.value;
+    stopAt = null;
+    ask();
+  });
+  document.getElementById("what-if-stop-at").addEventListener("input", (event) => {
+    stopAt = event.target.value;
+    ask();
+  });
+  onChange(() => (tried.policy ? ask() : undefined));
+}

@@ -1,0 +1,158 @@
+"""What another policy, or another threshold, would have done to a run: it is replayed, and nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+from uuid import UUID
+
+from evalstop_detectors import BestSoFar, DetectorError, Evidence, Policy, Verdict, policy_from_document
+from evalstop_detectors.detectors.detector import Kind, Thresholds
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from msgspec import structs
+
+from evalstop_service.evaluation.replays import Replay, replay_run
+from evalstop_service.ingest import CHOOSER
+from evalstop_service.projects import policies
+from evalstop_service.rules.decision_lifecycle import Action
+from evalstop_service.runs.watched_metrics import list_watched, select_evals
+from evalstop_service.store import checkpoints, decisions, series
+from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard.formatting import format_number, format_step
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+
+router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
+
+TOO_LONG = "The run is too long to replay here; a backtest replays it in the background."
+
+Threshold = Annotated[float | None, Query(gt=0, allow_inf_nan=False)]
+
+
+@router.get("/what-if.json")
+def replay_policy(
+    run_id: UUID,
+    site: SiteOf,
+    visitor: SignedIn,
+    policy: Annotated[str, Query(max_length=100)],
+    stop_at: Threshold = None,
+) -> Response:
+    """Where a policy would have stopped the run; `stop_at`: with this threshold of its first detector that can."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        reference = policies.find_referred_policy(tx, run.project_id, policy)
+        if any(series.is_long_series(tx, run.id, metric) for metric in list_watched(run)):
+            return JSONResponse({"sentence": TOO_LONG, "step": None, "reason": "", "threshold": None})
+        try:
+            tried = _with_threshold(policy_from_document(reference.document), stop_at)
+            replay = replay_run(tx, run, tried)
+        except DetectorError as error:
+            sentence = f"{reference.name} cannot be replayed: {error}."
+            return JSONResponse({"sentence": sentence, "step": None, "reason": "", "threshold": None})
+        saved = checkpoints.list_checkpoints(tx, run.id)
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    stop = next((verdict for verdict in replay.verdicts if verdict.stops), None)
+    return JSONResponse(
+        {
+            "sentence": _describe_stop(run, tried, stop_at, replay, stop, decision, saved),
+            "step": stop and stop.step,
+            "reason": (stop or replay.verdicts[-1]).reason,
+            "threshold": _describe_threshold(tried, replay.evidence),
+        }
+    )
+
+
+def _main_member(policy: Policy) -> int | None:
+    """The first member that can call for a stop."""
+    calling = (
+        place for place, item in enumerate(policy.members) if item.weight and item.thresholds.stop_at is not None
+    )
+    return next(calling, None)
+
+
+def _with_threshold(policy: Policy, stop_at: float | None) -> Policy:
+    place = _main_member(policy)
+    if stop_at is None or place is None:
+        return policy
+    members = list(policy.members)
+    thresholds = Thresholds(members[place].thresholds.suspect_at, stop_at)
+    members[place] = structs.replace(members[place], thresholds=thresholds)
+    return structs.replace(policy, members=tuple(members))
+
+
+def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, Any] | None:
+    """The threshold that can be moved, and the range to move it in; None where there is none yet."""
+    place = _main_member(policy)
+    found = None if place is None else evidence[place]
+    if place is None or found is None:
+        return None
+    stop_at = policy.members[place].thresholds.stop_at
+    assert stop_at is not None, "it can call for a stop"
+    match found.kind:
+        case Kind.POSTERIOR | Kind.FRACTION:
+            lowest, highest, increment = 0.5, 0.99, 0.01
+        case Kind.COUNT:
+            lowest, highest, increment = 1.0, 20.0, 1.0
+        case Kind.P_VALUE:
+            lowest, highest, increment = 0.001, 0.2, 0.001
+        case _:
+            lowest, highest, increment = 0.5, 20.0, 0.5
+    return {
+        "member": policy.ids[place],
+        "kind": found.kind,
+        "stop_at": stop_at,
+        "lowest": lowest,
+        "highest": highest,
+        "increment": increment,
+    }
+
+
+def _describe_stop(
+    run: Run,
+    policy: Policy,
+    stop_at: float | None,
+    replay: Replay,
+    stop: Verdict | None,
+    decision: Decision | None,
+    saved: Sequence[Checkpoint],
+) -> str:
+    """What the policy would have done, in one sentence."""
+    place = _main_member(policy)
+    moved = "" if stop_at is None or place is None else f", with {policy.ids[place]} at {format_number(stop_at)},"
+    name, verb = f"{policy.name}{moved}", "parked" if policy.action is Action.PARK else "stopped"
+    if stop is None or stop.step is None:
+        until = "" if run.last_step is None else f" up to step {format_step(run.last_step)}, its last"
+        return f"{name} would not have {verb} this run{until}."
+    words = f"{name} would have {verb} this run at step {format_step(stop.step)}"
+    words += _compare_steps(stop.step, run, decision)
+    if policy.action is Action.PARK and not replay.verdicts[-1].stops:
+        words += ", to return later"
+    return f"{words}; {_describe_best(stop.step, run, replay, saved)}."
+
+
+def _compare_steps(step: int, run: Run, decision: Decision | None) -> str:
+    if decision is None:
+        left = (run.last_step or step) - step
+        return f", {format_step(left)} steps before its last" if left > 0 else ""
+    apart = decision.step - step
+    if apart == 0:
+        return ", as on record"
+    return f", {format_step(abs(apart))} steps {'sooner' if apart > 0 else 'later'} than on record"
+
+
+def _describe_best(step: int, run: Run, replay: Replay, saved: Sequence[Checkpoint]) -> str:
+    """The checkpoint that would have been the best at this step."""
+    chosen = BestSoFar(CHOOSER)
+    for score in select_evals(run, replay.observations):
+        if score.step <= step:
+            chosen.add(score)
+    for checkpoint in saved:
+        if checkpoint.step <= step:
+            chosen.saved(checkpoint.step)
+    best = chosen.best()
+    if best is None:
+        return "no checkpoint had an eval by then"
+    return f"the best checkpoint would be that of step {format_step(best.step)}"
