@@ -8,6 +8,7 @@ from uuid import UUID
 
 from evalstop_detectors import BestSoFar, DetectorError, Evidence, Policy, Verdict, policy_from_document
 from evalstop_detectors.detectors.detector import Kind, Thresholds
+from evalstop_detectors.policy.calls import Action
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from msgspec import structs
@@ -15,7 +16,6 @@ from msgspec import structs
 from evalstop_service.evaluation.replays import Replay, replay_run
 from evalstop_service.ingest import CHOOSER
 from evalstop_service.projects import policies
-from evalstop_service.rules.decision_lifecycle import Action
 from evalstop_service.runs.watched_metrics import list_watched, select_evals
 from evalstop_service.store import checkpoints, decisions, series
 from evalstop_service.store.checkpoints import Checkpoint

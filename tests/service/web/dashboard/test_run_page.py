@@ -51,7 +51,9 @@ def test_what_another_policy_would_have_done(
         said = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": f"{name}@1"}).json()
         assert said["step"] == stop_step(database, run, name)
         stops.add(said["step"])
-        assert said["sentence"].startswith(f"{name} would have ")
+        assert said["sentence"].startswith(
+            f"{name} would have {'parked' if name == 'reversible' else 'stopped'} this run"
+        )
     assert len(stops) > 2
     assert said["step"] is not None
     assert f"at step {said['step']}, {abs(decision.step - said['step'])} steps " in said["sentence"]
