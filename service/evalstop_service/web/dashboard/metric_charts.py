@@ -13,15 +13,13 @@ from evalstop_service.store.observations import LatestObservation
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard.charted_series import list_charted
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
-from evalstop_service.web.dashboard.sparkline import Frame
+from evalstop_service.web.dashboard.sparkline import HEIGHT, STRETCHES, WIDTH, Frame
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
 A_PAGE = 24
 MOST_SHOWN = 480
-WIDTH, HEIGHT, MARGIN = 240, 72, 4
-SEGMENTS = 120
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def show_metric_charts(
         charted = list_charted(run)
         others = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
         charts = [
-            _draw_chart(item, sparklines.load_segments(tx, {run.id: item.metric}, SEGMENTS).get(run.id, []))
+            _draw_chart(item, sparklines.load_segments(tx, {run.id: item.metric}, STRETCHES).get(run.id, []))
             for item in others[:shown]
         ]
     more = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
@@ -65,5 +63,5 @@ def show_metric_charts(
 def _draw_chart(latest: LatestObservation, segments: list[Segment]) -> MetricChart:
     if not segments:
         return MetricChart(latest)
-    frame = Frame.around(segments, WIDTH, HEIGHT, MARGIN)
+    frame = Frame.around(segments)
     return MetricChart(latest, frame.line(segments), frame.first, frame.last, frame.lowest, frame.highest)
