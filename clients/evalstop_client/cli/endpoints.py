@@ -13,13 +13,20 @@ from evalstop_client.service import Json
 STOPS = ["run.stop_requested", "run.stop_escalated", "run.resume_requested"]
 """What a receiver acts on."""
 
+PULL = "pull:"
+"""Before the name of an endpoint whose events are fetched, as lists show it."""
+
 
 def add_to(commands: Subcommands, text: str) -> None:
     """Add the noun and its verbs."""
     verbs = add_group(commands, "endpoint", text)
     add_command(verbs, "ls", list_endpoints, "list")
     adding = add_command(verbs, "add", add_endpoint)
-    adding.add_argument("address", metavar="URL", help="of the receiver, such as https://receiver.example:8788/")
+    adding.add_argument(
+        "address",
+        metavar="URL",
+        help="of the receiver, such as https://receiver.example:8788/; pull:NAME where it fetches its events",
+    )
     adding.add_argument(
         "--event",
         action="append",
@@ -27,8 +34,8 @@ def add_to(commands: Subcommands, text: str) -> None:
         help="send these; * for all that asks nobody to act (default: what a receiver acts on)",
     )
     adding.add_argument("--format", default="standard", help="slack: for people, as Slack's webhooks take it")
-    testing = add_command(verbs, "test", send_test)
-    testing.add_argument("endpoint", metavar="ENDPOINT", help="its id or its URL")
+    for name, run in (("test", send_test), ("rm", remove_endpoint)):
+        add_command(verbs, name, run).add_argument("endpoint", metavar="ENDPOINT", help="its id or its URL")
 
 
 def list_endpoints(options: argparse.Namespace) -> int:
@@ -49,8 +56,11 @@ def list_endpoints(options: argparse.Namespace) -> int:
 
 def add_endpoint(options: argparse.Namespace) -> int:
     """Add an endpoint and print the secret that signs what is sent to it, once."""
-    body = {"url": options.address, "event_types": options.event or STOPS, "format": options.format}
-    made = connect(options).connection.post("/endpoints", body)
+    connection, events = connect(options).connection, {"event_types": options.event or STOPS}
+    if options.address.startswith(PULL):
+        made = connection.post("/pull/endpoints", {"name": options.address.removeprefix(PULL), **events})
+    else:
+        made = connection.post("/endpoints", {"url": options.address, "format": options.format, **events})
     if options.json:
         print_json(made)
     else:
@@ -67,6 +77,18 @@ def send_test(options: argparse.Namespace) -> int:
     else:
         print(_describe_test(tested))
     return OK if tested["delivered"] else FAILED
+
+
+def remove_endpoint(options: argparse.Namespace) -> int:
+    """Remove an endpoint; what was still to be sent there is not sent."""
+    api = connect(options)
+    endpoint_id = _find(api, options.endpoint)
+    api.connection.delete(f"/endpoints/{endpoint_id}")
+    if options.json:
+        print_json({"id": endpoint_id, "removed": True})
+    else:
+        print(f"endpoint {options.endpoint} is removed")
+    return OK
 
 
 def _find(api: Api, named: str) -> str:

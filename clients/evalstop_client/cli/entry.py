@@ -24,10 +24,13 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {
     "runs": ("evalstop_client.cli.runs", "List, show and follow runs, or stop one."),
     "decisions": ("evalstop_client.cli.decisions", "List decisions; veto, release, undo or label one."),
-    "endpoint": ("evalstop_client.cli.endpoints", "List, add and test the webhook endpoints of the project."),
-    "policy": ("evalstop_client.cli.policies", "Try a policy on past runs."),
+    "endpoint": ("evalstop_client.cli.endpoints", "List, add, test and remove the webhook endpoints of the project."),
+    "policy": ("evalstop_client.cli.policies", "List policies, or try one on past runs."),
     "project": ("evalstop_client.cli.project", "Show or change the settings of the key's project."),
-    "key": ("evalstop_client.cli.keys", "List, create and revoke keys of the project, with a key that has admin."),
+    "key": (
+        "evalstop_client.cli.keys",
+        "List, create, rotate and revoke keys of the project, with a key that has admin.",
+    ),
     "doctor": (
         "evalstop_client.cli.doctor",
         "Say why a run is not stopped: what stands in the way, on one screen.",

@@ -1,4 +1,4 @@
-"""`evalstop key`: keys of the project, made and revoked over HTTP."""
+"""`evalstop key`: keys of the project, made, rotated and revoked over HTTP."""
 
 from __future__ import annotations
 
@@ -32,8 +32,17 @@ def add_to(commands: Subcommands, text: str) -> None:
     create.add_argument(
         "--endpoint", action="append", default=[], metavar="ID", help="with the scope report: bound to it"
     )
+    rotate = add_command(verbs, "rotate", rotate_key)
+    rotate.add_argument(
+        "--overlap-seconds",
+        type=float,
+        default=86_400.0,
+        metavar="S",
+        help="for which the secret that it has now is taken as well (default: a day)",
+    )
     revoke = add_command(verbs, "revoke", revoke_key)
-    revoke.add_argument("key", metavar="KEY", help="its id, or its name where one key in use has it")
+    for command in (rotate, revoke):
+        command.add_argument("key", metavar="KEY", help="its id, or its name where one key in use has it")
 
 
 def list_keys(options: argparse.Namespace) -> int:
@@ -67,10 +76,22 @@ def create_key(options: argparse.Namespace) -> int:
     return OK
 
 
+def rotate_key(options: argparse.Namespace) -> int:
+    """Give a key a new secret and print it, once; the present one is taken for a day more."""
+    api = connect(options)
+    body = {"overlap_seconds": options.overlap_seconds}
+    made = api.connection.post(f"/keys/{_find(api, options.key)}/rotate", body)
+    if options.json:
+        print_json(made)
+    else:
+        print(made["key"])
+    return OK
+
+
 def revoke_key(options: argparse.Namespace) -> int:
     """Revoke a key: it is refused from now on."""
     api = connect(options)
-    key_id = options.key if is_id(options.key) else _find(api, options.key)
+    key_id = _find(api, options.key)
     api.connection.delete(f"/keys/{key_id}")
     if options.json:
         print_json({"id": key_id, "revoked": True})
@@ -84,6 +105,9 @@ def _load(api: Api) -> list[Json]:
 
 
 def _find(api: Api, name: str) -> str:
+    """The id of the key that is named by it or by its name."""
+    if is_id(name):
+        return name
     found = [key["id"] for key in _load(api) if key["name"] == name and key["revoked_at"] is None]
     if not found:
         raise NotFound(f"no key in use is called {name!r}.")

@@ -1,4 +1,4 @@
-"""`evalstop policy`: a backtest in the service."""
+"""`evalstop policy`: those that there are, and a backtest in the service."""
 
 from __future__ import annotations
 
@@ -18,11 +18,28 @@ FINDINGS_SHOWN = 20
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verb."""
+    """Add the noun and its verbs."""
     verbs = add_group(commands, "policy", text)
+    add_command(verbs, "ls", list_policies, "list")
     trying = add_command(verbs, "try", try_policy)
     trying.add_argument("policy", metavar="POLICY", help="NAME, NAME@VERSION, or a file with one as JSON")
     trying.add_argument("--runs", type=int, metavar="N", help="on the newest N ended runs (default: as many as it may)")
+
+
+def list_policies(options: argparse.Namespace) -> int:
+    """List the policies of the project and the shipped ones, all versions."""
+    items = connect(options).connection.get("/policies")["items"]
+    if options.json:
+        print_json(items)
+        return OK
+    print_table(
+        ("policy", "stored", "what it does"),
+        [
+            (f"{item['name']}@{item['version']}", item["created_at"] or "shipped", item["document"].get("description"))
+            for item in items
+        ],
+    )
+    return OK
 
 
 def try_policy(options: argparse.Namespace) -> int:

@@ -146,6 +146,7 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         http=create_protocol(limits),
         access_log=False,
         log_config=None,
+        log_level=logging.WARNING,  # that it starts is said below, by what people need to know
         server_header=False,
         proxy_headers=False,  # the application sees to them, behind what is in a hurry
         timeout_graceful_shutdown=10,

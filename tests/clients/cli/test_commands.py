@@ -122,29 +122,46 @@ def test_what_a_second_person_has_to_confirm_is_said(shell: Shell, project: Proj
         assert project.api.run("rises").decision is None
 
 
-def test_keys_are_made_listed_and_revoked(
-    shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is printed is the secret alone, which works by another variable until it is revoked by its name."""
+def test_keys_are_made_listed_rotated_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is the secret alone, which works by another variable until it is replaced or revoked by name."""
     secret = shell.run("key", "create", "--name", "reader", "--scopes", "read", "--expires-in-days", "1").strip()
     monkeypatch.setenv("READER", secret)
     assert shell.read("runs", "ls", "--key-env", "READER") == []
     assert "needs admin" in shell.run("key", "list", "--key-env", "READER", code=1)
     assert {key["name"] for key in shell.read("key", "list")} == {"test", "reader"}
     assert "reader" in shell.run("key", "ls")
+    monkeypatch.setenv("NEXT", shell.run("key", "rotate", "reader").strip())
+    for both in ("READER", "NEXT"):
+        assert shell.read("runs", "ls", "--key-env", both) == []
+    rotated = shell.read("key", "rotate", "reader", "--overlap-seconds", "0")
+    assert "401" in shell.run("runs", "ls", "--key-env", "NEXT", code=1)
+    monkeypatch.setenv("READER", rotated["key"])
+    assert shell.read("runs", "ls", "--key-env", "READER") == []
     assert shell.run("key", "revoke", "reader") == "key reader is revoked\n"
     assert "401" in shell.run("runs", "ls", "--key-env", "READER", code=1)
     assert "no key in use" in shell.run("key", "revoke", "reader", code=1)
 
 
-def test_endpoints_are_added_and_tested(shell: Shell) -> None:
-    """The secret is printed, once; a test that reaches nobody ends with 1 and says what happened."""
+def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
+    """The secret is printed, once; a test that reaches nobody ends with 1; a receiver may fetch its events."""
     assert shell.run("endpoint", "add", "http://127.0.0.1:9/").startswith("whsec_")
     (listed,) = shell.read("endpoint", "ls")
     assert "run.stop_requested" in listed["event_types"]
     assert "http://127.0.0.1:9/" in shell.run("endpoint", "ls")
     assert "does not work" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
     assert shell.read("endpoint", "test", listed["id"], code=1)["delivered"] is False
+    assert shell.run("endpoint", "rm", "http://127.0.0.1:9/") == "endpoint http://127.0.0.1:9/ is removed\n"
+    assert "no endpoint has" in shell.run("endpoint", "rm", "http://127.0.0.1:9/", code=1)
+    fetching = shell.read("endpoint", "add", "pull:login-node")
+    assert [item["url"] for item in shell.read("endpoint", "ls")] == ["pull:login-node"]
+    assert shell.read("endpoint", "rm", "pull:login-node") == {"id": fetching["id"], "removed": True}
+    assert shell.read("endpoint", "ls") == []
+
+
+def test_policies_are_listed(shell: Shell) -> None:
+    """The shipped ones, and each with what it does."""
+    assert {"default", "paper", "cautious"} <= {policy["name"] for policy in shell.read("policy", "ls")}
+    assert "3 consecutive eval declines" in shell.run("policy", "ls")
 
 
 def test_what_is_missing_is_said(
@@ -192,7 +209,7 @@ def test_the_shell_is_told_what_may_follow(tmp_path: Path) -> None:
     for line, expected in (
         ("evalstop run", ["runs"]),
         ("evalstop runs ", ["ls", "show"]),
-        ("evalstop key r", ["revoke"]),
+        ("evalstop key r", ["revoke", "rotate"]),
     ):
         asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
         stdout = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words"), "_ARGCOMPLETE_IFS": "\n"}

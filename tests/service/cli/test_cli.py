@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -80,12 +81,15 @@ def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
 
 
 def test_up_tells_a_person(environment: dict[str, str]) -> None:
-    """Without --json it says where it is and shows the key, in words."""
+    """Without --json it says where it is and shows the key, in words, and nothing before that."""
     with running(environment, "up", "--port", "0") as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         said = "".join(iter(process.stdout.readline, "\n"))  # the empty line that it begins with
         for _ in range(4):
             said += process.stdout.readline()
+        logged, _, _ = select.select([process.stderr], [], [], 0)
+    assert not logged
     assert "EvalStop is up at http://127.0.0.1:" in said
     assert "esk_" in said
     assert "/login?token=" in said
