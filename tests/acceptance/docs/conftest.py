@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """An environment in which `evalstop up` answers and everything that an example writes goes to a folder of ours."""
     folder = tmp_path_factory.mktemp("service")
@@ -34,6 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             "EVALSTOP_URL": ready["url"],
             "EVALSTOP_KEY": ready["key"],
             "EVALSTOP_SPOOL": str(folder / "spool"),
+            "EVALSTOP_DATA_FOLDER": str(folder / ".evalstop"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
     finally:

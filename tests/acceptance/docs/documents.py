@@ -35,12 +35,15 @@ def documents() -> list[Path]:
 
 def blocks(kind: str) -> list[Block]:
     """All code blocks of a language."""
+    return [block for file in documents() for block in blocks_of(file) if block.kind == kind]
+
+
+def blocks_of(file: Path) -> list[Block]:
+    """All code blocks of a document, as they stand there."""
     found = []
-    for file in documents():
-        for number, match in enumerate(FENCE.finditer(file.read_text()), start=1):
-            language, _, mark = match[1].partition(" ")
-            if language == kind:
-                found.append(Block(file, kind, mark == "run", mark in ("run", "script"), match[2], number))
+    for number, match in enumerate(FENCE.finditer(file.read_text()), start=1):
+        language, _, mark = match[1].partition(" ")
+        found.append(Block(file, language, mark == "run", mark in ("run", "script"), match[2], number))
     return found
 
 

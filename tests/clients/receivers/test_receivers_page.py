@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
 from tests.clients.receivers.test_pull import FakeMailbox
@@ -20,16 +20,8 @@ from tests.clients.webhooks import SECRET, send, stop_event
 
 pytestmark = pytest.mark.real
 
-DOCS = Path(__file__).parents[3] / "docs"
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
 STATUS = "#!/bin/sh\n[ ! -e {folder}/looked ] && touch {folder}/looked\n"
-
-
-def shown(kind: str, beginning: str, page: str = "receivers.md") -> str:
-    """The example of a language that begins like this."""
-    blocks = re.findall(rf"^```{kind}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
-    (block,) = [str(block) for block in blocks if block.startswith(beginning)]
-    return block
 
 
 @pytest.fixture
@@ -48,7 +40,7 @@ def environment(tmp_path: Path, server: FakeServer) -> dict[str, str]:
 
 def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, str], service: FakeService) -> None:
     """It believes what is signed, obeys once, looks until the job is gone, and reports."""
-    code = shown("python", "import base64")
+    code = read_block("30 lines")
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 30
     with socket.socket() as free:
@@ -91,7 +83,7 @@ def test_receiver_in_curl_and_bash(
     if not forged:
         mailbox.put(stop_event({"job_id": "9"}) | {"type": "run.suspected"}, "d0")
     mailbox.put(stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
-    script = shown("bash", "set -eu")
+    script = read_block("bash")
     with program(["bash", "-c", script], ENDPOINT="e1", **environment) as running:
         if forged:
             assert running.wait(20) == 1
@@ -107,7 +99,7 @@ def test_receiver_in_curl_and_bash(
 @pytest.mark.parametrize(("end", "exit_code"), [("print('end', flush=True)", 0), ("os.kill(os.getpid(), 9)", 137)])
 def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: int) -> None:
     """The trap that the page shows reaches the trainer, waits for it on, and ends with it and as it did."""
-    script = shown("bash", "trap", "slurm.md")
+    script = read_block("batch script")
     trainer = (
         "import os, signal, time; asked = []\n"  # writes past `print`, which its own handler may come in between of
         "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'saved\\n'), asked.append(True)))\n"

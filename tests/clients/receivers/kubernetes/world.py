@@ -19,6 +19,7 @@ from evalstop_client.receivers.kubernetes.job_control import KubernetesJobContro
 from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
 from evalstop_client.scheduler_labels import scheduler_labels
 
+from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import Started
 from tests.clients.receivers.kubernetes.admin import Admin, Json, definitions
@@ -48,13 +49,6 @@ while True:
             file.write("saved ")
     time.sleep(0.02)
 """
-
-PODS_OWN = {"namespace": "metadata.namespace", "name": "metadata.name", "uid": "metadata.uid"}
-JOBS_OWN = {
-    "namespace": "metadata.namespace",
-    "name": "metadata.labels['job-name']",
-    "uid": "metadata.labels['controller-uid']",
-}
 
 
 @dataclass(frozen=True)
@@ -203,11 +197,7 @@ class World:
 
 def pod_environment(kind: Kind) -> list[Json]:
     """What a pod's template has so that the trainer's client can name the workload, as the docs have it."""
-    variables: list[Json] = [{"name": "EVALSTOP_KUBERNETES_KIND", "value": "Job" if kind is JOB else "Pod"}]
-    for name, path in (JOBS_OWN if kind is JOB else PODS_OWN).items():
-        source: Json = {"fieldRef": {"fieldPath": path}}
-        variables.append({"name": f"EVALSTOP_KUBERNETES_{name.upper()}", "valueFrom": source})
-    return variables
+    return list(yaml.safe_load(read_block("pods of jobs" if kind is JOB else "other pods"))["env"])
 
 
 @dataclass

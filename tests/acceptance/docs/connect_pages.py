@@ -1,0 +1,87 @@
+"""The pages by which one connects a trainer or a scheduler, and what becomes of each of their code blocks in the tests.
+
+A block is marked as a step of its page, or followed by a test that takes it from here, or stands among those that no
+test runs, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.acceptance.docs.documents import ROOT, Block, blocks_of
+
+PAGES = ("README", "docs/quickstart", "docs/ways-in", "docs/callbacks", "docs/mlflow", "docs/http")
+PAGES += ("docs/receivers", "docs/slurm", "docs/kubernetes")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A block that a test runs: `words` tell it from the others of its page, `test` is the file of that test."""
+
+    page: str
+    words: str
+    test: str
+
+
+HERE = "tests/acceptance/docs/test_connect_pages.py"
+SLURM = "tests/clients/receivers/slurm/test_page.py"
+KUBERNETES = "tests/clients/receivers/kubernetes/world.py"
+RECEIVERS = "tests/clients/receivers/test_receivers_page.py"
+
+FOLLOWED = {
+    "transformers": Followed("docs/callbacks", "callbacks.transformers", HERE),
+    "many processes": Followed("docs/callbacks", "DistributedRun(", HERE),
+    "tensorboard": Followed("docs/callbacks", "watch-tensorboard", HERE),
+    "mlflow address": Followed("docs/mlflow", "MLFLOW_TRACKING_URI=", HERE),
+    "mlflow slurm labels": Followed("docs/mlflow", "SLURM_JOB_ID", HERE),
+    "mlflow pod labels": Followed("docs/mlflow", "$(EVALSTOP_KUBERNETES_NAME)", HERE),
+    "mlflow should_stop": Followed("docs/mlflow", "def should_stop", HERE),
+    "any scheduler": Followed("docs/receivers", "evalstop-receiver command", HERE),
+    "30 lines": Followed("docs/receivers", "import base64", HERE),
+    "bash": Followed("docs/receivers", "pull/endpoints/$ENDPOINT/claim", HERE),
+    "slurm": Followed("docs/slurm", "--name slurm-receiver", SLURM),
+    "slurm pull": Followed("docs/receivers", "slurm --pull", SLURM),
+    "batch script": Followed("docs/slurm", "trap ", RECEIVERS),
+    "pods of jobs": Followed("docs/kubernetes", "metadata.labels['job-name']", KUBERNETES),
+    "other pods": Followed("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
+    "asked to save": Followed("docs/kubernetes", "def is_asked_to_save", HERE),
+}
+
+NOT_RUN = {
+    ("README", "make demo"): "takes minutes; its command is what tests/lab/test_demo.py runs",
+    ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
+    ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
+    (
+        "docs/ways-in",
+        "KUBEFLOW_TRAINER_SERVER_URL",
+    ): "its callback is run by tests/acceptance/examples/kubeflow_reporter.py",
+    ("docs/slurm", "[Service]"): "a unit of systemd, which no container has",
+    (
+        "docs/kubernetes",
+        "kubectl create namespace",
+    ): "needs kubectl; tests/acceptance/packaging/test_deploy.py has the manifests",
+    (
+        "docs/kubernetes",
+        "--set receiver.enabled",
+    ): "needs helm; tests/acceptance/packaging/test_deploy.py has the chart",
+    ("docs/kubernetes", "--kubeconfig"): "its options are those of tests/clients/receivers/kubernetes/test_receiver.py",
+    ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
+    (
+        "docs/kubernetes",
+        "--set service.database",
+    ): "needs helm; tests/acceptance/packaging/test_deploy.py has the chart",
+    ("docs/http", '"error_count"'): "an answer, shown",
+}
+"""By page and words: why no test runs the block as it stands."""
+
+
+def find_blocks(page: str, words: str) -> list[Block]:
+    """The blocks of a page in which these words are and that are no steps of it."""
+    return [block for block in blocks_of(ROOT / f"{page}.md") if words in block.text and not block.is_step]
+
+
+def read_block(name: str) -> str:
+    """The text of a block that is followed."""
+    followed = FOLLOWED[name]
+    (block,) = find_blocks(followed.page, followed.words)
+    return block.text

@@ -1,0 +1,69 @@
+"""What docs/receivers.md has one type for Slurm, on a real one: by webhooks, and where no connection can come in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from evalstop_lab.service_process import Service
+
+from tests.acceptance.docs.connect_pages import read_block
+from tests.acceptance.examples.test_examples import run_of
+from tests.clients.programs import eventually, program
+from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS
+from tests.fixtures.slurm import SlurmCluster
+
+pytestmark = pytest.mark.real
+
+TRAINER = """
+import signal
+import evalstop
+
+with evalstop.Run(policy="paper", mode="enforce", labels={"gpus": 1}, total_steps=1000) as run:
+    for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6)):
+        run.checkpoint(f"file:///checkpoints/{step}", step=step)
+        run.log({"eval": value}, step=step)
+    run.flush(60)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("name", ["slurm", "slurm pull"])
+def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, service: Service, tmp_path: Path) -> None:
+    """Its commands, with the addresses of this machine, end a job that is never asked, and prove that it is gone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{cluster.environment['PATH']}"
+    own = {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key, "PATH": path}
+    environment = {**os.environ, **cluster.environment, **own}
+    script = re.sub(r"(login-node|0\.0\.0\.0):9000", listen, read_block(name))
+    *before, receiver = script.strip().splitlines()
+    subprocess.run(["bash", "-euc", "\n".join(before)], env=environment, cwd=tmp_path, check=True)
+    listed = subprocess.run(
+        ["evalstop", "endpoint", "ls", "--json"], env=environment, capture_output=True, text=True, check=True
+    )
+    (endpoint,) = json.loads(listed.stdout)
+    receiver = re.sub(r"--pull \S+", f"--pull {endpoint['id']}", receiver)
+    command = f"cd {tmp_path}; exec {receiver} --state {tmp_path}/state --poll-seconds 0.2"
+    (tmp_path / "train.py").write_text(TRAINER)
+    run = f"page-{name.replace(' ', '-')}"
+    with program(["bash", "-c", command], **environment):
+        job = cluster.submit(
+            f"exec python {tmp_path}/train.py",
+            "--gres=gpu:1",
+            f"--output={tmp_path}/output",
+            EVALSTOP_RUN_NAME=run,
+            EVALSTOP_SPOOL=str(tmp_path / "spool"),
+            **own,
+        )
+        eventually(lambda: (tmp_path / "spool").exists() and run_of(service, run), PATIENCE_SECONDS)
+        eventually(lambda: (run_of(service, run)["decision"] or {}).get("state") == "confirmed", PATIENCE_SECONDS)
+    assert cluster.state(job) in ("CANCELLED", "FAILED", "COMPLETED")
+    subprocess.run(["evalstop", "endpoint", "rm", endpoint["id"]], env=environment, check=True)
