@@ -52,7 +52,8 @@ while not control.should_training_stop:
     state.global_step += 50
     score = 1 - ((state.global_step - 200) / 200) ** 2
     callback.on_save(arguments, state, control)
-    callback.on_log(arguments, state, control, {"eval_gsm8k": score, "reward": score * 2, "kl": state.global_step / 1000})
+    logged = {"eval_gsm8k": score, "reward": 2 * score, "kl": state.global_step / 1000}
+    callback.on_log(arguments, state, control, logged)
     callback._run.run.flush(60)
     callback.on_step_end(arguments, state, control)
 callback.on_train_end(arguments, state, control)

@@ -8,13 +8,14 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import evalstop
 import pytest
-from evalstop_lab.service_process import Service
+from evalstop_lab.service_process import Service, running_service
 
 from tests.acceptance.docs.connect_pages import read_block
-from tests.acceptance.examples.test_examples import run_of
 from tests.clients.programs import eventually, program
 from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS
 from tests.fixtures.slurm import SlurmCluster
@@ -34,14 +35,21 @@ with evalstop.Run(policy="paper", mode="enforce", labels={"gpus": 1}, total_step
 """
 
 
+@pytest.fixture(scope="module")
+def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """`evalstop up`."""
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
 @pytest.mark.parametrize("name", ["slurm", "slurm pull"])
-def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, service: Service, tmp_path: Path) -> None:
+def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_service: Service, tmp_path: Path) -> None:
     """Its commands, with the addresses of this machine, end a job that is never asked, and prove that it is gone."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{cluster.environment['PATH']}"
-    own = {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key, "PATH": path}
+    own = {"EVALSTOP_URL": page_service.url, "EVALSTOP_KEY": page_service.key, "PATH": path}
     environment = {**os.environ, **cluster.environment, **own}
     script = re.sub(r"(login-node|0\.0\.0\.0):9000", listen, read_block(name))
     *before, receiver = script.strip().splitlines()
@@ -63,7 +71,7 @@ def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, service: Se
             EVALSTOP_SPOOL=str(tmp_path / "spool"),
             **own,
         )
-        eventually(lambda: (tmp_path / "spool").exists() and run_of(service, run), PATIENCE_SECONDS)
-        eventually(lambda: (run_of(service, run)["decision"] or {}).get("state") == "confirmed", PATIENCE_SECONDS)
+        api = evalstop.Api(page_service.url, page_service.key)
+        eventually(lambda: [one for one in api.decisions(state="confirmed") if one.run_name == run], PATIENCE_SECONDS)
     assert cluster.state(job) in ("CANCELLED", "FAILED", "COMPLETED")
     subprocess.run(["evalstop", "endpoint", "rm", endpoint["id"]], env=environment, check=True)
