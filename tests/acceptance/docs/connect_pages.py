@@ -10,8 +10,17 @@ from dataclasses import dataclass
 
 from tests.acceptance.docs.documents import ROOT, Block, blocks_of
 
-PAGES = ("README", "docs/quickstart", "docs/ways-in", "docs/callbacks", "docs/mlflow", "docs/http")
-PAGES += ("docs/receivers", "docs/slurm", "docs/kubernetes")
+PAGES = (
+    "README",
+    "docs/quickstart",
+    "docs/ways-in",
+    "docs/callbacks",
+    "docs/mlflow",
+    "docs/http",
+    "docs/receivers",
+    "docs/slurm",
+    "docs/kubernetes",
+)
 
 
 @dataclass(frozen=True)
@@ -47,29 +56,18 @@ FOLLOWED = {
     "asked to save": Followed("docs/kubernetes", "def is_asked_to_save", HERE),
 }
 
+DEPLOY = "needs a cluster; tests/acceptance/packaging/test_deploy.py has the files"
 NOT_RUN = {
-    ("README", "make demo"): "takes minutes; its command is what tests/lab/test_demo.py runs",
+    ("README", "make demo"): "takes minutes, and a browser to look at it",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
     ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
-    (
-        "docs/ways-in",
-        "KUBEFLOW_TRAINER_SERVER_URL",
-    ): "its callback is run by tests/acceptance/examples/kubeflow_reporter.py",
+    ("docs/ways-in", "KUBEFLOW_TRAINER"): "tests/acceptance/examples/kubeflow_reporter.py runs what reads it",
     ("docs/slurm", "[Service]"): "a unit of systemd, which no container has",
-    (
-        "docs/kubernetes",
-        "kubectl create namespace",
-    ): "needs kubectl; tests/acceptance/packaging/test_deploy.py has the manifests",
-    (
-        "docs/kubernetes",
-        "--set receiver.enabled",
-    ): "needs helm; tests/acceptance/packaging/test_deploy.py has the chart",
-    ("docs/kubernetes", "--kubeconfig"): "its options are those of tests/clients/receivers/kubernetes/test_receiver.py",
+    ("docs/kubernetes", "kubectl create namespace"): DEPLOY,
+    ("docs/kubernetes", "--set receiver.enabled"): DEPLOY,
+    ("docs/kubernetes", "--set service.database"): DEPLOY,
+    ("docs/kubernetes", "--kubeconfig"): "tests/clients/receivers/kubernetes/test_receiver.py has these options",
     ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
-    (
-        "docs/kubernetes",
-        "--set service.database",
-    ): "needs helm; tests/acceptance/packaging/test_deploy.py has the chart",
     ("docs/http", '"error_count"'): "an answer, shown",
 }
 """By page and words: why no test runs the block as it stands."""

@@ -353,7 +353,7 @@ def test_receivers_of_the_page_end_a_job(name: str, project: Project) -> None:
         "bash": text,
     }[name]
     with program(JOB) as job, project.program(script, **variables):
-        labels = {"job_id": job.pid, "scheduler": "mine", "user": "ann", "gpus": 8}
+        labels: dict[str, str | int] = {"job_id": job.pid, "scheduler": "mine", "user": "ann", "gpus": 8}
         url, key = project.environment["EVALSTOP_URL"], project.environment["EVALSTOP_KEY"]
         with evalstop.Run("ended", url=url, key=key, labels=labels, total_steps=1000) as run:
             for step, value in enumerate(FALLING):
