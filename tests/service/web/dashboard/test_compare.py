@@ -167,6 +167,7 @@ def test_runs_are_chosen_laid_over_one_another_and_shared(
     open_run(embedded_database, tenant, now, "news")
     expect(page.locator(".row-link")).to_have_count(3)
     expect(page.locator(f"#pick-{turns.id}")).to_be_checked()
+    expect(page.locator(f"#pick-{turns.id}")).to_be_focused()
     page.check(f"#pick-{climbs.id}")
     page.get_by_role("button", name="Compare selected").click()
     wait_until(window, f"{TRACES}.length", 8)

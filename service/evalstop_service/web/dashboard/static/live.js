@@ -54,7 +54,7 @@ async function swapParts() {
 
 function swap(old, part) {
   const place = old.contains(document.activeElement) ? focusable(old).indexOf(document.activeElement) : -1;
-  const href = document.activeElement.getAttribute("href");
+  const [href, id] = ["href", "id"].map((name) => document.activeElement.getAttribute(name));
   const open = [...old.querySelectorAll("details[id][open]")].map((details) => details.id);
   const filledIn = new Map(fields(old).map((field) => [field.id, field]));
   old.replaceChildren(...part.childNodes);
@@ -65,8 +65,8 @@ function swap(old, part) {
     if (before) [field.value, field.checked] = [before.value, before.checked];
   }
   if (place < 0) return;
-  // The same link, where its row has moved.
-  const same = href && old.querySelector(`a[href="${CSS.escape(href)}"]`);
+  // The same link or box, where its row has moved.
+  const same = id ? document.getElementById(id) : href && old.querySelector(`a[href="${CSS.escape(href)}"]`);
   (same || focusable(old)[place])?.focus({ preventScroll: true });
 }
 
