@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +33,8 @@ CELLS = noise.WINDOW
 
 LEVELS = (2.0, 4.0, 8.0, 16.0)
 """From so many standard deviations below the best a cell takes the next color."""
+
+_SUPPOSED = {Call.STOP: 1.0, Call.SUSPECT: 0.5, Call.CONTINUE: 0.0}
 
 FARTHEST = 99.0
 """Farther below nothing is told apart."""
@@ -90,7 +92,7 @@ def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
     """The strip of a run: the evals since the eval was last changed."""
     since = max((change.step for change in run.eval_changes), default=0)
     distances = _measure_distances(run, [item for item in segments if item.step >= since])
-    levels = [sum(distance >= bound for bound in LEVELS) for distance in distances]
+    levels = [bisect_right(LEVELS, distance) for distance in distances]
     return Strip(
         run.id,
         run.name,
@@ -132,8 +134,8 @@ def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
 
 
 def _rank(strip: Strip) -> tuple[float, float, str]:
-    """The most likely to have turned first, then those of which nobody says it, each the lowest first."""
-    probability = -1.0 if strip.probability is None or math.isnan(strip.probability) else strip.probability
+    """The most likely to have turned first, by the verdict where no detector says it, then the farthest below."""
+    probability = _SUPPOSED[strip.verdict] if strip.probability is None else strip.probability
     return -probability, -(strip.distance or 0.0), strip.name
 
 

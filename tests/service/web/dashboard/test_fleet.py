@@ -35,7 +35,7 @@ TURNS = [*RISES[:25], *(RISES[25] - 0.012 * at + 0.002 * (at * 7 % 5) for at in 
 
 def train(database: Database, tenant: Tenant, now: datetime, name: str, values: Sequence[float], **terms: Any) -> Run:
     """A run that is still running, with these evals and a checkpoint at the best."""
-    request = opening.OpenRequest(name=name, policy="default", total_steps=100, **terms)
+    request = opening.OpenRequest(**{"name": name, "policy": "default", "total_steps": 100} | terms)
     run, _ = opening.open_run(database, tenant.project.id, request, now)
     if values:
         best = max(range(len(values)), key=lambda step: abs(values[step]))
@@ -58,7 +58,7 @@ def rows(visitor: httpx.Client) -> dict[str, str]:
 def test_the_most_likely_to_have_turned_comes_first(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """By the probability on record, whichever way the eval is turned; those of which nobody says it last."""
+    """By the probability on record, whichever way the eval is turned, or by the verdict where nobody says it."""
     minimized = {"eval": {"role": "eval", "direction": "minimize"}}
     train(database, tenant, now, "silent", [], metrics=minimized)
     rising = train(database, tenant, now, "rising", [-value for value in RISES], metrics=minimized)
@@ -66,9 +66,12 @@ def test_the_most_likely_to_have_turned_comes_first(
     commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
     train(database, add_tenant(database, now, "others"), now, "of others", RISES[:9])
     turned = train(database, tenant, now, "turned", [-value for value in TURNS], metrics=minimized)
+    alarmed = train(database, tenant, now, "alarmed", TURNS, policy="paper")
+    assert (alarmed.verdict.verdict, turned.verdict.verdict) == ("stop", "stop")
     shown = rows(visitor)
-    assert list(shown)[:2] == ["turned", "rising"]
-    assert set(shown) == {"turned", "rising", "silent"}
+    assert list(shown)[:3] == ["alarmed", "turned", "rising"]
+    assert set(shown) == {"alarmed", "turned", "rising", "silent"}
+    assert "no probability" in shown["alarmed"]
     assert f'href="/runs/{turned.id}"' in shown["turned"]
     (chance,) = (item.value for item in turned.verdict.evidence if item.kind == "posterior")
     assert chance > 0.5
