@@ -33,9 +33,17 @@ RISES = [0.01 * at + 0.002 * (at * 7 % 5) for at in range(40)]
 TURNS = [*RISES[:25], *(RISES[25] - 0.012 * at + 0.002 * (at * 7 % 5) for at in range(30))]
 
 
-def train(database: Database, tenant: Tenant, now: datetime, name: str, values: Sequence[float], **terms: Any) -> Run:
+def train(
+    database: Database,
+    tenant: Tenant,
+    now: datetime,
+    name: str,
+    values: Sequence[float],
+    policy: str = "default",
+    **terms: Any,
+) -> Run:
     """A run that is still running, with these evals and a checkpoint at the best."""
-    request = opening.OpenRequest(**{"name": name, "policy": "default", "total_steps": 100} | terms)
+    request = opening.OpenRequest(name=name, policy=policy, total_steps=100, **terms)
     run, _ = opening.open_run(database, tenant.project.id, request, now)
     if values:
         best = max(range(len(values)), key=lambda step: abs(values[step]))
