@@ -82,13 +82,19 @@ BOTH_MATTER = ("tests/service/store/", "tests/service/ingest/", "tests/migration
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the second database of tests that are above it to `make test`, and put first what mostly waits."""
+    """Put first what takes long, and leave the second database of tests that are above it to `make test`."""
+    # mypy is at work while those of Slurm wait; what is short is left for the end, where it fills every process.
+    items.sort(key=lambda item: (not item.nodeid.startswith("tests/clients/receivers/slurm/"), not is_real(item)))
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if "postgresql" in parameters and not item.nodeid.startswith(BOTH_MATTER):
             item.add_marker(pytest.mark.real)
-    # mypy is at work while the first ones wait; what is short is left for the end.
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/clients/receivers/slurm/"))
+
+
+def is_real(item: pytest.Item) -> bool:
+    """Whether its module is marked so, all of whose tests stay together."""
+    module = item.getparent(pytest.Module)
+    return module is not None and module.get_closest_marker("real") is not None
 
 
 def pytest_sessionfinish() -> None:

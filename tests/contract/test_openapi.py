@@ -16,7 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+from schemathesis.specs.openapi.checks import ignored_auth, negative_data_rejection, positive_data_acceptance
 
 from tests.fixtures.serving import serving
 
@@ -112,19 +112,38 @@ def lines(_context: object, document: Any) -> bytes:
     )
 
 
+REPEATABLE = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
 @pytest.mark.timeout(900)
 @schema.parametrize()
-@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(REPEATABLE, max_examples=6)
 def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]) -> None:
     """All checks of Schemathesis hold: what the document allows is taken, what it does not allow is refused, and every
     answer is one that it describes."""
+    check_case(case, server, keys, ids)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@schema.parametrize()
+@settings(REPEATABLE, max_examples=100)
+def test_conforms_at_length(
+    case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]
+) -> None:
+    """The same with many more requests drawn at random for each operation."""
+    check_case(case, server, keys, ids)
+
+
+def check_case(case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]) -> None:
+    """Send a request and hold the answer to the document."""
     for name, value in case.path_parameters.items():
         if name in ids and is_uuid(value):
             case.path_parameters[name] = ids[name]
     key = keys[case.path.startswith("/api/v1/projects")]
     headers = {"Authorization": f"Bearer {key}"}
     response = case.call(base_url=server[0], headers=headers, timeout=30)
-    excluded = []
+    excluded = [ignored_auth]  # two more requests for each; test_keys_and_tenants asks every route without a key
     if response.status_code == 422 and all(map(is_beyond_schema, reasons(response.json()))):
         excluded.append(positive_data_acceptance)
     if case.operation.definition.raw["operationId"] == "stream_observations":
