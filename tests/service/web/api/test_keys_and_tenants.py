@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -115,11 +116,38 @@ LANDLORD = {
 """The routes that a key to the installation opens, and no other key."""
 
 
+@dataclass(frozen=True)
+class Tenant:
+    """A project with one of everything in it, and a client that reads there."""
+
+    project: str
+    world: World
+    reader: httpx.Client
+
+    def snapshot(self) -> list[Any]:
+        """What it sees of its own."""
+        return [said(self.reader.get(path), 200) for path in ("/runs", "/decisions", "/deliveries", "/project")]
+
+
 @pytest.fixture(scope="session")
-def tenant(service: Service) -> tuple[str, World]:
-    """A project with one of everything in it."""
+def tenant(service: Service) -> Tenant:
+    """A project that others must not see."""
     project = service.project()
-    return project, populate(service.client(service.key(project)))
+    world = populate(service.client(service.key(project)))
+    return Tenant(project, world, service.client(service.key(project, "read")))
+
+
+@pytest.fixture(scope="session")
+def stranger(service: Service) -> httpx.Client:
+    """A client that may do everything in another project, which stays empty of what it does not do itself."""
+    return service.client(service.key(service.project()))
+
+
+@pytest.fixture(scope="session")
+def peer(service: Service) -> tuple[httpx.Client, World]:
+    """A client that may do everything in a third project, which has one of everything, too."""
+    client = service.client(service.key(service.project()))
+    return client, populate(client)
 
 
 def test_the_table_is_complete() -> None:
@@ -134,9 +162,9 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_scopes(service: Service, tenant: tuple[str, World], scope: str) -> None:
+def test_scopes(service: Service, tenant: Tenant, scope: str) -> None:
     """A key opens exactly the routes of its scope: any other route answers 403 and says what it needs."""
-    project, world = tenant
+    project, world = tenant.project, tenant.world
     client = service.client(service.key(project, scope))
     destroys = [route for route in ROUTES if route[0] == "DELETE"]
     for route in [route for route in ROUTES if route not in destroys] + destroys:
@@ -150,40 +178,40 @@ def test_scopes(service: Service, tenant: tuple[str, World], scope: str) -> None
 
 
 @pytest.mark.parametrize("header", [None, "Bearer esk_nosuch", "Basic YTpi", "Bearer", "Bearer \xff\xfe", "esk_x", ""])
-def test_without_a_valid_key(service: Service, tenant: tuple[str, World], header: str | None) -> None:
+def test_without_a_valid_key(service: Service, tenant: Tenant, header: str | None) -> None:
     """Without a key in use every route answers 401, says how to get one, and does nothing."""
     client = service.client(None)
     if header is not None:
         client.headers = httpx.Headers([(b"authorization", header.encode("latin-1"))])
     for route in ROUTES:
-        response = ask(client, route, tenant[1])
+        response = ask(client, route, tenant.world)
         assert "key create" in problem(response, 401)["detail"]
         assert response.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_tenants_do_not_see_each_other(service: Service, tenant: tuple[str, World], route: tuple[str, str]) -> None:
+def test_tenants_do_not_see_each_other(tenant: Tenant, stranger: httpx.Client, route: tuple[str, str]) -> None:
     """To a key of another project what is in this one does not exist: 404 by its id, absent from every list."""
-    stranger = service.client(service.key(service.project()))
-    world = tenant[1]
-    before = snapshot(service, tenant)
+    world = tenant.world
+    before = tenant.snapshot()
     if "_id}" in route[1]:
         problem(ask(stranger, route, world), 403 if route in LANDLORD else 404)
     elif route[0] == "GET" and route not in LANDLORD:
         text = ask(stranger, route, world).text
         assert not any(world.ids[name] in text for name in world.ids if name not in ("name", "event_type"))
-    assert snapshot(service, tenant) == before
+    assert tenant.snapshot() == before
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "_id}" in route[1]], ids=" ".join)
-def test_what_is_foreign_is_missing(service: Service, tenant: tuple[str, World], route: tuple[str, str]) -> None:
+def test_what_is_foreign_is_missing(
+    service: Service, tenant: Tenant, stranger: httpx.Client, route: tuple[str, str]
+) -> None:
     """What belongs to another project answers as what does not exist does: the same words, by the same statements."""
-    stranger = service.client(service.key(service.project()))
-    ours = tenant[1].ids
+    ours = tenant.world.ids
     nowhere = World({name: one if name in ("name", "event_type") else str(uuid4()) for name, one in ours.items()})
     ask(stranger, route, nowhere)  # the key is remembered from now on
     answers = []
-    for world in (tenant[1], nowhere):
+    for world in (tenant.world, nowhere):
         with statements(service.database) as seen:
             response = ask(stranger, route, world)
         text = response.text.replace(response.json()["request_id"], "ID")
@@ -228,11 +256,10 @@ KINDS = {
 
 @pytest.mark.parametrize(("route", "where", "name"), sorted(list_ids()), ids=str)
 def test_a_foreign_id_opens_nothing(
-    service: Service, tenant: tuple[str, World], route: tuple[str, str], where: str, name: str
+    tenant: Tenant, peer: tuple[httpx.Client, World], route: tuple[str, str], where: str, name: str
 ) -> None:
     """Wherever the document has a route take an id in its query or body, one of another project gives nothing of it."""
-    stranger = service.client(service.key(service.project()))
-    own, foreign, before = populate(stranger), tenant[1].ids, snapshot(service, tenant)
+    (stranger, own), foreign, before = peer, tenant.world.ids, tenant.snapshot()
     id_ = foreign[KINDS.get(name, name)]
     path = own.path(route[1])
     document = BODIES.get(route)
@@ -244,23 +271,23 @@ def test_a_foreign_id_opens_nothing(
     assert response.status_code < 500, response.text
     text = response.text.replace(id_, "")
     assert [one for kind, one in foreign.items() if kind.endswith("_id") and one in text] == []
-    assert snapshot(service, tenant) == before
+    assert tenant.snapshot() == before
 
 
-def test_a_line_for_a_foreign_run_is_refused(service: Service, tenant: tuple[str, World]) -> None:
+def test_a_line_for_a_foreign_run_is_refused(tenant: Tenant, stranger: httpx.Client) -> None:
     """In a stream of lines the run of another project does not exist."""
-    stranger, before = service.client(service.key(service.project())), snapshot(service, tenant)
-    line = f'{{"run_id": "{tenant[1].ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
+    before = tenant.snapshot()
+    line = f'{{"run_id": "{tenant.world.ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
     headers = {"Content-Type": "application/x-ndjson"}
     answer = said(stranger.post("/observations", content=line, headers=headers), 200)
     assert (answer["accepted"], answer["error_count"], answer["runs"]) == (0, 1, [])
-    assert snapshot(service, tenant) == before
+    assert tenant.snapshot() == before
 
 
-def test_filters_do_not_leak(service: Service, tenant: tuple[str, World]) -> None:
+def test_filters_do_not_leak(service: Service, tenant: Tenant) -> None:
     """Asking a list for another project's run, endpoint or cursor gives nothing of it."""
     stranger = service.client(service.key(service.project()))
-    ids = tenant[1].ids
+    ids = tenant.world.ids
     last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
     for path, query in (
         ("/decisions", {"run_id": ids["run_id"]}),
@@ -281,14 +308,14 @@ def test_a_name_is_taken_in_one_project_only(service: Service) -> None:
     assert len(ids) == 2
 
 
-def test_installation_keys(service: Service, tenant: tuple[str, World]) -> None:
+def test_installation_keys(service: Service, tenant: Tenant) -> None:
     """A key to the installation makes and lists projects and opens nothing within one; without `admin`, nothing."""
     landlord, guest = service.client(service.key(None, "admin")), service.client(service.key(None, "read"))
     said(landlord.get("/projects"), 200)
     for route in ROUTES:
         if route not in LANDLORD:
-            problem(ask(landlord, route, tenant[1]), 403)
-        problem(ask(guest, route, tenant[1]), 403)
+            problem(ask(landlord, route, tenant.world), 403)
+        problem(ask(guest, route, tenant.world), 403)
 
 
 def test_an_installation_key_makes_keys_of_projects(service: Service) -> None:
@@ -319,9 +346,9 @@ def test_nothing_is_read_for_nobody(service: Service, body: bytes) -> None:
     problem(service.client(service.key(service.project())).post("/runs", content=body, headers=headers), 400)
 
 
-def test_a_revoked_key(service: Service, tenant: tuple[str, World]) -> None:
+def test_a_revoked_key(service: Service, tenant: Tenant) -> None:
     """A key that was revoked opens no route any more."""
-    project, world = tenant
+    project, world = tenant.project, tenant.world
     secret = service.key(project)
     with service.database.transaction() as tx:
         key = keys.authenticate_key(tx, secret, utc_now())
@@ -347,10 +374,3 @@ def statements(database: Database) -> Iterator[list[str]]:
         yield seen
     finally:
         sa.event.remove(database.engine, "before_cursor_execute", listen)
-
-
-def snapshot(service: Service, tenant: tuple[str, World]) -> list[Any]:
-    """What the tenant sees of its own."""
-    client = service.client(service.key(tenant[0], "read"))
-    paths = ("/runs", "/decisions", "/deliveries", "/project")
-    return [said(client.get(path), 200) for path in paths]
