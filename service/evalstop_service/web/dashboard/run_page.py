@@ -48,7 +48,9 @@ from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
 MOST_POINTS = 2000
-MOST_METRICS = 100
+MOST_METRICS = 12
+"""In the table; all but those in the chart have a small chart each."""
+
 MOST_VERDICTS = 20
 
 

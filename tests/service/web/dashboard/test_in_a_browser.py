@@ -198,7 +198,10 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
 
 
 def test_charts_of_odd_series(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """Nothing yet, one eval, only NaN, gaps: the chart stands or says what it waits for, with no axis for no data."""
+    """Nothing yet, one eval, only NaN, gaps: the chart stands or says what it waits for, with no axis for no data.
+
+    Metrics without a role get small charts as they come, 24 at first.
+    """
     page = window.page
     window.sign_in(tenant)
     for name, values in {
@@ -217,6 +220,12 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
             assert page.evaluate(PANELS) == 1
         else:
             expect(page.locator(".chart-empty")).to_be_visible()
+    others = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
+    take(embedded_database, tenant.project.id, run.id, Observations(others), now)
+    page.locator("#others-title").scroll_into_view_if_needed()
+    expect(page.locator("#metric-charts polyline")).to_have_count(24)
+    page.get_by_role("link", name="Show more").click()
+    expect(page.locator("#metric-charts polyline")).to_have_count(30)
     assert window.is_clean()
 
 
