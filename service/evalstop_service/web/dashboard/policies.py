@@ -7,10 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from evalstop_service.errors import NotFound
+from evalstop_service.evaluation import figures
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
-from evalstop_service.store import backtests
-from evalstop_service.web.dashboard import policy_diff, policy_ladder
+from evalstop_service.store import backtests, case_counts, rollout_stages
+from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.web.dashboard import policy_diff, policy_ladder, policy_scatter
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -34,18 +36,25 @@ SETTINGS = {
 
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
-    """The newest version of each policy, and recent backtests."""
+    """The newest version of each policy, what each measured version saves and costs, and recent backtests."""
     with site.database.reading() as tx:
+        counts = case_counts.count_cases(tx, visitor.project.id, CaseFilter(), ("policy",))
+        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         versions = policies.list_versions(tx, visitor.project.id)
         recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
     newest: dict[str, Version] = {}
     for version in versions:
         newest.setdefault(version.name, version)
+    by_policy = figures.compute_figures(counts, ())
     return render_page(
         "policies.html",
         visitor=visitor,
+        scatter=policy_scatter.draw_scatter(by_policy),
+        measured={group.key: group for group in by_policy},
+        sum_saved=policy_scatter.sum_saved,
+        stages=stages,
         newest=list(newest.values()),
-        counts={name: sum(version.name == name for version in versions) for name in newest},
+        version_counts={name: sum(version.name == name for version in versions) for name in newest},
         recent=recent,
     )
 

@@ -16,7 +16,7 @@ from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store import policies
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard import policy_diff
+from evalstop_service.web.dashboard import policy_diff, policy_scatter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,6 +113,38 @@ def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant
     audited = visitor.get("/settings/audit").text
     assert "&lt;b&gt;earned" in audited
     assert "a new eval" in audited
+
+
+@given(st.floats(1e-3, 1e9))
+def test_ticks_are_round(highest: float) -> None:
+    """An axis has two to five round ticks besides 0, and none past its end."""
+    ticks = policy_scatter.list_ticks(highest)
+    assert ticks[0] == 0
+    assert 3 <= len(ticks) <= 6
+    assert ticks[-1] <= highest
+    assert {f"{tick / ticks[1]:.6g}" for tick in ticks} == {str(index) for index in range(len(ticks))}
+    assert f"{ticks[1]:e}"[0] in "125"
+
+
+@EMBEDDED
+def test_what_policies_save_and_cost(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Each measured version is a dot that leads to it, by the figures of the page Precision; labels stand clear."""
+    assert "No policy has decided cases yet" in visitor.get("/policies").text
+    for policy in ("level", "paper", "cautious"):
+        run = open_run(database, tenant, now, policy, policy=policy)
+        write(database, run, 8, now, gpus=8.0, gpu_hours_saved=10.0)
+        write(database, run, 2, now, outcome="wrong", run_outcome="healthy")
+        write(database, run, 18, now, treatment=None, run_outcome="healthy")
+    shown = visitor.get("/policies").text
+    dots = re.findall(r'<circle cx="([\d.]+)%" cy="([\d.]+)%"', shown)
+    assert len(dots) == 3
+    assert len(set(dots)) == 1
+    labels = re.findall(r'y="[\d.]+%" dx="-9" dy="(-?\d+)" text-anchor="end">(\w+) v1', shown)
+    assert [int(dy) for dy, _ in labels] == [-6, 9, 24]
+    assert shown.count("10.0 %<span") == 3
+    assert 'href="/policies/paper?version=1"' in shown
 
 
 @EMBEDDED

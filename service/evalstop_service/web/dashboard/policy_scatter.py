@@ -1,0 +1,94 @@
+"""The scatter of policies: the GPU-hours that their right stops save, over the false stops that they make. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.rules.confidence_sequences import Estimate
+
+HEIGHT = 260
+"""Of the drawing, in pixels; as wide as its place."""
+
+LABEL_PX, LABEL_PERCENT = 15, 35
+"""Labels that are closer than this, down and across, are set below each other."""
+
+MOST_TICKS = 5
+LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A version of a policy: its figures, and where it stands, in percent of the width and the height."""
+
+    name: str
+    version: int
+    false_stops: Estimate
+    saved: float
+    x: float
+    low_x: float
+    high_x: float
+    y: float
+    label_px: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether its label stands to the left, so that it does not leave the drawing."""
+        return self.x > 100 - LABEL_PERCENT
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Dots, and the ticks of both axes: where they stand in percent, and their values."""
+
+    dots: Sequence[Dot]
+    shares: Sequence[tuple[float, float]]
+    hours: Sequence[tuple[float, float]]
+
+
+def sum_saved(group: GroupFigures) -> float:
+    """The GPU-hours that the right stops of a policy saved, or would have saved."""
+    return group.hours.saved + group.hours.would_have_saved
+
+
+def draw_scatter(by_policy: Sequence[GroupFigures]) -> Scatter | None:
+    """The scatter of all versions whose false stops are known by some case; None without any."""
+    known = [(group, found) for group in by_policy if (found := group.false_stops) and found.value is not None]
+    if not known:
+        return None
+    most_share = min(1.0, max(LEAST_SHARE, 1.3 * max(found.value or 0.0 for _, found in known)))
+    most_hours = 1.1 * max(sum_saved(group) for group, _ in known) or 1.0
+
+    def x(share: float) -> float:
+        return round(100 * min(share / most_share, 1.0), 2)
+
+    dots: list[Dot] = []
+    for group, found in sorted(known, key=lambda one: -sum_saved(one[0])):
+        saved, at = sum_saved(group), x(found.value or 0.0)
+        y = round(100 * (1 - saved / most_hours), 2)
+        ends = x(found.low), x(found.high)
+        dots.append(Dot(*group.key, found, saved, at, *ends, y, _place_label(dots, at, y)))
+    return Scatter(
+        dots,
+        [(x(value), value) for value in list_ticks(most_share)],
+        [(round(100 * (1 - value / most_hours), 2), value) for value in list_ticks(most_hours)],
+    )
+
+
+def list_ticks(highest: float) -> list[float]:
+    """Round numbers from 0 up to `highest`, at most `MOST_TICKS` besides 0."""
+    power = 10.0 ** math.floor(math.log10(highest / MOST_TICKS))
+    step = next(power * one for one in (1, 2, 5, 10) if highest / (power * one) <= MOST_TICKS)
+    return [step * index for index in range(int(highest / step) + 1)]
+
+
+def _place_label(placed: Sequence[Dot], x: float, y: float) -> int:
+    """By how many pixels the label of a dot here stands below it, clear of the others."""
+    near = sorted(one.y * HEIGHT / 100 + one.label_px for one in placed if abs(one.x - x) < LABEL_PERCENT)
+    wanted = at = y * HEIGHT / 100
+    for other in near:
+        if abs(other - at) < LABEL_PX:
+            at = other + LABEL_PX
+    return round(at - wanted)
