@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -77,9 +78,17 @@ def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
 
 def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
     """What counts of each of several attempts, of which something was ever said."""
+    return {attempt: said[-1] for attempt, said in load_history(tx, attempts).items()}
+
+
+def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], list[Outcome]]:
+    """All that was ever said of each of several attempts, oldest first."""
     key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
     query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)
-    return {(run_id, attempt): Outcome(*said) for run_id, attempt, *said in tx.execute(query)}
+    found: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
+    for run_id, attempt, *said in tx.execute(query):
+        found[run_id, attempt].append(Outcome(*said))
+    return found
 
 
 def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -53,6 +53,10 @@ class Filters:
     def link(self, path: str) -> str:
         return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "days": self.days})
 
+    def link_labels(self) -> str:
+        """Where cases of this policy and job kind are labeled."""
+        return make_link("/precision/label", {"policy": self.policy, "job_kind": self.job_kind})
+
 
 FilterQuery = Annotated[Filters, Depends()]
 

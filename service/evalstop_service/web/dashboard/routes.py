@@ -16,6 +16,7 @@ from evalstop_service.web.dashboard import (
     compare,
     documentation,
     fleet,
+    labeling,
     metric_charts,
     not_found,
     observations,
@@ -42,7 +43,7 @@ from evalstop_service.web.dashboard.sessions import Sessions
 from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
-    *(static_files, sign_in, openid_sign_in, overview, precision, run_list, fleet),
+    *(static_files, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
     compare,  # before the page of a run, which would take its address for a run's id
     *(run_page, what_if, metric_charts, analysis, observations, run_actions, run_description, run_roles),
     *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),

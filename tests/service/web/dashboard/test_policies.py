@@ -127,9 +127,7 @@ def test_ticks_are_round(highest: float) -> None:
 
 
 @EMBEDDED
-def test_what_policies_save_and_cost(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_what_policies_save_and_cost(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Each measured version is a dot that leads to it, by the figures of the page Precision; labels stand clear."""
     assert "No policy has decided cases yet" in visitor.get("/policies").text
     for policy in ("level", "paper", "cautious"):

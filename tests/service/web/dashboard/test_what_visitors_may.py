@@ -53,6 +53,8 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/precision"): VIEWER,
     ("GET", "/precision/figures.json"): VIEWER,
     ("GET", "/precision/events"): VIEWER,
+    ("GET", "/precision/label"): OPERATOR,
+    ("POST", "/precision/label/{run_id}"): OPERATOR,
     ("GET", "/cases"): VIEWER,
     ("GET", "/policies"): VIEWER,
     ("GET", "/policies/{name}"): VIEWER,
@@ -113,6 +115,7 @@ ROLES: dict[tuple[str, str], int] = {
 SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
+    ("POST", "/precision/label/{run_id}"): {"said": "turned"},
     ("POST", "/policies/{name}/stage"): {"required_percent": "90", "canary_percent": "20"},
     ("POST", "/policies/{name}/stage/lower"): {"reason": "it stopped a good run"},
     ("POST", "/runs/{run_id}/stop"): {"reason": "it diverged"},

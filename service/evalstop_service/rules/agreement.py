@@ -1,0 +1,48 @@
+"""How far two people agree who labeled the same cases: Cohen's kappa. Pure.
+
+J. Cohen, A coefficient of agreement for nominal scales (1960): the share of cases that both label alike, less the
+share that would be alike by chance, in units of what is left above chance. 1: always alike; 0: as by chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two people, the number of cases that both labeled, and of those that they labeled alike.
+
+    `kappa`: None where both gave one label to all, so that chance alone would have them agree.
+    """
+
+    first: str
+    second: str
+    cases: int
+    alike: int
+    kappa: float | None
+
+
+def measure_agreements(labels: Mapping[str, Mapping[Hashable, str]]) -> list[Agreement]:
+    """Each two people who labeled some cases both; `labels`: by person and case."""
+    found = []
+    for first, second in combinations(sorted(labels), 2):
+        pairs = [(labels[first][case], labels[second][case]) for case in labels[first] if case in labels[second]]
+        if pairs:
+            alike = sum(one == other for one, other in pairs)
+            found.append(Agreement(first, second, len(pairs), alike, compute_kappa(pairs)))
+    return found
+
+
+def compute_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
+    """Cohen's kappa of pairs of labels; None where it is not defined."""
+    number = len(pairs)
+    first, second = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
+    chance = sum(count * second[label] for label, count in first.items())
+    if chance == number * number:
+        return None
+    alike = sum(one == other for one, other in pairs)
+    return (alike * number - chance) / (number * number - chance)

@@ -1,0 +1,151 @@
+"""Labeling mode: one run's curve at a time, what its policy decided hidden until the run is labeled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Form, Query, Response
+from fastapi.responses import RedirectResponse
+from pydantic import AfterValidator
+
+from evalstop_service.clock import in_utc
+from evalstop_service.decisions import commands
+from evalstop_service.errors import NotFound
+from evalstop_service.evaluation import blind_labels
+from evalstop_service.evaluation.blind_labels import MOST_CASES, LabeledCase
+from evalstop_service.rules.agreement import Agreement, measure_agreements
+from evalstop_service.rules.statuses import RunOutcome
+from evalstop_service.runs import watched_metrics
+from evalstop_service.store import case_counts, decisions, sparklines
+from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard import curve_drawing, formatting, forms
+from evalstop_service.web.dashboard.curve_drawing import Panels
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
+from evalstop_service.web.dashboard.visitor import Operator, SiteOf
+
+router = APIRouter(prefix="/precision/label", route_class=PageRoute)
+
+_PATH = "/precision/label"
+
+ROLES = ("eval", "proxy", "kl")
+
+WORDS = {RunOutcome.TURNED: "turned", RunOutcome.HEALTHY: "healthy", RunOutcome.UNDECIDED: "can’t tell"}
+"""What a person can say of a run."""
+
+Until = Annotated[datetime, AfterValidator(in_utc)]
+"""Only cases that ended before are in the set: so it stays the same, for everybody who has the link."""
+
+
+class Choice:
+    """Which set of cases is labeled."""
+
+    def __init__(self, policy: str = "", job_kind: str = "", until: Until | None = None) -> None:
+        self.policy = forms.remove_control_characters(policy)
+        self.job_kind = forms.remove_control_characters(job_kind)
+        self.until = until
+
+    @property
+    def wanted(self) -> CaseFilter:
+        return CaseFilter(policy=self.policy or None, job_kind=self.job_kind or None, until=self.until)
+
+    def link(self, path: str = _PATH, at: int | None = None) -> str:
+        until = formatting.format_iso(self.until) if self.until else None
+        return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "until": until, "at": at})
+
+
+ChoiceQuery = Annotated[Choice, Depends()]
+
+
+@router.get("")
+def show_case(
+    site: SiteOf,
+    visitor: Operator,
+    choice: ChoiceQuery,
+    at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None,
+) -> Response:
+    """The case at a place in the set, by default the first that the visitor has not labeled."""
+    project_id = visitor.project.id
+    with site.database.reading() as tx:
+        if choice.until is None:
+            newest = case_counts.list_cases(tx, project_id, choice.wanted, limit=1)
+            if newest:
+                choice.until = newest[0].ended_at + timedelta(seconds=1)
+                return RedirectResponse(choice.link(), 303)
+        cases = blind_labels.choose_cases(tx, project_id, choice.wanted)
+        left = [place for place, one in enumerate(cases, 1) if visitor.actor not in one.labels]
+        place = at or next(iter(left), None)
+        if at is not None and at > len(cases):
+            raise NotFound
+        shown = cases[place - 1] if place else None
+        panels = _draw_run(tx, shown.run) if shown else None
+    others = [one for one in left if one != place]
+    following = next((one for one in others if place and one > place), next(iter(others), None))
+    return render_page(
+        "labeling.html",
+        visitor=visitor,
+        choice=choice,
+        shown=shown,
+        place=place,
+        number=len(cases),
+        done=len(cases) - len(left),
+        panels=panels,
+        lower_is_better=shown is not None and _is_lower_better(shown.run),
+        mine=shown.labels.get(visitor.actor) if shown else None,
+        following=choice.link(at=following) if following else choice.link(),
+        agreements=_measure(cases),
+        words=WORDS,
+        outcome_words=formatting.OUTCOMES,
+        action=choice.link(f"{_PATH}/{shown.run.id}", place) if shown else None,
+    )
+
+
+@router.post("/{run_id}")
+def label_case(
+    run_id: UUID,
+    site: SiteOf,
+    visitor: Operator,
+    choice: ChoiceQuery,
+    said: Annotated[RunOutcome, Form()],
+    turn_step: Annotated[str, Form()] = "",
+    at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None,
+) -> Response:
+    """Label a run; then its case is shown with what was decided."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    step = forms.parse_step(turn_step)
+    outcome = blind_labels.judge_outcome(said, step, decision)
+    label = commands.Label(outcome, step, "", visitor.actor, site.clock())
+    commands.label_run(site.database, visitor.project.id, run.id, label)
+    return RedirectResponse(choice.link(at=at), 303)
+
+
+def _draw_run(tx: Transaction, run: Run) -> Panels | None:
+    named = {role: metric for metric, given in run.metrics.items() if (role := given["role"]) in ROLES}
+    combined = watched_metrics.find_eval_metric(run)
+    if combined is not None:
+        named["eval"] = combined
+    drawn = []
+    for role in ROLES:
+        if role in named:
+            found = sparklines.load_segments(tx, {run.id: named[role]}, curve_drawing.STRETCHES)
+            drawn.append((role, found.get(run.id, ())))
+    return curve_drawing.draw_panels(drawn)
+
+
+def _is_lower_better(run: Run) -> bool:
+    metric = watched_metrics.find_eval_metric(run)
+    return metric is not None and watched_metrics.metric_sign(run.metrics, metric) < 0
+
+
+def _measure(cases: Sequence[LabeledCase]) -> list[Agreement]:
+    labels: dict[str, dict[UUID, str]] = {}
+    for case in cases:
+        for actor, said in case.labels.items():
+            labels.setdefault(actor, {})[case.run.id] = said
+    return measure_agreements(labels)
