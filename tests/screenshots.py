@@ -15,7 +15,7 @@ from evalstop_lab.worlds.real import load
 from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.evaluation import backtests
+from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
@@ -76,7 +76,9 @@ def main() -> None:
             "fleet": "/runs/fleet",
             "precision": "/precision",
             "policies": "/policies",
-            "policy": "/policies/cautious?against=default@1",
+            "policy": "/policies/default?against=cautious@1",
+            "policy-editor": f"/policies/cautious/edit?backtest={backtested}",
+            "labeling": "/precision/label",
             "backtest": f"/policies/backtests/{backtested}",
             "webhooks": "/webhooks",
             "settings": "/settings",
@@ -106,11 +108,13 @@ def main() -> None:
 
 
 def demonstrated(database: Database) -> Tenant:
-    """The example runs of `evalstop demo-data`, which have a past and outcomes."""
+    """The example runs of `evalstop demo-data`, which have a past and outcomes, and a policy on its way to canary."""
     demo_data.fill(database, "demo", NOW)
     with database.transaction() as tx:
         project = projects.find_project_by_name(tx, "demo")
         assert project is not None
+        begun = NOW - timedelta(days=90)
+        rollout_stage.set_rollout_stage(tx, project.id, "default", 1, 0.9, 0.2, begun)
         key, secret = keys.create_key(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
     return Tenant(project, key, secret)
 

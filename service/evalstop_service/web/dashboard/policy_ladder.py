@@ -41,6 +41,11 @@ class Ladder:
     proposed: Sequence[Proposal]
 
     @property
+    def undecided(self) -> int:
+        """How many of its cases are undecided, which counts against it."""
+        return self.cases.of_version.undecided
+
+    @property
     def suffices(self) -> bool:
         """Whether its cases allow the next step."""
         return self.needed is not None and self.have >= self.needed

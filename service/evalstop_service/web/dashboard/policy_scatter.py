@@ -13,7 +13,7 @@ HEIGHT = 260
 """Of the drawing, in pixels; as wide as its place."""
 
 LABEL_PX, LABEL_PERCENT = 15, 35
-"""Labels that are closer than this, down and across, are set below each other."""
+"""How high a label is, and how wide it may be on a phone; those that would overlap are set below each other."""
 
 MOST_TICKS = 5
 LEAST_SHARE = 0.05
@@ -35,8 +35,8 @@ class Dot:
 
     @property
     def is_right(self) -> bool:
-        """Whether its label stands to the left, so that it does not leave the drawing."""
-        return self.x > 100 - LABEL_PERCENT
+        """Whether it stands so far to the right that its label is to its left."""
+        return _is_right(self.x)
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,19 @@ def list_ticks(highest: float) -> list[float]:
     return [step * index for index in range(int(highest / step) + 1)]
 
 
+def _is_right(x: float) -> bool:
+    return x > 100 - LABEL_PERCENT
+
+
+def _label_start(x: float) -> float:
+    return x - LABEL_PERCENT if _is_right(x) else x
+
+
 def _place_label(placed: Sequence[Dot], x: float, y: float) -> int:
     """By how many pixels the label of a dot here stands below it, clear of the others."""
-    near = sorted(one.y * HEIGHT / 100 + one.label_px for one in placed if abs(one.x - x) < LABEL_PERCENT)
+    beside = [one for one in placed if abs(_label_start(one.x) - _label_start(x)) < LABEL_PERCENT]
     wanted = at = y * HEIGHT / 100
-    for other in near:
+    for other in sorted(one.y * HEIGHT / 100 + one.label_px for one in beside):
         if abs(other - at) < LABEL_PX:
             at = other + LABEL_PX
     return round(at - wanted)

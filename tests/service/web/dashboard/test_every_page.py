@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.evaluation import backtests
+from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.role_recognition import MetricFields
@@ -119,7 +119,10 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     ]
     every = [str(pending.id), *(path.split("/")[2] for path in odd[:8]), str(endless.id)]
     fixed += [f"/runs/compare?{'&'.join(f'run={run_id}' for run_id in every)}"]
+    with database.transaction() as tx:
+        rollout_stage.set_rollout_stage(tx, tenant.project.id, "cautious", 1, 0.9, 0.2, NOW)
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
+    fixed += [f"/policies/cautious/edit?backtest={backtest.id}", "/precision/label"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
     return [*fixed, *odd], str(pending.id)
 
@@ -143,7 +146,7 @@ def told(
 def test_everybody_can_read_it(house: House, browser: Browser, scheme: str) -> None:
     """On no page axe finds anything against WCAG 2.1 AA, contrast among it, in light or dark."""
     house.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    found = [fault for path in house.paths[:17] for fault in faults(house.visit(path))]
+    found = [fault for path in house.paths[:19] for fault in faults(house.visit(path))]
     house.page.emulate_media(color_scheme="light")
     with browser.new_context(color_scheme="dark" if scheme == "dark" else "light") as stranger:
         page = stranger.new_page()

@@ -46,7 +46,7 @@ def label_all(visitor: httpx.Client, start: str, words: dict[str, str]) -> str:
         assert ("called for a stop at step" in shown) == name.startswith("flagged")
         assert ("It was never flagged" in shown) == name.startswith("calm")
         visitor.post("/precision" + action, data={"csrf": token, "said": words[name]})
-        path = unescape(shown.split('href="')[-1].split('"')[0])
+        path = unescape(re.findall(r'href="([^"]+)" data-press="n"', shown)[0])
     return visitor.get(start).text
 
 
