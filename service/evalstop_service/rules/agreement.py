@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
+
+_Case = TypeVar("_Case", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Agreement:
     kappa: float | None
 
 
-def measure_agreements(labels: Mapping[str, Mapping[Hashable, str]]) -> list[Agreement]:
+def measure_agreements(labels: Mapping[str, Mapping[_Case, str]]) -> list[Agreement]:
     """Each two people who labeled some cases both; `labels`: by person and case."""
     found = []
     for first, second in combinations(sorted(labels), 2):

@@ -68,8 +68,8 @@ def draw_scatter(by_policy: Sequence[GroupFigures]) -> Scatter | None:
     for group, found in sorted(known, key=lambda one: -sum_saved(one[0])):
         saved, at = sum_saved(group), x(found.value or 0.0)
         y = round(100 * (1 - saved / most_hours), 2)
-        ends = x(found.low), x(found.high)
-        dots.append(Dot(*group.key, found, saved, at, *ends, y, _place_label(dots, at, y)))
+        name, version = group.key
+        dots.append(Dot(name, version, found, saved, at, x(found.low), x(found.high), y, _place_label(dots, at, y)))
     return Scatter(
         dots,
         [(x(value), value) for value in list_ticks(most_share)],
