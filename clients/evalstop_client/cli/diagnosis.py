@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evalstop_client.reading.records import RunRecord
+from evalstop_client.reading.records import DecisionRecord, RunRecord
 from evalstop_client.service import Json
 
 STOP = "run.stop_requested"
@@ -184,8 +184,19 @@ def _check_decision(run: RunRecord) -> Iterator[Check]:
         yield Check("verdict", Finding.NOTE, text, "the policy calls for no stop")
     else:
         finding, advice = DECIDED.get(decision.state, (Finding.NOTE, ""))
+        if decision.state == "moot":  # what held it until the run ended is why it was not stopped
+            for reason in _list_guards(decision):
+                yield Check("guard", Finding.NOTE, f"the stop was on hold: {reason}")
         guards = f" ({', '.join(decision.guards)})" if decision.guards else ""
         yield Check("decision", finding, f"{decision.state}{guards}: {decision.reason}", advice)
+
+
+def _list_guards(decision: DecisionRecord) -> list[str]:
+    """Why the guards that put a decision on hold did so, as of the last time."""
+    held = [
+        change["details"].get("guards", []) for change in decision.document["history"] if change["state"] == "on_hold"
+    ]
+    return [guard["reason"] for guard in held[-1]] if held else []
 
 
 def _check_endpoints(facts: Facts) -> Iterator[Check]:

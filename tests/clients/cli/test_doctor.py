@@ -67,13 +67,16 @@ def test_a_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
 
 
 def test_a_guard_is_named(examine: Examine, project: Project) -> None:
-    """A stop on hold says which guard holds it, and what would carry it out."""
+    """A stop on hold says which guard holds it, and what would carry it out; once the run has ended, what held it."""
     paper = project.api.connection.get("/policies/paper")["items"][0]["document"]
     project.api.connection.post("/policies", paper | {"name": "strict", "stops_despite": []})
     with project.report("unsaved", saves=False, policy="strict"):
         found = blocking(examine("unsaved"))
     assert set(found) == {"checkpoint", "decision"}
     assert found["decision"].startswith("on_hold (no_checkpoint): ")
+    (guard,) = [check["text"] for check in examine("unsaved")["checks"] if check["name"] == "guard"]
+    assert guard.startswith("the stop was on hold: ")
+    assert "checkpoint" in guard
 
 
 def test_a_shadow_is_told_from_a_project_that_allows_no_more(
