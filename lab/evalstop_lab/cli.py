@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import Protocol, cast
 
 from evalstop_client import ConfigurationError, EvalStopError
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="evalstop-lab", description="Replay, backtest, calibrate and simulate stopping rules, or watch a real run."
     )
+    parser.add_argument("--version", action="version", version=f"evalstop-lab {version('evalstop-lab')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in [words[0]] if words and words[0] in SUBCOMMANDS else SUBCOMMANDS:
         cast(Subcommand, import_module(SUBCOMMANDS[name])).add_parser(subparsers)

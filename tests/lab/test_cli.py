@@ -16,7 +16,10 @@ def test_every_subcommand_answers_to_its_name(name: str, capsys: pytest.CaptureF
 
 
 def test_without_a_subcommand_all_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever asks what there is sees every one of them."""
+    """Whoever asks what there is sees every one of them, and which version it is."""
     with pytest.raises(SystemExit):
         main(["--help"])
     assert set(capsys.readouterr().out.split()) >= SUBCOMMANDS.keys()
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("evalstop-lab ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -224,8 +225,10 @@ def test_a_pod_reads_that_it_is_asked_to_save(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_readme_ends_with_a_stop(project: Project) -> None:
-    """The loop of the README, judged by `default`."""
-    project.shell("evalstop project set default_policy=default")
+    """Its loop, in a project as a new one is, once it has been told what the README says."""
+    project.shell("evalstop project set default_policy=default default_mode=shadow max_mode=shadow")
+    (command,) = re.findall(r"`(evalstop project set [^`]+)`", (ROOT / "README.md").read_text())
+    project.shell(command)
     (block,) = (block for block in blocks_of(ROOT / "README.md") if block.is_step)
     project.python(EVALUATE + block.text)
     project.check_stopped("ppo-7b-seed3", "obeyed")

@@ -36,7 +36,7 @@ def _write_step(block: Block) -> str:
 
 
 def test_the_quickstart_ends_with_stops_that_saved_something(tmp_path: Path) -> None:
-    """Whoever follows it has one stop that was obeyed and one that was confirmed, hours saved, and no warning."""
+    """Whoever follows it has one stop that was obeyed and one that was confirmed, hours saved, and nothing blocks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{free.getsockname()[1]}"
@@ -52,7 +52,7 @@ def test_the_quickstart_ends_with_stops_that_saved_something(tmp_path: Path) -> 
     assert up.stdout is not None
     try:
         ready = json.loads(up.stdout.readline())
-        script = write_script(ROOT / "docs/quickstart.md").replace(LISTEN, listen)
+        script = write_script(ROOT / "docs/quickstart.md").replace(LISTEN, listen) + "\nevalstop doctor first-run\n"
         assert listen in script
         environment = plain | {"EVALSTOP_URL": ready["url"], "EVALSTOP_KEY": ready["key"]}
         done = subprocess.run(

@@ -50,8 +50,8 @@ KILL_SECONDS = 10.0  # what is still there so long after SIGKILL hangs in the ke
 
 EXAMPLES = """\
 examples:
-  # 1. register the receiver once with the service; the answer shows the secret:
-  #    POST /api/v1/endpoints {"url": "http://trainer-host:9000/", "event_types": ["run.stop_requested"]}
+  # 1. register the receiver once with the service, which prints the secret:
+  evalstop endpoint add http://trainer-host:9000/
   # 2. run the training under the receiver:
   export EVALSTOP_WEBHOOK_SECRET=whsec_... EVALSTOP_URL=http://evalstop:8787 EVALSTOP_KEY=esk_... TRAINER_KEY=esk_...
   evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py --seed 3
