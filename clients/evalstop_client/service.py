@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 BUSY_STATUSES = frozenset({408, 425, 429})
+ERRORS_TOLD = 3  # of those in a problem, in a line of a log
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,11 @@ def _object_in(response: httpx.Response) -> Json | None:
 def _reason(response: httpx.Response, body: Json | None) -> str:
     words = [str(body[word]) for word in ("title", "detail") if body and body.get(word)]
     errors = body.get("errors") if body else None
-    if isinstance(errors, list) and errors:
-        words.append(f"first of {len(errors)}: {errors[0]}")
+    if isinstance(errors, list):
+        told = [error for error in errors if isinstance(error, dict) and {"pointer", "detail"} <= error.keys()]
+        words += [f"{error['pointer']}: {error['detail']}" for error in told[:ERRORS_TOLD]]
+        if len(told) > ERRORS_TOLD:
+            words.append(f"and {len(told) - ERRORS_TOLD} more")
     where = f"{response.request.method} {response.request.url} answered {response.status_code}"
     return f"{where}: {'; '.join(words)}" if words else where
 

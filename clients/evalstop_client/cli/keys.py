@@ -6,7 +6,7 @@ import argparse
 from datetime import UTC, datetime, timedelta
 
 from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect
-from evalstop_client.cli.output import print_json, print_table
+from evalstop_client.cli.output import parse_time, print_json, print_table
 from evalstop_client.errors import NotFound, Rejected
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
@@ -53,7 +53,10 @@ def list_keys(options: argparse.Namespace) -> int:
         return OK
     columns = ("id", "name", "scopes", "last used", "expires", "revoked")
     fields = ("last_used_at", "expires_at", "revoked_at")
-    print_table(columns, [(k["id"], k["name"], ", ".join(k["scopes"]), *(k[field] for field in fields)) for k in items])
+    print_table(
+        columns,
+        [(k["id"], k["name"], ", ".join(k["scopes"]), *(parse_time(k[field]) for field in fields)) for k in items],
+    )
     return OK
 
 

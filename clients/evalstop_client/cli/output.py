@@ -38,6 +38,11 @@ def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
     print_table(("", ""), [(name, value) for name, value in facts if value is not None])
 
 
+def parse_time(text: str | None) -> datetime | None:
+    """A time as the API writes it."""
+    return datetime.fromisoformat(text) if text is not None else None
+
+
 def format_number(value: float) -> str:
     """A measured value in few digits."""
     return f"{value:.6g}"

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect
-from evalstop_client.cli.output import print_facts, print_json, print_table
+from evalstop_client.cli.output import parse_time, print_facts, print_json, print_table
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.service import Json
 
@@ -35,7 +35,11 @@ def list_policies(options: argparse.Namespace) -> int:
     print_table(
         ("policy", "stored", "what it does"),
         [
-            (f"{item['name']}@{item['version']}", item["created_at"] or "shipped", item["document"].get("description"))
+            (
+                f"{item['name']}@{item['version']}",
+                parse_time(item["created_at"]) or "shipped",
+                item["document"].get("description"),
+            )
             for item in items
         ],
     )
