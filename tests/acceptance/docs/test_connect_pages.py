@@ -327,10 +327,14 @@ def test_jobs_that_write_for_tensorboard_are_ended_from_outside(project: Project
         stack.enter_context(project.program(receiver, EVALSTOP_WEBHOOK_SECRET=secret))
         for watching, name in ((beside, "runs/a"), (one_run, "classifier")):
             job = stack.enter_context(program(JOB))
-            labels = f"--label job_id={job.pid} --label scheduler=mine --label user=ann"
-            stack.enter_context(project.program(f"exec {watching} {labels}"))
+            labels = (
+                "scheduler=mine,user=ann,gpus=8"  # one is said, as the page says it, and two are in the environment
+            )
+            command = f"exec {watching} --label job_id={job.pid} --total-steps 1000"
+            stack.enter_context(project.program(command, EVALSTOP_LABELS=labels))
             assert job.wait(PATIENCE_SECONDS) == -signal.SIGTERM
             project.wait_for(name, "confirmed")
+            project.check_stopped(name, "confirmed")
     project.shell(past)
     assert project.run("old-runs/b")["status"] == "completed"
 

@@ -16,7 +16,7 @@ from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
 from evalstop_client.receivers.stop.options import choose_state_folder, pairs, parse_service, seconds
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
-from evalstop_client.settings import MODES
+from evalstop_client.settings import MODES, parse_labels
 from evalstop_client.tensorboard.report import ServiceUnavailable, Watch
 
 logger = logging.getLogger("evalstop_client.tensorboard")
@@ -62,7 +62,14 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="TAG=SIGNAL[:DIRECTION]",
         help="the role of a tag: eval, proxy, kl or loss; maximize or minimize (default: told from the tags)",
     )
-    add("--label", action="append", default=[], metavar="NAME=VALUE", help="labels of the runs")
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="labels of the runs, besides $EVALSTOP_LABELS",
+    )
+    add("--total-steps", type=int, metavar="N", help="the planned length of the runs: decisions come sooner with it")
     add("--policy", metavar="NAME[@VERSION]", help="what judges the runs (default: the project's)")
     add("--mode", choices=MODES, help="whether stops are carried out (default: as the project has it)")
     add("--once", action="store_true", help="send what is there, say that the runs have completed, and end")
@@ -78,9 +85,12 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     root: Path = options.folder
     if not root.is_dir():
         raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
+    said = {name: values[-1] for name, values in pairs(options.label, "label").items()}
     opening = {
         "metrics": _roles(options.metric) or AUTO,
-        "labels": {name: values[-1] for name, values in pairs(options.label, "label").items()},
+        # The process receiver names itself there to a job that starts this beside its trainer.
+        "labels": {**parse_labels(os.environ.get("EVALSTOP_LABELS", "")), **said},
+        **({"total_steps": options.total_steps} if options.total_steps else {}),
         **({"policy": options.policy} if options.policy else {}),
         **({"mode": options.mode} if options.mode else {}),
     }
