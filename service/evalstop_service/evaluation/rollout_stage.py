@@ -18,6 +18,7 @@ that fell back needs new cases to move up: stages do not oscillate.
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,17 +113,27 @@ def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
     """About how many cases it takes until the lower bound reaches the requirement, if the share that is right stays.
 
     Undecided cases count as wrong, as in the bound. None: at this share it takes more than `MOST_CASES`, or never.
+
+    1. With cases of weight 1, find the number that reaches the requirement, and the number that says as much as the
+       cases do now: cases of unequal weight say less.
+    2. It takes the present cases times the ratio of the two.
     """
     cases = shown.decided + shown.undecided
+    if cases and shown.bounds.low >= required:
+        return cases
     right = (shown.value or 0.0) * shown.decided / cases if cases else 1.0
-    if right <= required:
-        return None
 
-    def suffices(number: int) -> bool:
-        projected = Stratum(right * number, (1 - right) * number)
-        return confidence_sequences.estimate_precision([projected]).low >= required
+    def count_cases(bound: float) -> int:
+        def reaches(number: int) -> bool:
+            projected = Stratum(right * number, (1 - right) * number)
+            return confidence_sequences.estimate_precision([projected]).low >= bound
 
-    return bisect_left(range(MOST_CASES), True, key=suffices) if suffices(MOST_CASES) else None
+        return bisect_left(range(MOST_CASES), True, key=reaches)
+
+    needed = count_cases(required) if right > required else MOST_CASES
+    if needed < MOST_CASES and shown.bounds.low > 0:
+        needed = max(cases + 1, math.ceil(cases * needed / count_cases(shown.bounds.low)))
+    return needed if needed < MOST_CASES else None
 
 
 def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:

@@ -23,6 +23,8 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.cases_written import write
@@ -92,6 +94,25 @@ def test_how_many_cases_the_next_step_takes() -> None:
     assert shown(round(0.9 * needed), needed - round(0.9 * needed)).low == pytest.approx(LINE, abs=0.005)
     assert rollout_stage.estimate_cases_needed(shown(79, 21), LINE) is None
     assert rollout_stage.estimate_cases_needed(shown(9, 0, 3), LINE) is None
+
+
+@given(
+    st.lists(
+        st.builds(
+            Stratum,
+            right=st.integers(0, 60),
+            wrong=st.integers(0, 6),
+            unknown=st.integers(0, 6),
+            probability=st.sampled_from((0.1, 0.5, 1.0)),
+        ),
+        max_size=3,
+    )
+)
+def test_more_cases_are_needed_until_there_are_enough(strata: list[Stratum]) -> None:
+    """Whatever the weights, it takes more cases than there are exactly as long as the bound is below the line."""
+    seen = estimate_precision(strata)
+    needed = rollout_stage.estimate_cases_needed(seen, LINE)
+    assert (needed is not None and needed <= seen.decided + seen.undecided) == (seen.bounds.low >= LINE)
 
 
 def test_how_much_is_carried_out() -> None:

@@ -61,8 +61,7 @@ def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> L
     have = narrower.decided + narrower.undecided
     needed = None
     if held.stage is not Stage.ENFORCE:
-        enough = narrower.bounds.low >= held.required_precision
-        needed = have if enough else rollout_stage.estimate_cases_needed(narrower, held.required_precision)
+        needed = rollout_stage.estimate_cases_needed(narrower, held.required_precision)
     proposed = [
         one
         for one in proposals.list_open(tx, visitor.project.id, site.clock())

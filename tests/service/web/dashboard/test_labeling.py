@@ -104,6 +104,10 @@ def test_labeling_by_single_keys(window: Window, embedded_database: Database, no
     page.goto(f"{window.address}/precision/label")
     expect(page.get_by_text("Nothing to label")).to_be_visible()
     assert faults(page) == []
+    for path in ("/policies", "/policies/level", "/policies/level/edit"):
+        page.goto(window.address + path)
+        assert faults(page) == []
+    page.goto(f"{window.address}/precision/label")
     add_cases(embedded_database, tenant, now)
     page.goto(f"{window.address}/precision")
     page.get_by_role("link", name="Label 40 cases").click()
