@@ -17,10 +17,14 @@ PAGES = (
     "docs/callbacks",
     "docs/mlflow",
     "docs/http",
+    "docs/roles",
+    "docs/evaluate-now",
     "docs/receivers",
     "docs/slurm",
     "docs/kubernetes",
+    "docs/park",
 )
+"""Where one begins, and what stands in the site below Connect a trainer and Connect a scheduler."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ FOLLOWED = {
     "mlflow slurm labels": Followed("docs/mlflow", "SLURM_JOB_ID", HERE),
     "mlflow pod labels": Followed("docs/mlflow", "$(EVALSTOP_KUBERNETES_NAME)", HERE),
     "mlflow should_stop": Followed("docs/mlflow", "def should_stop", HERE),
+    "declared": Followed("docs/roles", '"reward": {"role": "proxy"}', HERE),
+    "several evals": Followed("docs/roles", '"weight": 2', HERE),
     "any scheduler": Followed("docs/receivers", "evalstop-receiver command", HERE),
     "30 lines": Followed("docs/receivers", "import base64", HERE),
     "bash": Followed("docs/receivers", "pull/endpoints/$ENDPOINT/claim", HERE),
@@ -54,9 +60,12 @@ FOLLOWED = {
     "pods of jobs": Followed("docs/kubernetes", "metadata.labels['job-name']", KUBERNETES),
     "other pods": Followed("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
     "asked to save": Followed("docs/kubernetes", "def is_asked_to_save", HERE),
+    "endpoint that parks": Followed("docs/park", "--event run.park_requested", HERE),
+    "parks": Followed("docs/park", '"action": "park"', HERE),
 }
 
 DEPLOY = "needs a cluster; tests/acceptance/packaging/test_deploy.py has the files"
+EVALUATES = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
 NOT_RUN = {
     ("README", "make demo"): "takes minutes, and a browser to look at it",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
@@ -69,6 +78,9 @@ NOT_RUN = {
     ("docs/kubernetes", "--kubeconfig"): "tests/clients/receivers/kubernetes/test_receiver.py has these options",
     ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
     ("docs/http", '"error_count"'): "an answer, shown",
+    ("docs/evaluate-now", "run.eval_requests()"): EVALUATES,
+    ("docs/evaluate-now", "evalstop-receiver evaluator"): EVALUATES,
+    ("docs/evaluate-now", '"difference"'): "a body, shown",
 }
 """By page and words: why no test runs the block as it stands."""
 

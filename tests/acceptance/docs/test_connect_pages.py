@@ -23,6 +23,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.acceptance.docs import trainers
 from tests.acceptance.docs.connect_pages import FOLLOWED, NOT_RUN, PAGES, find_blocks, read_block
 from tests.acceptance.docs.documents import ROOT, blocks_of
 from tests.acceptance.docs.test_quickstart import write_script
@@ -36,70 +37,6 @@ FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
 """Three declines: `paper`, by which the projects here judge, stops at the last."""
 
 CURL = 'curl() { command curl --fail-with-body "$@"; }\n'
-
-EVALUATE = """
-def train_and_evaluate(step):
-    run.flush()  # for the time that an evaluation takes
-    return 1 - ((step - 1000) / 1000) ** 2, 0.01, step / 1000
-"""
-
-TRAINER_OF_TRANSFORMERS = """
-from transformers import TrainerControl, TrainerState, TrainingArguments
-
-arguments = TrainingArguments(output_dir="checkpoints", use_cpu=True, report_to="none")
-state, control = TrainerState(max_steps=1000), TrainerControl()
-callback.on_train_begin(arguments, state, control)
-while not control.should_training_stop:
-    state.global_step += 50
-    score = 1 - ((state.global_step - 200) / 200) ** 2
-    callback.on_save(arguments, state, control)
-    logged = {"eval_gsm8k": score, "reward": 2 * score, "kl": state.global_step / 1000}
-    callback.on_log(arguments, state, control, logged)
-    callback._run.run.flush(60)
-    callback.on_step_end(arguments, state, control)
-callback.on_train_end(arguments, state, control)
-"""
-
-LOSS_THAT_SOMEBODY_STOPS = """
-import evalstop
-
-
-class Loss:
-    steps = 0
-
-    def __float__(self):
-        self.steps += 1
-        if self.steps == 50:
-            run.run.flush(60)
-            evalstop.Api().run("sft-7b").stop("it diverges")
-        elif self.steps > 50:
-            run.run.flush(60)
-        return 1.0
-
-
-loss = Loss()
-"""
-
-LOGGING_TO_MLFLOW = """
-import mlflow
-
-with mlflow.start_run(run_name="logged") as run:
-    mlflow.log_param("total_steps", 1000)
-    mlflow.set_tag("gpus", "8")
-    for step, score in enumerate((0.5, 0.9, 0.8, 0.7, 0.6)):
-        mlflow.log_metrics({"eval_accuracy": score, "reward": step}, step=step)
-"""
-
-FOLLOWING_MLFLOW = """
-        if should_stop(run.info.run_id):
-            break
-assert step == 4
-"""
-
-KILLED_WHILE_LOGGING = """
-import signal
-signal.pause()
-"""
 
 JOB = [sys.executable, "-c", "import signal; signal.pause()"]
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && shift\nkill "$1"\n'
@@ -192,6 +129,17 @@ def project(service: dict[str, str], installation: str, tmp_path: Path) -> Itera
         yield Project(api, tmp_path, service | own | {"EVALSTOP_LABELS": "gpus=8", "PATH": path})
 
 
+def test_every_page_that_connects_something_is_followed() -> None:
+    """The pages are those of the site's menu."""
+    menu = re.findall(r"^  - (.+):$|^      - (?:.+: )?(\S+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    heading, connecting = "", set()
+    for title, page in menu:
+        heading = title or heading
+        if page and heading.startswith("Connect"):
+            connecting.add(f"docs/{page}")
+    assert connecting == {*PAGES} - {"README", "docs/quickstart"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_followed(page: str) -> None:
     """A code block is a step of its page, or a test takes it, or it is told why none does; and of each there is one."""
@@ -230,7 +178,7 @@ def test_readme_ends_with_a_stop(project: Project) -> None:
     (command,) = re.findall(r"`(evalstop project set [^`]+)`", (ROOT / "README.md").read_text())
     project.shell(command)
     (block,) = (block for block in blocks_of(ROOT / "README.md") if block.is_step)
-    project.python(EVALUATE + block.text)
+    project.python(trainers.EVALUATE + block.text)
     project.check_stopped("ppo-7b-seed3", "obeyed")
 
 
@@ -276,12 +224,31 @@ def test_streams_end_with_a_stop(project: Project) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("name", ["declared", "several evals"])
+def test_declared_roles_end_with_a_stop(name: str, project: Project) -> None:
+    """One eval, or several that fall together; and patterns for those who declare none."""
+    project.shell(write_script(ROOT / "docs/roles.md"))
+    (project.folder / "declare.py").write_text(read_block(name) + trainers.DECLARING)
+    project.shell("python declare.py declared")
+    project.check_stopped("declared", "obeyed")
+
+
+@pytest.mark.real
+def test_a_policy_that_parks_has_a_receiver(project: Project) -> None:
+    """The page's policy is stored and listed, its endpoint asks for what a receiver that parks needs."""
+    project.shell(read_block("endpoint that parks").replace("login-node", "127.0.0.1"))
+    assert "run.park_requested" in project.shell("evalstop endpoint ls")
+    project.api.post("/policies", json=json.loads(read_block("parks"))).raise_for_status()
+    assert "aside@1" in project.shell("evalstop policy ls")
+
+
+@pytest.mark.real
 def test_callbacks_end_with_a_stop(project: Project) -> None:
     """transformers' by the policy that the page names, and many processes, here one, by a person's word."""
     parts = (
         read_block("transformers"),
-        TRAINER_OF_TRANSFORMERS,
-        LOSS_THAT_SOMEBODY_STOPS,
+        trainers.TRAINER_OF_TRANSFORMERS,
+        trainers.LOSS_THAT_SOMEBODY_STOPS,
         read_block("many processes"),
     )
     project.python("\n".join(parts), EVALSTOP_RUN_NAME="tuned")
@@ -293,7 +260,9 @@ def test_callbacks_end_with_a_stop(project: Project) -> None:
 def test_mlflow_ends_with_a_stop(project: Project) -> None:
     """A client that asks for its tags obeys, with the labels that the page has a Slurm job set."""
     exported = read_block("mlflow address").replace("http://127.0.0.1:8787", project.environment["EVALSTOP_URL"])
-    (project.folder / "logs.py").write_text(read_block("mlflow should_stop") + LOGGING_TO_MLFLOW + FOLLOWING_MLFLOW)
+    (project.folder / "logs.py").write_text(
+        read_block("mlflow should_stop") + trainers.LOGGING_TO_MLFLOW + trainers.FOLLOWING_MLFLOW
+    )
     script = exported + read_block("mlflow slurm labels") + "python logs.py"
     project.shell(script, SLURM_JOB_ID="7", SLURM_CLUSTER_NAME="c")
     assert project.run("logged")["labels"].items() >= {"slurm_job_id": "7", "slurm_cluster": "c"}.items()
@@ -303,7 +272,7 @@ def test_mlflow_ends_with_a_stop(project: Project) -> None:
 @pytest.mark.real
 def test_a_client_of_mlflow_that_never_asks_is_ended_from_outside(project: Project) -> None:
     """Not a line of it knows of EvalStop; the process receiver that started it proves that it is gone."""
-    (project.folder / "logs.py").write_text(LOGGING_TO_MLFLOW + KILLED_WHILE_LOGGING)
+    (project.folder / "logs.py").write_text(trainers.LOGGING_TO_MLFLOW + trainers.KILLED_WHILE_LOGGING)
     exported = read_block("mlflow address").replace("http://127.0.0.1:8787", project.environment["EVALSTOP_URL"])
     listen = _free()
     receiver = f"exec evalstop-receiver process --listen {listen} --job-key-env EVALSTOP_KEY -- python logs.py"

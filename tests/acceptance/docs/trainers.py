@@ -1,0 +1,77 @@
+"""What a reader of the pages writes around their code blocks: trainers whose evals fall, and what they are asked."""
+
+EVALUATE = """
+def train_and_evaluate(step):
+    run.flush()  # for the time that an evaluation takes
+    return 1 - ((step - 1000) / 1000) ** 2, 0.01, step / 1000
+"""
+
+TRAINER_OF_TRANSFORMERS = """
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+arguments = TrainingArguments(output_dir="checkpoints", use_cpu=True, report_to="none")
+state, control = TrainerState(max_steps=1000), TrainerControl()
+callback.on_train_begin(arguments, state, control)
+while not control.should_training_stop:
+    state.global_step += 50
+    score = 1 - ((state.global_step - 200) / 200) ** 2
+    callback.on_save(arguments, state, control)
+    logged = {"eval_gsm8k": score, "reward": 2 * score, "kl": state.global_step / 1000}
+    callback.on_log(arguments, state, control, logged)
+    callback._run.run.flush(60)
+    callback.on_step_end(arguments, state, control)
+callback.on_train_end(arguments, state, control)
+"""
+
+LOSS_THAT_SOMEBODY_STOPS = """
+import evalstop
+
+
+class Loss:
+    steps = 0
+
+    def __float__(self):
+        self.steps += 1
+        if self.steps == 50:
+            run.run.flush(60)
+            evalstop.Api().run("sft-7b").stop("it diverges")
+        elif self.steps > 50:
+            run.run.flush(60)
+        return 1.0
+
+
+loss = Loss()
+"""
+
+DECLARING = """
+import sys
+import evalstop
+
+with evalstop.Run(sys.argv[1], metrics=metrics, total_steps=1000) as run:
+    for step, score in enumerate((0.5, 0.9, 0.8, 0.7, 0.6)):
+        falls = {name: -score if said.get("direction") == "minimize" else score for name, said in metrics.items()}
+        run.log(falls, step=step)
+        run.flush(60)
+    assert run.should_stop
+"""
+
+LOGGING_TO_MLFLOW = """
+import mlflow
+
+with mlflow.start_run(run_name="logged") as run:
+    mlflow.log_param("total_steps", 1000)
+    mlflow.set_tag("gpus", "8")
+    for step, score in enumerate((0.5, 0.9, 0.8, 0.7, 0.6)):
+        mlflow.log_metrics({"eval_accuracy": score, "reward": step}, step=step)
+"""
+
+FOLLOWING_MLFLOW = """
+        if should_stop(run.info.run_id):
+            break
+assert step == 4
+"""
+
+KILLED_WHILE_LOGGING = """
+import signal
+signal.pause()
+"""
