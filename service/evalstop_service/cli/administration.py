@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import logging
 import sys
 from datetime import timedelta
 from uuid import UUID
 
-from evalstop_service import app, configuration
+from evalstop_service import configuration
 from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, tell
 from evalstop_service.cli.installation import open_database
@@ -24,7 +23,6 @@ from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.audit import Author
-from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES, KeyLimits
 from evalstop_service.store.schema import Phase
 
@@ -38,7 +36,6 @@ def add_to(commands: Subcommands, add: Add) -> None:
         default=Phase.ALL.value,
         help="before: what the new code needs, while the old one serves; after: the rest, once the old one is gone",
     )
-    add(commands, "openapi", openapi)
     filling = add(commands, "demo-data", demo_data)
     filling.add_argument(
         "--project",
@@ -119,13 +116,6 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
     after = schema.current_revision(database)
     text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
     tell(options, {"before": before, "after": after}, text)
-    return OK
-
-
-def openapi(settings: Settings, options: argparse.Namespace) -> int:
-    """Print the OpenAPI document."""
-    database = Database(settings.url)  # never asked
-    print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
     return OK
 
 

@@ -30,7 +30,7 @@ COMMANDS = {
 }
 """What the service adds to `evalstop`, by the entry point `evalstop.commands`: it works on the installation itself."""
 
-MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "audit"}
+MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "audit", "openapi": "openapi"}
 """Where commands are that are not in `administration`."""
 
 
