@@ -39,6 +39,7 @@ class Followed:
 HERE = "tests/acceptance/docs/test_connect_pages.py"
 SLURM = "tests/clients/receivers/slurm/test_page.py"
 KUBERNETES = "tests/clients/receivers/kubernetes/world.py"
+STORY = "tests/clients/receivers/kubernetes/test_story.py"
 RECEIVERS = "tests/clients/receivers/test_receivers_page.py"
 
 FOLLOWED = {
@@ -59,6 +60,7 @@ FOLLOWED = {
     "batch script": Followed("docs/slurm", "trap ", RECEIVERS),
     "pods of jobs": Followed("docs/kubernetes", "metadata.labels['job-name']", KUBERNETES),
     "other pods": Followed("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
+    "outside a cluster": Followed("docs/kubernetes", "--kubeconfig", STORY),
     "asked to save": Followed("docs/kubernetes", "def is_asked_to_save", HERE),
     "endpoint that parks": Followed("docs/park", "--event run.park_requested", HERE),
     "parks": Followed("docs/park", '"action": "park"', HERE),
@@ -75,7 +77,6 @@ NOT_RUN = {
     ("docs/kubernetes", "kubectl create namespace"): DEPLOY,
     ("docs/kubernetes", "--set receiver.enabled"): DEPLOY,
     ("docs/kubernetes", "--set service.database"): DEPLOY,
-    ("docs/kubernetes", "--kubeconfig"): "tests/clients/receivers/kubernetes/test_receiver.py has these options",
     ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
     ("docs/http", '"error_count"'): "an answer, shown",
     ("docs/evaluate-now", "run.eval_requests()"): EVALUATES,

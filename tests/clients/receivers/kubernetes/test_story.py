@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from evalstop_client.receivers.kubernetes.kinds import JOB
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.service_process import Service, running_service
 
+from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import eventually
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.world import NAMESPACE, World
@@ -32,8 +34,16 @@ def receiver(world: World, service: Service, api: httpx.Client, folder: Path) ->
     """`evalstop-receiver kubernetes`, listening, and known to the service."""
     ready, secret, token, log = (folder / name for name in ("ready.json", "secret", "token", "log"))
     token.write_text(world.server.token)
-    command = [sys.executable, "-m", "evalstop_client.receivers.cli", "kubernetes", "--listen", "127.0.0.1:0"]
-    command += ["--api-server", world.server.url, "--token-file", str(token), "--allow-namespace", NAMESPACE]
+    _, shown = read_block("outside a cluster").splitlines()  # the first line is for a kubeconfig
+    shown = shown.replace("http://127.0.0.1:8001", world.server.url).replace("127.0.0.1:9000", "127.0.0.1:0")
+    command = [
+        sys.executable,
+        "-m",
+        "evalstop_client.receivers.cli",
+        *shlex.split(shown)[1:],
+        "--token-file",
+        str(token),
+    ]
     command += ["--ca-file", str(world.server.ca_file)] if world.server.ca_file else []
     command += ["--secret-file", str(secret), "--ready-file", str(ready), "--state", str(folder / "state")]
     command += ["--url", service.url, "--poll-seconds", "0.2"]
