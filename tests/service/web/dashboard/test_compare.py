@@ -179,6 +179,7 @@ def test_runs_are_chosen_laid_over_one_another_and_shared(
     assert drawn == pytest.approx([math.sqrt(item.kl) for item in CLIMBS])
     page.select_option("[name=align]", "best")
     wait_until(window, f"{TRACES}.filter((trace) => trace.name === 'best').map((trace) => trace.x[0])", [0, 0])
+    assert min(read(window, f"{TRACES}[0].x")) < 0
     page.select_option("[name=x]", "step")
     page.locator("[name=smoothing]").fill("0.5")
     wait_until(window, f"{TRACES}.length", 14)  # what was measured, and it smoothed
