@@ -22,7 +22,7 @@ def print_json(document: object) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
     """A table; on a terminal as wide as that, elsewhere as wide as it needs. Raises LibraryMissing."""
     box, console, table = (_import(name) for name in ("rich.box", "rich.console", "rich.table"))
-    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         shown.add_column(column, overflow="fold")  # a URL that was cut off leads nowhere
     for row in rows:
@@ -34,8 +34,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None
 
 
 def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
-    """A fact a line, those that are None left out. Raises LibraryMissing."""
-    print_table(("", ""), [(name, value) for name, value in facts if value is not None])
+    """A fact a line, those that are None left out. It needs no library: what a command has done is told anywhere."""
+    told = [(name, _text(value)) for name, value in facts if value is not None]
+    width = max((len(name) for name, _ in told), default=0)
+    for name, text in told:
+        print(f"{name:<{width}}  {text}")
 
 
 def parse_time(text: str | None) -> datetime | None:

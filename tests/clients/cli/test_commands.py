@@ -167,7 +167,7 @@ def test_policies_are_listed(shell: Shell) -> None:
 def test_what_is_missing_is_said(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No key and no tables end with 2, no service and no such thing with 1; each says what to do."""
+    """No key and no tables end with 2, no service and no such thing with 1; each says so; facts need no table."""
     assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)
     assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)
     assert "there is no policy" in shell.run("policy", "try", "nosuch", code=1)
@@ -175,6 +175,7 @@ def test_what_is_missing_is_said(
     assert "Connect" in shell.run("runs", "ls", "--url", "http://127.0.0.1:1", code=1)
     monkeypatch.setitem(sys.modules, "rich.table", None)
     assert "evalstop-client[shell]" in shell.run("runs", "ls", code=2)
+    assert "enforce" in shell.run("project", "set", "max_mode=enforce")
     monkeypatch.delenv("EVALSTOP_KEY")
     assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)
 
