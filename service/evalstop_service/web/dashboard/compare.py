@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -160,9 +161,7 @@ def _find_differing(fields: Sequence[Mapping[tuple[str, str], str]]) -> list[tup
 
 def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
     by_role = {item.role: item for item in reversed(charted)}  # of several with one role the first
-    times = {
-        role: observations.load_times(tx, run.id, item.metric, _steps(item.drawn)) for role, item in by_role.items()
-    }
+    times = {role: _load_times(tx, run, item) for role, item in by_role.items()}
     first = min((time for found in times.values() for time in found.values()), default=None)
     kl = by_role[MetricRole.KL].values if MetricRole.KL in by_role else []
     lines = []
@@ -184,6 +183,13 @@ def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], t
         "best_score": run.best_checkpoint.score if run.best_checkpoint else None,
         "anchors": {"best": _find_place(lines, kl, best), "turn": _find_place(lines, kl, turn_step)},
     }
+
+
+def _load_times(tx: Transaction, run: Run, item: ChartedSeries) -> dict[int, datetime]:
+    """When each drawn observation was made; asks for what does not come with its time."""
+    known = {point.step: point.time for point in item.drawn if point.time is not None}
+    missing = [step for step in _steps(item.drawn) if step not in known]
+    return known | observations.load_times(tx, run.id, item.metric, missing)
 
 
 def _find_place(
