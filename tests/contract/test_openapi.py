@@ -127,7 +127,7 @@ def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str]
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @schema.parametrize()
-@settings(REPEATABLE, max_examples=100)
+@settings(REPEATABLE, max_examples=24)
 def test_conforms_at_length(
     case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]
 ) -> None:
