@@ -77,12 +77,12 @@ def main() -> None:
             "precision": "/precision",
             "policies": "/policies",
             "policy": "/policies/default?against=cautious@1",
-            "policy-editor": f"/policies/cautious/edit?backtest={backtested}",
             "labeling": "/precision/label",
             "backtest": f"/policies/backtests/{backtested}",
-            "webhooks": "/webhooks",
-            "settings": "/settings",
         }
+        if arguments.all:
+            drawn |= {"editor": f"/policies/cautious/edit?backtest={backtested}"}
+            drawn |= {"webhooks": "/webhooks", "settings": "/settings"}
         with serving(database) as address, browsing() as browser:
             for visitor, paths in ((tenant, told), (demo, drawn)):
                 for name, path in paths.items():
@@ -147,7 +147,9 @@ def tell(database: Database, tenant: Tenant) -> dict[str, UUID]:
         begun = NOW - timedelta(hours=hours)
         evals = recorded(run_id)
         labels = {"slurm_job_id": str(4700 + index), "host": "worker-1"}
-        run = open_run(database, tenant, begun, name, mode=mode, labels=labels, total_steps=evals[-1].step)
+        run = open_run(
+            database, tenant, begun, name, mode=mode, labels=labels, total_steps=evals[-1].step, policy="default"
+        )
         ids[name] = run.id
         last = begun
         for number, item in enumerate(evals[: int(share * len(evals))]):

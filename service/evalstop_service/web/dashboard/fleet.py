@@ -1,4 +1,4 @@
-"""The fleet: all running runs on one page, each a strip that shows how far its evals lie below its best."""
+"""The fleet: all running runs on one page, each a strip that shows how far its evals lie below the best before them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
+from itertools import accumulate, groupby
 from uuid import UUID
 
 from evalstop_detectors.checkpoint import noise
@@ -32,7 +32,7 @@ CELLS = noise.WINDOW
 """Of a strip: as many as the estimate of the noise looks at."""
 
 LEVELS = (2.0, 4.0, 8.0, 16.0)
-"""From so many standard deviations below the best a cell takes the next color."""
+"""From so many standard deviations below the best so far a cell takes the next color."""
 
 _SUPPOSED = {Call.STOP: 1.0, Call.SUSPECT: 0.5, Call.CONTINUE: 0.0}
 
@@ -107,18 +107,25 @@ def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
 
 
 def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
-    """How far each of these lies below the run's best, in standard deviations of the noise; 0 while none is known."""
+    """How far each of these lies below the best so far, in standard deviations of the noise; 0 while none is known.
+
+    From its step on the best is the smoothed one: the highest value owes part of its height to the noise.
+    """
     metric = watched_metrics.find_eval_metric(run)
     if metric is None or not segments:
         return []
     sign = watched_metrics.metric_sign(run.metrics, metric)
     values = [noise.clipped(sign * (item.lowest / 2 + item.highest / 2)) for item in segments]
     sd = noise.estimate(noise.take_values(values)).sd
-    best = max(values)
+    bests = list(accumulate(values, max))
     known = run.best_checkpoint
     if known is not None and known.smoothed is not None and not run.best_is_outdated:
-        best = noise.clipped(sign * known.smoothed)  # the highest value owes part of its height to the noise
-    return [min(max(0.0, best - value) / sd, FARTHEST) if sd > 0 else 0.0 for value in values]
+        smoothed = noise.clipped(sign * known.smoothed)
+        bests = [best if item.step < known.step else smoothed for best, item in zip(bests, segments, strict=True)]
+    return [
+        min(max(0.0, best - value) / sd, FARTHEST) if sd > 0 else 0.0
+        for best, value in zip(bests, values, strict=True)
+    ]
 
 
 def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:

@@ -129,6 +129,15 @@ def test_an_open_page_is_renewed(visitor: httpx.Client) -> None:
 OF_EVAL = replace(a_run(UUID(int=1)), metrics={"eval": {"role": "eval", "direction": "maximize"}})
 
 
+def test_a_run_that_rises_has_not_fallen() -> None:
+    """Evals count against the best before them, not against what came later."""
+    rising = [Segment(step, value, value) for step, value in enumerate(RISES)]
+    assert draw_strip(OF_EVAL, rising).fallen == 0
+    turned = [Segment(step, value, value) for step, value in enumerate(TURNS)]
+    strip = draw_strip(OF_EVAL, turned)
+    assert 0 < strip.fallen < len(TURNS) - 25
+
+
 @given(st.lists(st.tuples(FINITE, FINITE), max_size=CELLS))
 def test_a_strip_is_whole(values: list[tuple[float, float]]) -> None:
     """Whatever the numbers, its pieces lie beside each other in its cells, and the best is never below itself."""
