@@ -147,7 +147,8 @@ def weigh(
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
     proxy = "not seen" if not proxy_seen else "rising" if rises > 0 else "not falling alike"
     note = (
-        f"the last {-length * size} of {len(g) * size} evals lie below the best by at least {depth:.0%} of the gain;"
+        f"the last {-length * size} of {len(g) * size} evals lie below the best by at least"
+        f" {100 * depth:.0f} % of the gain;"
         f" proxy {proxy}"
     )
     return Evidence(Kind.STATISTIC, value, blocks.steps[end], note)

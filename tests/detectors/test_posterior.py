@@ -169,7 +169,7 @@ def test_a_run_that_has_levelled_off() -> None:
     assert covered[10] < 0.8
     assert covered[-2] >= 0.97
     assert evidence.outlook is not None
-    assert evidence.outlook.note == "0% to 0% of the range so far may still be gained (10 to 90 % quantile)"
+    assert evidence.outlook.note == "0 % to 0 % of the range so far may still be gained (10 to 90 % quantile)"
 
 
 def test_it_is_in_the_catalog() -> None:

@@ -242,7 +242,7 @@ def _joined(values: Floats) -> Floats:
 
 
 def _words(value: float, at: int | None, blocks: int, stride: int, explained: float) -> str:
-    spared = f"; the proxy explains {explained:.0%} of the eval score's noise" if explained > 0 else ""
+    spared = f"; the proxy explains {100 * explained:.0f} % of the eval score's noise" if explained > 0 else ""
     if at is None:
         return f"the eval score does not fall while the proxy rises{spared}"
     evals = (blocks - at) * stride

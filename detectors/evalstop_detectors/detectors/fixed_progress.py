@@ -36,7 +36,7 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
     ...     if evidence.reaches(detector.thresholds.stop_at):
     ...         print(f"step {step}: {evidence.note}")
     ...         break
-    step 60: 60% of the planned steps are done
+    step 60: 60 % of the planned steps are done
     """
 
     name: ClassVar[str] = "fixed_progress"
@@ -61,5 +61,5 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
         if state.progress is None:
             return state, Evidence(Kind.FRACTION, 0.0, None, "the run did not say how many steps it plans")
         return state, Evidence(
-            Kind.FRACTION, state.progress, None, f"{state.progress:.0%} of the planned steps are done"
+            Kind.FRACTION, state.progress, None, f"{100 * state.progress:.0f} % of the planned steps are done"
         )

@@ -276,7 +276,8 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
         Kind.STATISTIC,
         value,
         state.steps[turn],
-        f"the last {length_seen * size} of {evals} evals lie below the best by at least {depth_seen:.0%} of the gain;"
+        f"the last {length_seen * size} of {evals} evals lie below the best by at least"
+        f" {100 * depth_seen:.0f} % of the gain;"
         f" proxy {proxy}",
     )
 

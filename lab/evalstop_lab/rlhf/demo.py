@@ -210,7 +210,7 @@ def _tell(console: Console, story: dict[str, Any]) -> None:
             f"  instead  eval {story['gold_had_it_run_on']:.2f} ± {story['gold_had_it_run_on_stderr']:.2f}"
             f" at step {story['total_steps']}, measured on the same seed left to run"
         )
-        console.print(f"  saved    {story['share_of_steps_saved']:.0%} of the steps")
+        console.print(f"  saved    {100 * story['share_of_steps_saved']:.0f} % of the steps")
         console.print(f"  picture  {story['folder']}/demo.png", soft_wrap=True)
 
 

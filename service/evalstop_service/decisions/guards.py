@@ -83,8 +83,8 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
         total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))
         if total < enough and (stops >= FEWEST_STOPS or total >= FEWEST_RUNS):
             reason = (
-                f"this stop would be {stops + 1} of {total} runs ({(stops + 1) / total:.0%}) in the last hour; "
-                f"the limit is {share:.0%}"
+                f"this stop would be {stops + 1} of {total} runs ({100 * (stops + 1) / total:.0f} %) in the last hour; "
+                f"the limit is {100 * share:.0f} %"
             ).replace("%", " %")
             yield Guard(GuardKind.STOPS_SHARE, reason, {"stops": stops, "runs": total, "stops_share": share})
 

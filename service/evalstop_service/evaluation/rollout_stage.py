@@ -97,15 +97,19 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     """
     if stage is not Stage.SHADOW:
         if since.bounds.high < required:
-            most = f"at most {since.bounds.high:.1%} of its stops were right since it became {stage}"
-            return Move(Stage.SHADOW, f"{most}, and {required:.1%} are required")
+            most = f"at most {100 * since.bounds.high:.1f} % of its stops were right since it became {stage}"
+            return Move(Stage.SHADOW, f"{most}, and {100 * required:.1f} % are required")
         if of_version.value is not None and of_version.value < required:
             return Move(
-                Stage.SHADOW, f"{of_version.value:.1%} of its stops were right, and {required:.1%} are required"
+                Stage.SHADOW,
+                f"{100 * of_version.value:.1f} % of its stops were right, and {100 * required:.1f} % are required",
             )
     least = min(of_version.bounds.low, since.bounds.low)
     if stage in _NEXT and least >= required:
-        return Move(_NEXT[stage], f"at least {least:.1%} of its stops were right, and {required:.1%} are required")
+        return Move(
+            _NEXT[stage],
+            f"at least {100 * least:.1f} % of its stops were right, and {100 * required:.1f} % are required",
+        )
     return None
 
 

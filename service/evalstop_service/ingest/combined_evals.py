@@ -108,7 +108,7 @@ def name_fallen_evals(before: RunState, state: RunState, points: Iterable[Posted
     falls = zip(combined.falls, state.watch.combined, strict=True)
     fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
     total = math.fsum(fall for fall, _ in fallen)
-    named = [f"{metric} ({fall / total:.0%} of it)" for fall, metric in fallen if fall >= LEAST_SHARE * total]
+    named = [f"{metric} ({100 * fall / total:.0f} % of it)" for fall, metric in fallen if fall >= LEAST_SHARE * total]
     return f"what fell: {', '.join(named)}" if named else ""
 
 

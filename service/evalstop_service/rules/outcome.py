@@ -147,7 +147,7 @@ def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, s
         return RunOutcome.HEALTHY, "the eval ended as high as it ever was"
     share = drop / unit if unit > 0 else 0.0
     errors = drop / stderr if stderr > 0 else math.inf
-    reason = f"the eval ended {share:.0%} of its gain below its best, {errors:.1f} standard errors"
+    reason = f"the eval ended {100 * share:.0f} % of its gain below its best, {errors:.1f} standard errors"
     if share > SHARE_OF_GAIN and errors > SIGNIFICANT:
         return RunOutcome.TURNED, reason
     if share < SHARE_OF_GAIN or errors < INSIGNIFICANT:

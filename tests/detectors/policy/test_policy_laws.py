@@ -339,7 +339,7 @@ def test_a_gate_that_sees_a_guess_stays_closed() -> None:
     )
 
 
-LEVELLED = replace(SILENT, outlook=Evidence(Kind.FRACTION, 0.98, None, "0% to 2% of the range so far may be gained"))
+LEVELLED = replace(SILENT, outlook=Evidence(Kind.FRACTION, 0.98, None, "0 % to 2 % of the range so far may be gained"))
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_the_ground_of_a_stop(
     outlooks = [(item.value, item.stop_at) for item in verdict.evidence if item.detector == "levelled_off"]
     assert outlooks == ([(0.98, 0.97 if len(stop_on) == 2 else None)] if evidence.outlook else [])
     if ground is Ground.LEVELLED_OFF:
-        assert verdict.reason == "levelled off: fake: 0% to 2% of the range so far may be gained"
+        assert verdict.reason == "levelled off: fake: 0 % to 2 % of the range so far may be gained"
 
 
 def test_a_levelled_off_run_is_held_back_as_any() -> None:

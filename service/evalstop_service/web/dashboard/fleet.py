@@ -123,8 +123,7 @@ def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
         smoothed = noise.clipped(sign * known.smoothed)
         bests = [best if item.step < known.step else smoothed for best, item in zip(bests, segments, strict=True)]
     return [
-        min(max(0.0, best - value) / sd, FARTHEST) if sd > 0 else 0.0
-        for best, value in zip(bests, values, strict=True)
+        min(max(0.0, best - value) / sd, FARTHEST) if sd > 0 else 0.0 for best, value in zip(bests, values, strict=True)
     ]
 
 
