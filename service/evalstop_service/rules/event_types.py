@@ -40,3 +40,25 @@ REQUEST_EVENTS = (*STOP_EVENTS, EventType.PARK_REQUESTED)
 
 URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 """Ask a receiver to act: they do not wait behind other events of their run."""
+
+PRESETS = {
+    "receiver": (*STOP_EVENTS, EventType.RESUME_REQUESTED),
+    "parking_receiver": (*REQUEST_EVENTS, EventType.RESUME_REQUESTED),
+    "team": (
+        EventType.SUSPECTED,
+        EventType.STOP_ON_HOLD,
+        EventType.STOPPED,
+        EventType.PARKED,
+        EventType.COMPLETED,
+        EventType.FAILED,
+    ),
+    "on_call": (
+        EventType.STOP_ON_HOLD,
+        EventType.STOP_FAILED,
+        EventType.PARK_OVERDUE,
+        EventType.STALE,
+        EventType.LOST,
+        EventType.METRIC_FAULT,
+    ),
+}
+"""What an endpoint of each kind usually wants."""

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.rules.event_types import SUBSCRIBABLE
+from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
@@ -72,16 +72,18 @@ def add_endpoint(
     site: SiteOf,
     visitor: FreshAdmin,
     url: Annotated[str, Form()] = "",
+    preset: Annotated[str, Form()] = "",
     event_types: Annotated[list[str] | None, Form()] = None,
     form: Annotated[str, Form(alias="format")] = "standard",
 ) -> Response:
-    """Create an endpoint and show its secret once."""
+    """Create an endpoint and show its secret once; event types that are ticked go before those of the preset."""
     url = url.strip()
+    wanted = event_types or list(PRESETS.get(preset, ()))
     try:
         endpoint = webhooks.create_endpoint(
             site.database,
             visitor.author(site.clock()),
-            **_check_form(url, event_types or [], form),
+            **_check_form(url, wanted, form),
             address_policy=site.context.address_policy,
             encryption=site.context.encryption,
         )

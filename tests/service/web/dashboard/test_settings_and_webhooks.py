@@ -15,6 +15,7 @@ import pytest
 from evalstop_service.ingest import Observations
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import SERVICE
+from evalstop_service.rules.event_types import PRESETS
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
@@ -145,6 +146,18 @@ def test_an_endpoint_is_made_and_its_secret_shown_once(desk: Desk) -> None:
         assert words in text.replace("&#34;", '"')
         assert f'value="{wrong["url"]}"' in text
     assert desk.actions() == ["endpoint.made", "endpoint.secret_rotated"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_chooses_the_events(desk: Desk, preset: str) -> None:
+    """Each choice of the form wants what it says; types that are ticked go before it."""
+    assert f'name="preset" value="{preset}"' in desk.get("/webhooks")
+    url = "http://127.0.0.1:9/"
+    desk.post("/webhooks/endpoints", 200, url=url, preset=preset)
+    desk.post("/webhooks/endpoints", 200, url=url, preset=preset, event_types=["run.lost"])
+    with desk.database.reading() as tx:
+        made = [one.event_types for one in endpoints.list_endpoints(tx, desk.tenant.project.id)]
+    assert sorted(made) == sorted([PRESETS[preset], ("run.lost",)])
 
 
 def test_an_endpoint_is_switched_off_and_deleted(desk: Desk, now: datetime) -> None:
