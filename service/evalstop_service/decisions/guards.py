@@ -85,7 +85,7 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
             reason = (
                 f"this stop would be {stops + 1} of {total} runs ({100 * (stops + 1) / total:.0f} %) in the last hour; "
                 f"the limit is {100 * share:.0f} %"
-            ).replace("%", " %")
+            )
             yield Guard(GuardKind.STOPS_SHARE, reason, {"stops": stops, "runs": total, "stops_share": share})
 
 
