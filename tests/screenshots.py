@@ -76,7 +76,7 @@ def main() -> None:
             "fleet": "/runs/fleet",
             "precision": "/precision",
             "policies": "/policies",
-            "policy": "/policies/default?against=cautious@1",
+            "policy": "/policies/early?against=default@1",
             "labeling": "/precision/label",
             "backtest": f"/policies/backtests/{backtested}",
         }
@@ -114,7 +114,7 @@ def demonstrated(database: Database) -> Tenant:
         project = projects.find_project_by_name(tx, "demo")
         assert project is not None
         begun = NOW - timedelta(days=90)
-        rollout_stage.set_rollout_stage(tx, project.id, "default", 1, 0.9, 0.2, begun)
+        rollout_stage.set_rollout_stage(tx, project.id, "early", 1, 0.9, 0.2, begun)
         key, secret = keys.create_key(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
     return Tenant(project, key, secret)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -34,6 +35,11 @@ _STATES: dict[str, str] = {
 }
 
 OUTCOMES = {"right": "right", "wrong": "wrong", "unknown": "can’t tell"}
+
+
+def format_json(document: Any) -> str:
+    """A JSON document in indented lines."""
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def name_state(state: str, action: str = Action.STOP) -> str:

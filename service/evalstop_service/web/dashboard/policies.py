@@ -12,7 +12,7 @@ from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.store import backtests, case_counts, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter
-from evalstop_service.web.dashboard import policy_diff, policy_ladder, policy_scatter
+from evalstop_service.web.dashboard import formatting, policy_diff, policy_ladder, policy_scatter
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -87,7 +87,7 @@ def show_policy(
         choices=[policy.reference for policy in versions if policy is not shown],
         members=policy_diff.name_members(shown.document),
         settings=SETTINGS,
-        text=policy_diff.format_document(shown.document),
+        text=formatting.format_json(shown.document),
         other=other,
         changes=policy_diff.compare_fields(other.document, shown.document) if other else [],
         lines=policy_diff.compare_lines(other.document, shown.document) if other else [],

@@ -10,6 +10,8 @@ from typing import Any
 
 from evalstop_detectors.policy.policy import member_ids
 
+from evalstop_service.web.dashboard.formatting import format_json
+
 POLICY = "policy"
 """The group of what is no member's."""
 
@@ -40,14 +42,9 @@ def compare_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 def compare_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The unified diff of two documents: the sign (`-`, `+`, ` ` or `@`) of each line, and the line."""
-    texts = (format_document(before).splitlines(), format_document(after).splitlines())
+    texts = (format_json(before).splitlines(), format_json(after).splitlines())
     diff = list(difflib.unified_diff(*texts, lineterm="", n=3))[2:]
     return [("@" if line.startswith("@@") else line[:1], line) for line in diff]
-
-
-def format_document(document: Mapping[str, Any]) -> str:
-    """A document as indented JSON."""
-    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def name_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

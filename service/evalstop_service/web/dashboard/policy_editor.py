@@ -15,7 +15,7 @@ from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.reading.json_body import NotJson, load
-from evalstop_service.web.dashboard import policy_diff
+from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import Admin, Operator, Site, SiteOf, Visitor
 
@@ -40,13 +40,13 @@ def edit_policy(
             found = policies.find_version(tx, visitor.project.id, name, version)
         if found is None:
             raise NotFound
-        return _render_editor(site, visitor, name, policy_diff.format_document(found.document))
+        return _render_editor(site, visitor, name, formatting.format_json(found.document))
     with site.database.reading() as tx:
         revision = backtest_rows.read_revision(tx, visitor.project.id, backtest)
         tried = backtest_rows.find_backtest(tx, visitor.project.id, backtest)
     if tried is None:
         raise NotFound
-    text = policy_diff.format_document(tried.document)
+    text = formatting.format_json(tried.document)
     return _render_editor(site, visitor, name, text, backtest=tried, revision=revision)
 
 

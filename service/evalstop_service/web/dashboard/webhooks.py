@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -18,6 +19,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.web.dashboard.formatting import format_json
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.webhooks import endpoint_test, resend
@@ -63,7 +65,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         delivery=delivery,
         host=_host(delivery),
         attempts=attempts,
-        body=render_body(content.format, add_url(content.body, site.context.public_url, delivery.run_id)),
+        body=_indent(render_body(content.format, add_url(content.body, site.context.public_url, delivery.run_id))),
     )
 
 
@@ -228,6 +230,14 @@ def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:
         return {"url": webhooks.check_url(url), "event_types": types, "format": form}
     except ValueError as error:
         raise Invalid(str(error)) from None
+
+
+def _indent(body: str) -> str:
+    """A body as people read it: JSON in lines, anything else as it is."""
+    try:
+        return format_json(json.loads(body))
+    except ValueError:
+        return body
 
 
 def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str, str]:

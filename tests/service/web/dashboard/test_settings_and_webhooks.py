@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from html import unescape
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
     assert all(str(one.id) in desk.get(f"/webhooks?state=waiting&endpoint={endpoint}") for one in before)
     assert "No matching deliveries" in desk.get("/webhooks?state=dead")
     page = desk.get(f"/webhooks/deliveries/{before[0].id}")
-    assert before[0].event_type in page
+    assert f'{{\n  "type": "{before[0].event_type}",\n' in unescape(page)
     assert "No attempts yet" in page
     desk.post(f"/webhooks/deliveries/{before[0].id}/retry", 409)
     made = desk.post(f"/webhooks/deliveries/{before[0].id}/replay").headers["location"]
