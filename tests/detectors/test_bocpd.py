@@ -103,7 +103,8 @@ def test_it_is_the_direct_computation(detector: Bocpd, values: list[float]) -> N
     begins, expected = directly(detector, units)
     found = {len(values) - item.evals: item.probability for item in state.run_lengths}
     assert found == pytest.approx({first: begins[first] for first in found}, rel=1e-4, abs=1e-7)
-    assert sum(begins.values()) - sum(begins[first] for first in found) < 1e-6
+    # A run length that was dropped at 1e-9 may grow again by what comes later.
+    assert sum(begins.values()) - sum(begins[first] for first in found) < 1e-4
     assert evidence.value == pytest.approx(expected, abs=3e-3)
 
 
