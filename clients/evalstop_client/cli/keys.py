@@ -80,7 +80,7 @@ def create_key(options: argparse.Namespace) -> int:
 
 
 def rotate_key(options: argparse.Namespace) -> int:
-    """Give a key a new secret and print it, once; the present one is taken for a day more."""
+    """Give a key a new secret and print it, once; the present one is taken as well for a while."""
     api = connect(options)
     body = {"overlap_seconds": options.overlap_seconds}
     made = api.connection.post(f"/keys/{_find(api, options.key)}/rotate", body)

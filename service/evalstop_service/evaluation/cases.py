@@ -145,7 +145,8 @@ def _save_case(
 ) -> None:
     gpus = read_gpus(run.labels)
     start = runs.get_attempt(tx, run.id, attempt)
-    parked = None if decision is None else _measure_parked(decisions.list_changes(tx, decision), ended_at)
+    changes = decisions.list_changes(tx, decision) if decision is not None else []
+    parked = _measure_parked(changes, start.started_at, ended_at)  # without what passed before this attempt
     hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at, parked or 0.0)
     case = Case(
         run_id=run.id,
@@ -168,7 +169,7 @@ def _save_case(
         gpu_hours=hours.total(),
         gpu_hours_saved=None,
         gpu_hours_lost=None,
-        parked_seconds=parked,
+        parked_seconds=_measure_parked(changes, None, ended_at),
         seconds=max((ended_at - start.started_at).total_seconds(), 0.0),
         evals=_count_evals(tx, run, attempt),
         key_id=run.opened_by,
@@ -183,14 +184,20 @@ def _save_case(
         cases.save_case(tx, _add_decision(tx, case, run, decision, hours))
 
 
-def _measure_parked(changes: Sequence[DecisionChange], ended_at: datetime) -> float | None:
-    """For how many seconds the job was parked until the attempt ended; None: it never was."""
-    times = [*(change.at for change in changes[1:]), ended_at]
-    parked = [
-        max((min(until, ended_at) - change.at).total_seconds(), 0.0)
-        for change, until in zip(changes, times, strict=True)
-        if change.state is DecisionState.PARKED
-    ]
+def _measure_parked(changes: Sequence[DecisionChange], since: datetime | None, until: datetime) -> float | None:
+    """For how many seconds between these times the job was parked; None: it never was.
+
+    A decision may be older than the attempt: a parked job that starts again takes it along.
+    """
+    parked = (
+        [
+            max((min(end, until) - max(change.at, since or change.at)).total_seconds(), 0.0)
+            for change, end in zip(changes, [*(change.at for change in changes[1:]), until], strict=True)
+            if change.state is DecisionState.PARKED
+        ]
+        if changes
+        else []
+    )
     return math.fsum(parked) if parked else None
 
 

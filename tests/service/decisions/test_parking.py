@@ -230,6 +230,19 @@ def test_what_parking_gave_and_cost_is_counted(scene: Scene) -> None:
     assert whole.hours.parked == 4 * 5
 
 
+def test_a_new_attempt_does_not_pay_for_parking_before_it(scene: Scene) -> None:
+    """A parked job that starts again and is stopped has its own hours, without those parked before it began."""
+    run, decision = park(scene, labels={"gpus": "4"})
+    restarted, ordered = LATER + timedelta(hours=3), LATER + timedelta(hours=4)
+    scene.take(run, Resumed(1), restarted)
+    commands.stop_run(scene.database, scene.project_id, run.id, StopOrdered(ordered, "dana", "no more of this"))
+    report(scene, decision, DecisionState.CONFIRMED, ordered + timedelta(hours=1))
+    with scene.database.reading() as tx:
+        case = cases.find_case(tx, run.id, 2)
+    assert case is not None
+    assert (case.parked_seconds, case.gpu_hours) == (4 * 3600.0, 4.0)  # parked from before; stopping took an hour
+
+
 def test_a_park_that_is_under_way_cannot_become_a_stop(scene: Scene) -> None:
     """The receiver is at work on it; the order is refused with what to do."""
     run, _ = open_suspect(scene)

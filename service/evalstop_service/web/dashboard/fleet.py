@@ -55,7 +55,6 @@ class Strip:
     name: str
     verdict: Call
     probability: float | None
-    last_step: int | None
     cells: int
     lines: tuple[tuple[int, str], ...]
     distance: float | None
@@ -98,7 +97,6 @@ def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
         run.name,
         run.verdict.verdict,
         max((item.value for item in run.verdict.evidence if item.kind == Kind.POSTERIOR), default=None),
-        run.last_step,
         len(levels),
         _draw_lines(levels),
         distances[-1] if distances else None,

@@ -23,16 +23,14 @@ from evalstop_service.store import case_counts, decisions, sparklines
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import curve_drawing, formatting, forms
-from evalstop_service.web.dashboard.curve_drawing import Panels
+from evalstop_service.web.dashboard import charted_series, curve_drawing, formatting, forms
+from evalstop_service.web.dashboard.curve_drawing import Curve
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Operator, SiteOf
 
 router = APIRouter(prefix="/precision/label", route_class=PageRoute)
 
 _PATH = "/precision/label"
-
-ROLES = ("eval", "proxy", "kl")
 
 WORDS = {RunOutcome.TURNED: "turned", RunOutcome.HEALTHY: "healthy", RunOutcome.UNDECIDED: "can’t tell"}
 """What a person can say of a run."""
@@ -82,7 +80,7 @@ def show_case(
         if at is not None and at > len(cases):
             raise NotFound
         shown = cases[place - 1] if place else None
-        panels = _draw_run(tx, shown.run) if shown else None
+        curves = _draw_run(tx, shown.run) if shown else []
     others = [one for one in left if one != place]
     following = next((one for one in others if place and one > place), next(iter(others), None))
     return render_page(
@@ -93,7 +91,7 @@ def show_case(
         place=place,
         number=len(cases),
         done=len(cases) - len(left),
-        panels=panels,
+        curves=curves,
         lower_is_better=shown is not None and _is_lower_better(shown.run),
         mine=shown.labels.get(visitor.actor) if shown else None,
         following=choice.link(at=following) if following else choice.link(),
@@ -125,17 +123,14 @@ def label_case(
     return RedirectResponse(choice.link(at=at), 303)
 
 
-def _draw_run(tx: Transaction, run: Run) -> Panels | None:
-    named = {role: metric for metric, given in run.metrics.items() if (role := given["role"]) in ROLES}
-    combined = watched_metrics.find_eval_metric(run)
-    if combined is not None:
-        named["eval"] = combined
+def _draw_run(tx: Transaction, run: Run) -> list[Curve]:
+    named = {role: metric for metric, role in reversed(charted_series.list_charted(run).items())}
     drawn = []
-    for role in ROLES:
+    for role in charted_series.ROLES:
         if role in named:
             found = sparklines.load_segments(tx, {run.id: named[role]}, curve_drawing.STRETCHES)
             drawn.append((role, found.get(run.id, ())))
-    return curve_drawing.draw_panels(drawn)
+    return curve_drawing.draw_curves(drawn)
 
 
 def _is_lower_better(run: Run) -> bool:

@@ -27,7 +27,7 @@ _NOTICES = {
     "undone": Notice(
         "Undone: receivers are asked to let the job go on, where its scheduler can. To stop it again, use Stop now."
     ),
-    "labelled": Notice("Label saved. It stays on record; a new label takes its place."),
+    "labeled": Notice("Label saved. It stays on record; a new label takes its place."),
     "paused": Notice("Stopping is paused.", "/settings/resume"),
     "resumed": Notice("Stopping goes on. What is sent before you pause again stays sent.", "/settings/pause"),
 }

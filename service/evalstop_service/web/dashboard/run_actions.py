@@ -79,7 +79,7 @@ def label_run(
     """Label whether it was right to let a run continue that was never flagged."""
     label = _read_label(site, visitor, outcome, turn_step, note)
     commands.label_run(site.database, visitor.project.id, run_id, label)
-    return add_notice(forms.redirect_back(run_id, target), request, "labelled")
+    return add_notice(forms.redirect_back(run_id, target), request, "labeled")
 
 
 @router.post("/decisions/{decision_id}/outcome")
@@ -96,7 +96,7 @@ def label_decision(
     """Label whether a decision was right."""
     label = _read_label(site, visitor, outcome, turn_step, note)
     decision = commands.label_decision(site.database, visitor.project.id, decision_id, label)
-    return add_notice(forms.redirect_back(decision.run_id, target), request, "labelled")
+    return add_notice(forms.redirect_back(decision.run_id, target), request, "labeled")
 
 
 def _read_label(site: Site, visitor: Visitor, outcome: DecisionOutcome, turn_step: str, note: str) -> commands.Label:

@@ -1,4 +1,4 @@
-"""The sparkline of a run's eval score, with the best checkpoint and the stop. Pure."""
+"""Lines drawn by the server, and the sparkline of a run: its eval score, the best checkpoint and the stop. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ STRETCHES = 124  # one per pixel
 
 @dataclass(frozen=True)
 class Frame:
-    """What a drawing shows, by steps and values."""
+    """What a drawing shows, by steps and values, and its size."""
 
     first: int
     last: int
     lowest: float
     highest: float
+    width: int = WIDTH
+    height: int = HEIGHT
+    margin: int = MARGIN
 
     @classmethod
     def around(cls, stretches: Sequence[Segment]) -> Self:
@@ -32,14 +35,14 @@ class Frame:
     def x(self, step: int) -> float:
         """How far from the left a step is."""
         share = (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
-        return round(MARGIN + min(1.0, max(0.0, share)) * (WIDTH - 2 * MARGIN), 1)
+        return round(self.margin + min(1.0, max(0.0, share)) * (self.width - 2 * self.margin), 1)
 
     def y(self, value: float) -> float:
         """How far from the top a value is."""
         # Halves, because the difference of two doubles may overflow.
         lowest, highest = self.lowest / 2, self.highest / 2
         share = (value / 2 - lowest) / (highest - lowest) if highest > lowest else 0.5
-        return round(HEIGHT - MARGIN - min(1.0, max(0.0, share)) * (HEIGHT - 2 * MARGIN), 1)
+        return round(self.height - self.margin - min(1.0, max(0.0, share)) * (self.height - 2 * self.margin), 1)
 
     def line(self, stretches: Sequence[Segment]) -> str:
         """The points of a line through the lowest and the highest value of each stretch."""

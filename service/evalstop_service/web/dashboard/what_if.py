@@ -45,24 +45,27 @@ def replay_policy(
         run = visitor.load_run(tx, run_id)
         reference = policies.find_referred_policy(tx, run.project_id, policy)
         if any(series.is_long_series(tx, run.id, metric) for metric in list_watched(run)):
-            return JSONResponse({"sentence": TOO_LONG, "step": None, "reason": "", "threshold": None})
+            return _answer(TOO_LONG)
         try:
             tried = _with_threshold(policy_from_document(reference.document), stop_at)
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
-            sentence = f"{reference.name} cannot be replayed: {error}."
-            return JSONResponse({"sentence": sentence, "step": None, "reason": "", "threshold": None})
+            return _answer(f"{reference.name} cannot be replayed: {error}.")
         saved = checkpoints.list_checkpoints(tx, run.id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     stop = next((verdict for verdict in replay.verdicts if verdict.stops), None)
-    return JSONResponse(
-        {
-            "sentence": _describe_stop(run, tried, stop_at, replay, stop, decision, saved),
-            "step": stop and stop.step,
-            "reason": (stop or replay.verdicts[-1]).reason,
-            "threshold": _describe_threshold(tried, replay.evidence),
-        }
+    return _answer(
+        _describe_stop(run, tried, stop_at, replay, stop, decision, saved),
+        step=stop.step if stop else None,
+        reason=(stop or replay.verdicts[-1]).reason,
+        threshold=_describe_threshold(tried, replay.evidence),
     )
+
+
+def _answer(
+    sentence: str, *, step: int | None = None, reason: str = "", threshold: dict[str, Any] | None = None
+) -> Response:
+    return JSONResponse({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})
 
 
 def _main_member(policy: Policy) -> int | None:
