@@ -35,7 +35,8 @@ class DrawnRun:
 
     `scores`, `stderrs`, `proxy`, `kl` are what was measured; NaN where nothing was. `progress` is the share of the
     planned steps that the trainer believes to be done, NaN in runs without a plan. `truth` is the noiseless score;
-    `turned` says whether its last value lies more than `LEAST_FALL` below its peak at index `peak`.
+    `turned` says whether its last value lies more than `LEAST_FALL` below its peak at index `peak`. `kinds`
+    are those of `KINDS` that disturb it.
     """
 
     scores: Floats
@@ -46,6 +47,7 @@ class DrawnRun:
     truth: Floats
     turned: bool
     peak: int
+    kinds: frozenset[str]
 
 
 def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = ()) -> DrawnRun:
@@ -61,7 +63,9 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
             break
     proxy = _proxy(rng, n, trend, in_proxy, turned)
     common = rng.standard_normal(n)
-    scores, stderrs = _measure(rng, truth, unit, common, without)
+    scores, stderrs, kinds = _measure(rng, truth, unit, common, without)
+    if loss.any():
+        kinds.add("dips")
     measured_proxy = np.full(n, np.nan)
     if rng.random() < 0.75:
         shared = rng.choice([0.0, 0.0, rng.uniform(0.2, 0.8)])
@@ -82,7 +86,7 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
                 values[kept] for values in (scores, stderrs, measured_proxy, kl, progress, truth)
             )
             peak = int(np.flatnonzero(truth >= truth.max() - 1e-9)[-1])
-    return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak)
+    return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak, frozenset(kinds))
 
 
 def _judge(truth: Floats) -> tuple[bool, int, float]:
@@ -283,9 +287,13 @@ def _kl(rng: Rng, n: int) -> Floats:
     return np.maximum(kl, 0.0)
 
 
-def _measure(rng: Rng, truth: Floats, unit: float, common: Floats, without: tuple[str, ...]) -> tuple[Floats, Floats]:
-    """Scores with noise, faults of the evaluation and changes of what is measured; and their standard errors."""
+def _measure(
+    rng: Rng, truth: Floats, unit: float, common: Floats, without: tuple[str, ...]
+) -> tuple[Floats, Floats, set[str]]:
+    """Scores with noise, faults of the evaluation and changes of what is measured; their standard errors; and the kinds
+    of `KINDS` that are in them."""
     n = len(truth)
+    kinds = set()
     level = 0.0 if rng.random() < 0.04 else float(np.exp(rng.uniform(np.log(0.003), np.log(0.35))))
     sd = np.full(n, level * unit)
     if rng.random() < 0.25:  # drifts
@@ -297,6 +305,7 @@ def _measure(rng: Rng, truth: Floats, unit: float, common: Floats, without: tupl
     if way < 0.2:
         noise = common / np.sqrt(rng.chisquare(3, n))
     elif way < 0.4 and "autocorrelation" not in without:
+        kinds.add("autocorrelation")
         phi = rng.uniform(-0.3, 0.85)
         noise = np.empty(n)
         noise[0] = common[0]
@@ -309,10 +318,12 @@ def _measure(rng: Rng, truth: Floats, unit: float, common: Floats, without: tupl
         hit = rng.random(n) < rng.uniform(0.005, 0.06)
         scores = np.where(hit, scores + far * np.maximum(sd, 0.01 * unit), scores)
     if rng.random() < 0.06 and "shifts" not in without:  # another grader, another eval set
+        kinds.add("shifts")
         for _ in range(int(rng.choice([1, 1, 2]))):
             at = int(rng.integers(1, n))
             scores[at:] += rng.uniform(-0.8, 0.8) * unit
     if rng.random() < 0.1 and "failed evals" not in without:  # a drop to a floor for one or two evals
+        kinds.add("failed evals")
         floor = truth.min() - rng.uniform(0.0, 2.0) * unit
         for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
             at = int(rng.integers(0, n))
@@ -324,4 +335,4 @@ def _measure(rng: Rng, truth: Floats, unit: float, common: Floats, without: tupl
     if rng.random() < 0.4 and level > 0:
         said = sd * (rng.uniform(0.3, 0.9) if rng.random() < 1 / 3 else 1.0)
         stderrs = said * np.exp(0.05 * rng.standard_normal(n))
-    return scores, stderrs
+    return scores, stderrs, kinds

@@ -12,12 +12,13 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from evalstop_detectors.posterior.features import FEATURES
-from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, WEIGHT_ONE
+from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, WEIGHT_ONE, decode_network
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -25,6 +26,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.calibrate.command import versions
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.posterior.batches import Batch, draw_batches
+from evalstop_lab.posterior.left_out import measure_false_stops
 from evalstop_lab.posterior.picture import draw_picture
 from evalstop_lab.posterior.prior import KINDS
 
@@ -35,6 +37,7 @@ WARMUP_STEPS = 100
 WEIGHT_WILL_TURN, WEIGHT_TO_COME = 0.3, 0.15
 QUANTILES = (0.1, 0.5, 0.9)
 VALIDATION_SEED, VALIDATION_RUNS = 999, 2048
+MOST_JUDGED_RUNS = 20_000
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     losses = _mean_losses(torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), VALIDATION_RUNS, BATCH))
     data = encode_network(network)
     args.output.write_bytes(data)
+    shares = measure_false_stops(decode_network(data), args.without, min(args.runs // 10, MOST_JUDGED_RUNS))
     report = {
         "sha256": hashlib.sha256(data).hexdigest(),
         "runs": args.runs,
@@ -79,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         "without": args.without,
         "seconds": round(time.time() - started),
         "validation": dict(zip(("turned", "will_turn", "to_come"), losses, strict=True)),
+        "false_stops": {name: asdict(share) for name, share in shares.items()},
         "versions": versions() | {"torch": torch.__version__},
     }
     args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -41,6 +41,15 @@ def test_a_kind_can_be_left_out(kind: str) -> None:
     assert any(len(a) != len(b) or not np.array_equal(a, b) for a, b in zip(with_it, without, strict=True))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_tells_the_kinds_that_disturb_it(kind: str) -> None:
+    """A kind is in about the share of runs that the prior gives it, and in none when it is left out."""
+    share = {"dips": 0.55, "shifts": 0.06, "failed evals": 0.1, "autocorrelation": 0.2}[kind]
+    with_it = [kind in draw_run(np.random.default_rng(seed), evals=60).kinds for seed in range(400)]
+    assert abs(with_it.count(True) / 400 - share) < 0.06
+    assert not any(kind in draw_run(np.random.default_rng(seed), evals=60, without=(kind,)).kinds for seed in range(40))
+
+
 def test_a_batch_says_what_is_true() -> None:
     """Before its peak no run has turned, after it a turning one has; the last eval counts for nothing."""
     runs = [draw_run(np.random.default_rng(seed), evals=30) for seed in range(16)]

@@ -23,6 +23,7 @@ def test_a_trained_network_is_written_as_the_detector_reads_it(
     report = json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
     assert report["validation"]["turned"] < 0.66  # of a coin it is 0.69
     assert json.loads(capsys.readouterr().out)["sha256"] == report["sha256"]
+    assert report["false_stops"]["healthy runs"]["n"] > 100
     network = decode_network(output.read_bytes())
     features = draw_batches(np.random.default_rng(2), 4, 4)[0].features
     hidden = np.zeros((HIDDEN, 4))
