@@ -40,7 +40,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series, formatting, run_roles
+from evalstop_service.web.dashboard import charted_series, decision_lanes, formatting, run_roles
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -86,6 +86,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         policy_versions = policies.list_versions(tx, visitor.project.id)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
     current = _current_decision(run, on_record)
+    lanes = {one.id: decision_lanes.draw_lanes(one, histories[one.id], site.clock()) for one in on_record}
     return render_page(
         "run.html",
         visitor=visitor,
@@ -97,12 +98,11 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
         proposals=proposed,
-        histories=histories,
+        lanes=lanes,
         outcomes=judged,
         name_state=formatting.name_state,
         outcome_words=formatting.OUTCOMES,
         can=_allowed_actions(run, current, site.clock()),
-        details_of=formatting.change_details,
         changes=changes,
         eval_requests=asked[::-1],
         metrics=metrics[:MOST_METRICS],

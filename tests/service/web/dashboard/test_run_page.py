@@ -102,7 +102,7 @@ def test_what_cannot_be_tried(
 def test_what_a_stop_saved_and_how_long_it_took(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Once the job is gone the chart has the steps that were not run, and the decision the time that each part took."""
+    """Once the job is gone the chart has the steps that were not run, and a decision's lanes how long each took."""
     run = open_run(database, tenant, now, "ppo", mode=Mode.ENFORCE, total_steps=600)
     receipt = report(database, tenant, run.id, HACKING[:29], now)
     assert visitor.get(f"/runs/{run.id}/series.json").json()["planned_end"] is None
@@ -110,8 +110,10 @@ def test_what_a_stop_saved_and_how_long_it_took(
     confirm(database, tenant, receipt.decision.id, now + timedelta(seconds=4.2))
     drawn = visitor.get(f"/runs/{run.id}/series.json").json()
     assert (drawn["last_step"], drawn["planned_end"]) == (280, 600)
-    decision = seen(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</ol>")[0]
-    assert decision.count("after 4.2 s, ") == 1
+    decision = seen(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</article>")[0]
+    assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["verdict", "stop requested", "stop confirmed"]
+    assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2 s", ""]
+    assert "4.2 s from “verdict” to “stop confirmed”." in decision
 
 
 @EMBEDDED

@@ -1,0 +1,80 @@
+"""A decision as swim lanes: where each state stands on the axis of time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
+from evalstop_service.rules.run_results import Call, Verdict
+from evalstop_service.store.decisions import Decision, DecisionChange
+from evalstop_service.web.dashboard.decision_lanes import LASTING, DecisionLanes, draw_lanes
+from hypothesis import given
+from hypothesis import strategies as st
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+WINDOW = timedelta(minutes=10)
+
+
+def draw(states: list[DecisionState], gaps: list[float], waited: float) -> DecisionLanes:
+    """The lanes of a decision that came to these states, so many seconds apart, and was looked at after a while."""
+    at = [START + timedelta(seconds=sum(gaps[:place])) for place in range(len(states))]
+    changes = [DecisionChange(place, state, "dana", "why", {}, at[place]) for place, state in enumerate(states)]
+    decision = Decision(
+        id=UUID(int=1),
+        run_id=UUID(int=2),
+        project_id=UUID(int=3),
+        attempt=1,
+        state=states[-1],
+        step=280,
+        verdict=Verdict(Call.STOP, 280, 230, "a person says so"),
+        best_checkpoint=None,
+        policy_id=UUID(int=4),
+        due_at=START + WINDOW,
+        created_at=START,
+        run_name="ppo",
+        policy_name="default",
+        policy_version=1,
+        observed_probability=0.0,
+    )
+    return draw_lanes(decision, changes, at[-1] + timedelta(seconds=waited))
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> list[DecisionState]:
+    """A way through the life cycle."""
+    walk = [draw(st.sampled_from(DecisionState))]
+    for _ in range(draw(st.integers(0, 8))):
+        following = sorted(NEXT_STATES[walk[-1]])
+        if following:
+            walk.append(draw(st.sampled_from(following)))
+    return walk
+
+
+@given(walks(), st.lists(st.floats(0, 1e6), min_size=40, max_size=40), st.floats(0, 1e6))
+def test_lanes_follow_one_another(states: list[DecisionState], gaps: list[float], waited: float) -> None:
+    """Each begins where the one before ends and is as long as its share of the time, from one end to the other."""
+    drawn = draw(states, gaps, waited)
+    lanes = drawn.lanes
+    assert len(lanes) == len(states)
+    assert lanes[0].x == 0.0
+    for lane, following in pairwise(lanes):
+        assert lane.x + lane.width == pytest.approx(following.x, abs=0.02)
+        assert lane.seconds is not None
+        assert lane.width == pytest.approx(100 * lane.seconds / drawn.seconds if drawn.seconds else 0.0, abs=0.02)
+    last = lanes[-1]
+    assert (last.seconds, last.is_open) == (None, states[-1] in LASTING)
+    if drawn.seconds:
+        assert last.x + last.width == pytest.approx(100.0, abs=0.02)
+        assert last.is_open or last.width == 0.0
+
+
+def test_a_pending_stop_is_drawn_to_the_end_of_its_veto_window() -> None:
+    """The axis ends there, while it lasts and whenever one looks; a stop on hold is drawn up to now."""
+    for waited in (0.0, 60.0):
+        drawn = draw([DecisionState.PENDING], [], waited)
+        assert (drawn.seconds, drawn.lanes[0].until) == (WINDOW.total_seconds(), START + WINDOW)
+    held = draw([DecisionState.ON_HOLD], [], 60.0)
+    assert (held.seconds, held.lanes[0].until, held.lanes[0].width) == (60.0, None, 100.0)
