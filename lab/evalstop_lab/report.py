@@ -19,10 +19,16 @@ def new_table(title: str, *headings: str, left: int = 1, caption: str | None = N
     return table
 
 
+def format_percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
+    """A share of 1 as a percentage, with its sign if asked for: 0.4704 is `47.0 %`."""
+    return f"{share * 100:{'+' if sign else ''}.{digits}f} %"
+
+
 def format_change(change: Figure | Mapping[str, float]) -> str:
     """A relative change with its interval, in percent and with its sign."""
     found = vars(change) if isinstance(change, Figure) else change
-    return f"{found['value']:+.1%} [{found['low']:+.1%}, {found['high']:+.1%}]"
+    value, low, high = (format_percent(found[name], sign=True) for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def to_json_values(value: Any) -> Any:

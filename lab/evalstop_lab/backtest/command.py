@@ -25,7 +25,7 @@ from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Run, Runs, Troubles, load_policy, read
 from evalstop_lab.replay.command import report_conflicts
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, asked_by
-from evalstop_lab.report import new_table, to_json_values
+from evalstop_lab.report import format_percent, new_table, to_json_values
 from evalstop_lab.worlds.scoring import Share
 
 MOST_TROUBLES_SHOWN = 20
@@ -156,7 +156,8 @@ def _story(item: Summary, runs: int) -> str:
     return (
         f"{item.policy} would have stopped {item.stopped:,} of {_counted(runs)}: {right:,} rightly, {wrong:,} wrongly"
         f" as far as their own later evals show, {unknown:,} too late or too close to tell. Right stops would have"
-        f" saved {item.saved.value:.1%} of all steps a run; wrong ones would have cut off {item.cut.value:.1%}."
+        f" saved {format_percent(item.saved.value)} of all steps a run;"
+        f" wrong ones would have cut off {format_percent(item.cut.value)}."
     )
 
 
@@ -224,5 +225,5 @@ def _interval(cell: Mapping[str, Any]) -> str:
     if cell["value"] is None or not cell["n"]:
         return "-"
     if cell["low"] == cell["high"]:  # of runs that are all alike the bootstrap knows nothing
-        return f"{cell['value']:.1%}"
-    return f"{cell['value']:.1%} [{cell['low']:.1%}, {cell['high']:.1%}]"
+        return format_percent(cell["value"])
+    return f"{format_percent(cell['value'])} [{format_percent(cell['low'])}, {format_percent(cell['high'])}]"

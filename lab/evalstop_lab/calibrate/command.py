@@ -25,7 +25,7 @@ from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, reco
 from evalstop_lab.calibrate.thresholds import Threshold, threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
-from evalstop_lab.report import new_table
+from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan, tell_length
 
@@ -220,10 +220,10 @@ def _table(document: dict[str, Any]) -> Table:
     for row in document["thresholds"]:
         stopped = row["stopped"]
         table.add_row(
-            f"{row['rate']:.1%}",
+            format_percent(row["rate"]),
             "none is strict enough" if row["threshold"] is None else f"{row['threshold']:.6g}",
             f"{row['interval'][0]:.4g} - {row['interval'][1]:.4g}",
             f"{stopped['hits']} of {stopped['n']}",
-            f"{stopped['low']:.2%} - {stopped['high']:.2%}",
+            f"{format_percent(stopped['low'], 2)} - {format_percent(stopped['high'], 2)}",
         )
     return table

@@ -29,6 +29,7 @@ from evalstop_lab.calibrate.evidence import Records, records_of_run, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
+from evalstop_lab.report import format_percent
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
@@ -89,7 +90,8 @@ def calibrated(
     found = threshold(kind, highest, rate)
     if found.value is None:
         raise UnusableArguments(
-            f"No threshold of {detector.name} is strict enough for {rate:.2%}; try another detector or parameters."
+            f"No threshold of {detector.name} is strict enough for {format_percent(rate, 2)};"
+            " try another detector or parameters."
         )
     alarm = to_alarm(kind, found.value)
     suspect = threshold(kind, highest, min(SUSPECT_TIMES * rate, 0.5)).value
@@ -143,27 +145,28 @@ def _rightly(found: Records, alarm: float, turn: Turn) -> bool:
 
 
 def _words(found: dict[str, Any], detector: str) -> list[str]:
-    stopped, caught, rate = found["false_stops"], found["caught"], found["rate"]
+    stopped, caught, rate = found["false_stops"], found["caught"], format_percent(found["rate"], 2)
     words = [
         f"{detector} stops at {found['threshold']:.6g}, found on {found['calibrated_on']:,} healthy runs for at most"
-        f" {rate:.2%} of them (by chance of these runs anything from {found['interval'][0]:.4g} to"
+        f" {rate} of them (by chance of these runs anything from {found['interval'][0]:.4g} to"
         f" {found['interval'][1]:.4g}).",
-        f"Of {found['reported_on']:,} other healthy runs it stops {stopped['hits']:,}: {stopped['value']:.2%}"
-        f" [{stopped['low']:.2%}, {stopped['high']:.2%}].",
+        f"Of {found['reported_on']:,} other healthy runs it stops {stopped['hits']:,}:"
+        f" {format_percent(stopped['value'], 2)}"
+        f" [{format_percent(stopped['low'], 2)}, {format_percent(stopped['high'], 2)}].",
     ]
     if caught["n"]:
         words.append(
-            f"Of {caught['n']:,} turned ones it stops {caught['hits']:,} rightly: {caught['value']:.1%}"
-            f" [{caught['low']:.1%}, {caught['high']:.1%}]."
+            f"Of {caught['n']:,} turned ones it stops {caught['hits']:,} rightly: {format_percent(caught['value'])}"
+            f" [{format_percent(caught['low'])}, {format_percent(caught['high'])}]."
         )
     words.append(
         {
-            "shown": f"That no more than {rate:.2%} are stopped is shown.",
-            "broken": f"More than {rate:.2%} are stopped: the threshold does not hold on runs that it has not seen.",
-            "open": f"Whether no more than {rate:.2%} are stopped is open: the interval holds it.",
+            "shown": f"That no more than {rate} are stopped is shown.",
+            "broken": f"More than {rate} are stopped: the threshold does not hold on runs that it has not seen.",
+            "open": f"Whether no more than {rate} are stopped is open: the interval holds it.",
             "too_few": f"There are too few runs for this promise: even if none were stopped it would take"
-            f" {found['runs_needed']:,} healthy runs to report on to show {rate:.2%}, and {math.ceil(1 / rate):,} to"
-            f" find the threshold on.",
+            f" {found['runs_needed']:,} healthy runs to report on to show {rate},"
+            f" and {math.ceil(1 / found['rate']):,} to find the threshold on.",
         }[found["promise"]]
     )
     return words

@@ -19,7 +19,7 @@ from evalstop_detectors.policy.calibration import find_threshold
 from rich.console import Console
 
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_change, new_table
+from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
@@ -217,10 +217,10 @@ def _print(console: Console, outcomes: Sequence[Outcome]) -> None:
         table.add_row(
             item.rule,
             item.scheduler,
-            f"{item.returned.value:.1%}",
-            f"{item.returned.low:.1%} to {item.returned.high:.1%}",
-            f"{item.lost.value:.1%}",
-            f"{item.set_aside.value:.1%}",
+            format_percent(item.returned.value),
+            f"{format_percent(item.returned.low)} to {format_percent(item.returned.high)}",
+            format_percent(item.lost.value),
+            format_percent(item.set_aside.value),
             f"{item.delay_hours.value:+.2f} h",
             format_change(item.healthy_time),
         )

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import new_table
+from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
@@ -131,7 +131,10 @@ def _print(console: Console, nets: Sequence[Net], policies: Sequence[Policy], ar
         for cost in args.costs:
             row = [net for net in nets if (net.policy, net.eval_share) == (policy.name, cost)]
             best = max(row, key=lambda net: net.saved.value)
-            table.add_row(f"{cost:.2%}", *(f"{net.saved.value:+.1%}{'*' if net is best else ' '}" for net in row))
+            table.add_row(
+                format_percent(cost, 2),
+                *(f"{format_percent(net.saved.value, sign=True)}{'*' if net is best else ' '}" for net in row),
+            )
         free = [net for net in nets if (net.policy, net.eval_share) == (policy.name, args.costs[0])]
-        table.add_row("false stops", *(f"{net.false_stops.value:.1%} " for net in free))
+        table.add_row("false stops", *(f"{format_percent(net.false_stops.value)} " for net in free))
         console.print(table)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_change, new_table
+from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
@@ -243,7 +243,7 @@ def _work_table(report: dict[str, Any]) -> Table:
             format_change(found["gpu_hours"]),
             f"{found['gpu_hours_a_month']:,.0f}",
             format_change(found["time"]),
-            f"{found['more_jobs_at_equal_load']:+.1%}",
+            format_percent(found["more_jobs_at_equal_load"], sign=True),
             format_change(found["time_at_equal_load"]),
             f"{gone['value']:.1f} [{gone['low']:.1f}, {gone['high']:.1f}]",
         )

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from evalstop_lab.calibrate.command import thresholds
 from evalstop_lab.calibrate.evidence import Records, records
-from evalstop_lab.report import new_table
+from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.metrics import Figures
@@ -103,7 +103,7 @@ def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:
     for name, some in found.items():
         _, (limit,) = thresholds(some, [RATE])
         member = Member(_detector(name), Thresholds(None, limit.value))
-        policies.append(Policy(f"{name} at {RATE:.0%}", (member,), eval_required=False))
+        policies.append(Policy(f"{name} at {format_percent(RATE, 0)}", (member,), eval_required=False))
     return policies
 
 
@@ -167,12 +167,12 @@ def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
         table.add_row(
             item.world,
             item.rule,
-            f"{item.saved.value:.1%}",
-            f"{item.saved.low:.1%} to {item.saved.high:.1%}",
-            f"{item.false_stops.value:.1%}",
-            f"{item.false_stops.low:.1%} to {item.false_stops.high:.1%}",
-            f"{item.recall:.0%}",
-            f"{item.premature:.1%}",
-            f"{min(times):.0%} to {max(times):.0%}",
+            format_percent(item.saved.value),
+            f"{format_percent(item.saved.low)} to {format_percent(item.saved.high)}",
+            format_percent(item.false_stops.value),
+            f"{format_percent(item.false_stops.low)} to {format_percent(item.false_stops.high)}",
+            format_percent(item.recall, 0),
+            format_percent(item.premature),
+            f"{format_percent(min(times), 0)} to {format_percent(max(times), 0)}",
         )
     console.print(table)

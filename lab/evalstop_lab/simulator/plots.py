@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_lab.figure import saved_figure, show_percent
+from evalstop_lab.report import format_percent
 
 SMALLEST = 1e-3
 
@@ -79,7 +80,10 @@ def cadence(folder: Path, report: dict[str, Any]) -> None:
             for cost in costs:
                 nets = [net for net in report["nets"] if (net["policy"], net["eval_share"]) == (policy, cost)]
                 axis.plot(
-                    [net["evals"] for net in nets], [net["saved"]["value"] for net in nets], "o-", label=f"{cost:.2%}"
+                    [net["evals"] for net in nets],
+                    [net["saved"]["value"] for net in nets],
+                    "o-",
+                    label=format_percent(cost, 2),
                 )
             axis.axhline(0, color="#333333", linewidth=0.8)
             axis.set(xscale="log", title=policy, xlabel="evals a job", ylim=(-0.2, 0.2))

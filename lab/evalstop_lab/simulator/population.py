@@ -21,7 +21,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import new_table
+from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.paired import interval
@@ -167,5 +167,11 @@ def _print(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> Non
     )
     for outcome in outcomes:
         figures = (outcome.gpu_hours, outcome.kept, outcome.at_the_end)
-        table.add_row(outcome.way, *(f"{item.value:.1%} [{item.low:.1%}, {item.high:.1%}]" for item in figures))
+        table.add_row(
+            outcome.way,
+            *(
+                f"{format_percent(item.value)} [{format_percent(item.low)}, {format_percent(item.high)}]"
+                for item in figures
+            ),
+        )
     console.print(table)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.report import format_change, new_table
+from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.metrics import Figures
 from evalstop_lab.simulator.paired import Change, holm, relative_change
@@ -190,9 +190,9 @@ def _print(
 def _paper_table(lines: Sequence[Line]) -> Table:
     table = new_table("the paper's table (late flags counted)", "", "paper", "ours", "95 %", "within 2 points")
     for line in lines:
-        paper = f"{'' if line.bound == '=' else line.bound + ' '}{line.paper:.1%}"
-        interval = f"{line.ours.low:.1%} to {line.ours.high:.1%}"
-        table.add_row(line.what, paper, f"{line.ours.value:.1%}", interval, "yes" if line.matches else "no")
+        paper = f"{'' if line.bound == '=' else line.bound + ' '}{format_percent(line.paper)}"
+        interval = f"{format_percent(line.ours.low)} to {format_percent(line.ours.high)}"
+        table.add_row(line.what, paper, format_percent(line.ours.value), interval, "yes" if line.matches else "no")
     return table
 
 
@@ -209,11 +209,14 @@ def _rules_table(rows: Rows) -> Table:
     for rule in STOPPING:
         counts = rows.counts("paper", rule)
         both = [
-            f"{of():.1%} / {of(late=False):.1%}" if not math.isnan(of()) else "-"
+            f"{format_percent(of())} / {format_percent(of(late=False))}" if not math.isnan(of()) else "-"
             for of in (counts.precision, counts.recall, counts.false_stops)
         ]
         table.add_row(
-            rule, *both, f"{counts.premature / counts.hacking:.1%}", f"{_gpu_hours(rows, rule)['eval_lost']:.1%}"
+            rule,
+            *both,
+            format_percent(counts.premature / counts.hacking),
+            format_percent(_gpu_hours(rows, rule)["eval_lost"]),
         )
     return table
 
@@ -229,9 +232,9 @@ def _waste_table(rows: Rows) -> Table:
         of_all = [found[name] for name in ("gpu_hours", "post_peak", "false_stop", "hacking", "pauses")]
         table.add_row(
             rule,
-            *(f"{share:.1%}" for share in of_all),
-            f"{wasted:+.1%}",
-            f"{(found['hacking'] + found['false_stop']) / before['hacking'] - 1:+.1%}",
+            *(format_percent(share) for share in of_all),
+            format_percent(wasted, sign=True),
+            format_percent((found["hacking"] + found["false_stop"]) / before["hacking"] - 1, sign=True),
         )
     return table
 

@@ -18,7 +18,7 @@ import numpy as np
 from evalstop_detectors import Policy
 from rich.console import Console
 
-from evalstop_lab.report import format_change, new_table
+from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
@@ -127,7 +127,7 @@ def _taken_back(stops: Stops, hidden: Hidden) -> float:
 
 def _print(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) -> None:
     table = new_table(
-        f"beside no stops, SRTF-Est; going on adds {frontier_gain:.0%} to the eval score",
+        f"beside no stops, SRTF-Est; going on adds {format_percent(frontier_gain, 0)} to the eval score",
         "policy",
         "action",
         "GPU-hours",
@@ -137,5 +137,5 @@ def _print(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) 
     )
     for outcome in outcomes:
         changes = (format_change(item) for item in (outcome.gpu_hours, outcome.time))
-        table.add_row(outcome.policy, outcome.action, *changes, f"{outcome.eval_kept.value:.1%}")
+        table.add_row(outcome.policy, outcome.action, *changes, format_percent(outcome.eval_kept.value))
     console.print(table)

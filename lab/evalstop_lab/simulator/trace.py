@@ -18,7 +18,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_change, new_table
+from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import Asked, add_evals, estimates, kinds
 from evalstop_lab.simulator.paired import interval, relative_change
@@ -124,6 +124,6 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     for scheduler, rules in report["results"].items():
         for rule, found in rules.items():
             cells = [format_change(found[name]) for name in ("time", "gpu_hours_saved")]
-            before, wrong = f"{found['mean_hours_before']:.2f}", f"{found['false_stops']['value']:.1%}"
+            before, wrong = f"{found['mean_hours_before']:.2f}", format_percent(found["false_stops"]["value"])
             table.add_row(scheduler, rule, before, *cells, wrong)
     console.print(table)

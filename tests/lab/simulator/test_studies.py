@@ -89,7 +89,7 @@ def test_the_frontier(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None
     words = ("frontier", "--worlds", "paper", "--seeds", "2", "--cluster-jobs", "120", "--plots", str(tmp_path))
     points = {point["rule"]: point for point in told(capsys, *words)["points"]}
     assert 0 < points["paper"]["saved"]["value"] < 1
-    assert points["k_decline at 2%"]["threshold"] >= 3
+    assert points["k_decline at 2 %"]["threshold"] >= 3
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
 
 
