@@ -1,9 +1,9 @@
 """`make bench-pages`: how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL.
 
 The example runs of `evalstop demo-data`, and older copies of those that have ended: rows of runs, attempts, cases and
-outcomes, and of the first copies the decisions with their histories. Only the examples themselves, which are the
-newest, have their observations. Each page is asked for over HTTP by one client, in turns with the form to sign in,
-which is a template and a session and asks the database nothing.
+outcomes, and of the first copies the decisions with their histories, without observations. Copies of those that are
+running, a thousand in all, have them. Each page is asked for over HTTP by one client, in turns with the form to sign
+in, which is a template and a session and asks the database nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ BARE = "/login"
 LIMIT_MS = 100.0
 WARM_UP_TURNS = 3
 MINUTES_APART = 10
+RUNNING = 1_000
 
 # A copy is as much older by its id as it is by its times, so that lists hold it where it belongs.
 _MOVED = """
@@ -112,6 +113,9 @@ def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
             _copy(connection, table, "run_id", copies, of_decisions)
         for table in _OF_DECISIONS:
             _copy(connection, table, "run_id", of_decisions)
+        running = _count(connection, "runs WHERE ended_at IS NULL")
+        for table, key in (("runs", "id"), ("attempts", "run_id"), ("observations", "run_id")):
+            _copy_running(connection, table, key, round(RUNNING / running) - 1)
         connection.execute("VACUUM ANALYZE")
         return _count(connection, "runs"), _count(connection, "decisions")
 
@@ -155,24 +159,38 @@ def _paths(browser: httpx.Client, key: str) -> list[str]:
 
 
 def _copy(connection: psycopg.Connection, table: str, key: str, copies: int, of_decisions: int = 0) -> None:
-    rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
-    columns = [name for (name,) in rows]
-    values = []
-    for name in columns:
-        if name in _IDS or (name == "id" and table != "projects"):
-            values.append(f"pg_temp.moved(t.{name}, copy)")
-        elif name in _TIMES:
-            values.append(f"t.{name} - copy * interval '{MINUTES_APART} minutes'")
-        elif name == "name":
-            values.append("t.name || '-' || copy")
-        else:
-            values.append(f"t.{name}")
+    values = _copied_values(connection, table)
+    for name in values:
+        if name in _TIMES:
+            values[name] += f" - copy * interval '{MINUTES_APART} minutes'"
         if table == "cases" and name in _NEVER_FLAGGED:
-            values[-1] = f"CASE WHEN copy <= {of_decisions} THEN {values[-1]} END"
+            values[name] = f"CASE WHEN copy <= {of_decisions} THEN {values[name]} END"
+    _insert_copies(connection, table, values, f"original.id = t.{key} AND original.ended_at IS NOT NULL", copies)
+
+
+def _copy_running(connection: psycopg.Connection, table: str, key: str, copies: int) -> None:
+    """Their times stay: older, they would be stale."""
+    values = _copied_values(connection, table)
+    _insert_copies(connection, table, values, f"original.id = t.{key} AND original.ended_at IS NULL", copies)
+
+
+def _copied_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
+    """By column what a copy has in it: other ids and another name, else the same."""
+    rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
+    values = {name: f"t.{name}" for (name,) in rows}
+    for name in values.keys() & {*_IDS, "id"}:
+        values[name] = f"pg_temp.moved(t.{name}, copy)"
+    if "name" in values:
+        values["name"] = "t.name || '-' || copy"
+    return values
+
+
+def _insert_copies(
+    connection: psycopg.Connection, table: str, values: dict[str, str], of_original: str, copies: int
+) -> None:
     connection.execute(
-        f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {table} AS t "  # noqa: S608
-        f"JOIN runs AS original ON original.id = t.{key} AND original.ended_at IS NOT NULL "
-        f"CROSS JOIN generate_series(1, {copies}) AS copy"
+        f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {table} AS t "  # noqa: S608
+        f"JOIN runs AS original ON {of_original} CROSS JOIN generate_series(1, {copies}) AS copy"
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.run_results import Call
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
@@ -71,6 +71,20 @@ def list_runs(
     page = _page(tx, sa.select(*runs.c), project_id, wanted, limit).subquery()
     query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
     return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
+
+
+class ListedVerdict(NamedTuple):
+    """What ranks a run."""
+
+    run_id: UUID
+    name: str
+    verdict: Verdict
+
+
+def list_verdicts(tx: Transaction, project_id: UUID, wanted: RunFilter, limit: int) -> list[ListedVerdict]:
+    """Of the runs that `list_runs` of the same arguments lists, which reads whole rows."""
+    query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
+    return [ListedVerdict(*row) for row in tx.execute(_page(tx, query, project_id, wanted, limit))]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:

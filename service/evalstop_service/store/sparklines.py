@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -18,9 +17,11 @@ from evalstop_service.store.tables import LIVE, observations
 OUTLINED = 1_000
 """Up to so many observations a series is read as a whole for its outline."""
 
+Series = tuple[UUID, str]
+"""A run and the name of one of its metrics."""
 
-@dataclass(frozen=True)
-class Segment:
+
+class Segment(NamedTuple):
     """Some neighbouring values of a series: where they end, the lowest and the highest of them."""
 
     step: int
@@ -28,17 +29,17 @@ class Segment:
     highest: float
 
 
-def load_segments(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dict[UUID, list[Segment]]:
-    """One metric a run: the finite live values in at most so many stretches of equal length, by ascending step.
+def load_segments(tx: Transaction, wanted: Collection[Series], stretches: int) -> dict[Series, list[Segment]]:
+    """The finite live values of each in at most so many stretches of equal length, by ascending step.
 
     Of a series longer than `OUTLINED` as many single values, evenly over its steps: it is not read as a whole.
     """
-    known = _load_bounds(tx, metrics)
+    known = _load_bounds(tx, wanted)
     short, long = ([bounds for bounds in known if bounds.long is is_long] for is_long in (False, True))
-    found: dict[UUID, list[Segment]] = defaultdict(list)
+    found: dict[Series, list[Segment]] = defaultdict(list)
     for bounds, rows in ((short, _outline(tx, short, stretches)), (long, _sample(tx, long, stretches))):
         for number, *stretch in rows:
-            found[bounds[number].run_id].append(Segment(*stretch))
+            found[bounds[number][:2]].append(Segment(*stretch))
     return found
 
 
@@ -52,11 +53,11 @@ class _Bounds(NamedTuple):
     long: bool
 
 
-def _load_bounds(tx: Transaction, metrics: Mapping[UUID, str]) -> list[_Bounds]:
-    if not metrics:
+def _load_bounds(tx: Transaction, wanted: Collection[Series]) -> list[_Bounds]:
+    if not wanted:
         return []
     columns = sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)
-    series = sa.values(*columns).data(list(metrics.items())).cte("series")
+    series = sa.values(*columns).data(list(wanted)).cte("series")
     steps = sa.select(observations.c.step).where(*_is_of(series)).order_by(observations.c.step)
     first, last = (
         sa.select(end(observations.c.step)).where(*_is_of(series)).scalar_subquery()

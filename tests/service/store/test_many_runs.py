@@ -289,7 +289,7 @@ def test_the_outline_of_a_long_series(scene: Scene) -> None:
     count = sparklines.OUTLINED + 500
     scene.post(run, [PostedObservation("eval", 3 * step, float(step)) for step in range(count)])
     with scene.database.reading() as tx:
-        outline = sparklines.load_segments(tx, {run.id: "eval"}, 124)[run.id]
+        outline = sparklines.load_segments(tx, [(run.id, "eval")], 124)[run.id, "eval"]
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)

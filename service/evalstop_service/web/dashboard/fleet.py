@@ -7,26 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, groupby
+from typing import Annotated
 from uuid import UUID
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.detectors.detector import Kind
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from evalstop_service.rules.run_results import Call
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import run_lists, sparklines
-from evalstop_service.store.run_lists import RunFilter
-from evalstop_service.store.runs import Run
+from evalstop_service.store import run_lists
+from evalstop_service.store.run_lists import ListedVerdict, RunFilter
+from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.run_list import load_eval_segments
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/fleet", route_class=PageRoute)
 
 MOST_RUNS = 1000
+SHOWN_FIRST = 100
+"""So many strips are drawn at first. All of them take a second, and those that need a person stand on top."""
 
 CELLS = noise.WINDOW
 """Of a strip: as many as the estimate of the noise looks at."""
@@ -62,18 +66,21 @@ class Strip:
 
 
 @router.get("")
-def show_fleet(site: SiteOf, visitor: SignedIn) -> Response:
-    """The running runs, the most likely to have turned first."""
+def show_fleet(
+    site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_RUNS)] = SHOWN_FIRST
+) -> Response:
+    """The first `shown` of the newest running runs, the most likely to have turned first."""
     with site.database.reading() as tx:
-        running = run_lists.list_runs(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
-        shown = running[:MOST_RUNS]
-        evals = {run.id: metric for run in shown if (metric := watched_metrics.find_eval_metric(run)) is not None}
-        segments = sparklines.load_segments(tx, evals, CELLS)
-    strips = [draw_strip(run, segments.get(run.id, ())) for run in shown]
+        running = run_lists.list_verdicts(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
+        ranked = sorted(running[:MOST_RUNS], key=_rank)
+        loaded = load_runs(tx, [listed.run_id for listed in ranked[:shown]])
+        runs = [run for listed in ranked if (run := loaded.get(listed.run_id)) is not None]
+        segments = load_eval_segments(tx, runs, CELLS)
     return render_page(
         "fleet.html",
         visitor=visitor,
-        strips=sorted(strips, key=_rank),
+        strips=[draw_strip(run, segments.get(run.id, ())) for run in runs],
+        ranked=len(ranked),
         more=len(running) > MOST_RUNS,
         levels=LEVELS,
         renewed_seconds=RENEWED_SECONDS,
@@ -96,7 +103,7 @@ def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
         run.id,
         run.name,
         run.verdict.verdict,
-        max((item.value for item in run.verdict.evidence if item.kind == Kind.POSTERIOR), default=None),
+        _find_probability(run.verdict),
         len(levels),
         _draw_lines(levels),
         distances[-1] if distances else None,
@@ -137,10 +144,15 @@ def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
     return tuple((level, "".join(drawn)) for level, drawn in sorted(pieces.items()))
 
 
-def _rank(strip: Strip) -> tuple[float, float, str]:
-    """The most likely to have turned first, by the verdict where no detector says it, then the farthest below."""
-    probability = _SUPPOSED[strip.verdict] if strip.probability is None else strip.probability
-    return -probability, -(strip.distance or 0.0), strip.name
+def _rank(listed: ListedVerdict) -> tuple[float, str]:
+    """The most likely to have turned first, by the verdict where no detector says it."""
+    probability = _find_probability(listed.verdict)
+    return -(_SUPPOSED[listed.verdict.verdict] if probability is None else probability), listed.name
+
+
+def _find_probability(verdict: Verdict) -> float | None:
+    """Of having turned: None where the policy has no detector that says it."""
+    return max((item.value for item in verdict.evidence if item.kind == Kind.POSTERIOR), default=None)
 
 
 def _read_revision(now: datetime) -> str:

@@ -125,12 +125,9 @@ def label_case(
 
 def _draw_run(tx: Transaction, run: Run) -> list[Curve]:
     named = {role: metric for metric, role in reversed(charted_series.list_charted(run).items())}
-    drawn = []
-    for role in charted_series.ROLES:
-        if role in named:
-            found = sparklines.load_segments(tx, {run.id: named[role]}, curve_drawing.STRETCHES)
-            drawn.append((role, found.get(run.id, ())))
-    return curve_drawing.draw_curves(drawn)
+    wanted = {role: (run.id, named[role]) for role in charted_series.ROLES if role in named}
+    segments = sparklines.load_segments(tx, wanted.values(), curve_drawing.STRETCHES)
+    return curve_drawing.draw_curves([(role, segments.get(series, ())) for role, series in wanted.items()])
 
 
 def _is_lower_better(run: Run) -> bool:

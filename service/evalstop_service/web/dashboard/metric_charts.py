@@ -43,10 +43,8 @@ def show_metric_charts(
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)
         others = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
-        charts = [
-            _draw_chart(item, sparklines.load_segments(tx, {run.id: item.metric}, STRETCHES).get(run.id, []))
-            for item in others[:shown]
-        ]
+        segments = sparklines.load_segments(tx, [(run.id, item.metric) for item in others[:shown]], STRETCHES)
+    charts = [_draw_chart(item, segments.get((run.id, item.metric), [])) for item in others[:shown]]
     more = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
     left = max(0, len(others) - shown)
     return render_page(

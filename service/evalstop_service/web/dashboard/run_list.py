@@ -145,10 +145,13 @@ def follow_runs(
     )
 
 
-def load_eval_segments(tx: Transaction, wanted: Sequence[Run]) -> dict[UUID, list[Segment]]:
+def load_eval_segments(
+    tx: Transaction, wanted: Sequence[Run], stretches: int = sparkline.STRETCHES
+) -> dict[UUID, list[Segment]]:
     """The eval scores of these runs, outlined to be drawn small."""
-    evals = {run.id: metric for run in wanted if (metric := watched_metrics.find_eval_metric(run)) is not None}
-    return sparklines.load_segments(tx, evals, sparkline.STRETCHES)
+    evals = [(run.id, metric) for run in wanted if (metric := watched_metrics.find_eval_metric(run)) is not None]
+    segments = sparklines.load_segments(tx, evals, stretches)
+    return {run_id: found for (run_id, _), found in segments.items()}
 
 
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:

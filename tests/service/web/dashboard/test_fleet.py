@@ -56,9 +56,9 @@ def train(
     return found
 
 
-def rows(visitor: httpx.Client) -> dict[str, str]:
+def rows(visitor: httpx.Client, **query: int) -> dict[str, str]:
     """The rows of the page by the names of their runs, in order."""
-    html = visitor.get("/runs/fleet").raise_for_status().text
+    html = visitor.get("/runs/fleet", params=query).raise_for_status().text
     items = html.split('<ol class="card fleet">')[1].split("</ol>")[0].split("<li>")[1:]
     return {unescape(item.split("<bdi>")[1].split("</bdi>")[0]): item for item in items}
 
@@ -89,6 +89,21 @@ def test_the_most_likely_to_have_turned_comes_first(
     last = [float(re.findall(r"the last one ([\d.]+)", shown[name])[0]) for name in ("turned", "rising")]
     assert last[0] > 4 > last[1]
     assert rising.status == "running"
+
+
+@EMBEDDED
+def test_as_many_strips_as_are_asked_for(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Those most likely to have turned, with a link that shows all."""
+    for name, values in (("first", RISES), ("second", TURNS), ("third", RISES[:9])):
+        train(database, tenant, now, name, values)
+    assert list(rows(visitor, shown=1)) == ["second"]
+    html = visitor.get("/runs/fleet", params={"shown": 1}).text
+    (rest,) = re.findall(r'href="(/runs/fleet\?[^"]+)">Show all 3<', html)
+    assert "2 more are less likely" in html
+    assert set(rows(visitor, shown=3)) == {"first", "second", "third"}
+    assert "Show all" not in visitor.get(rest).text
 
 
 @EMBEDDED
