@@ -43,6 +43,9 @@ STORY = "tests/clients/receivers/kubernetes/test_story.py"
 RECEIVERS = "tests/clients/receivers/test_receivers_page.py"
 
 FOLLOWED = {
+    "client tab": Followed("docs/ways-in", 'init("client-1"', HERE),
+    "callbacks tab": Followed("docs/ways-in", "callbacks.transformers", HERE),
+    "mlflow tab": Followed("docs/ways-in", "MLFLOW_TRACKING_URI=", HERE),
     "transformers": Followed("docs/callbacks", "callbacks.transformers", HERE),
     "many processes": Followed("docs/callbacks", "DistributedRun(", HERE),
     "tensorboard": Followed("docs/callbacks", "watch-tensorboard", HERE),

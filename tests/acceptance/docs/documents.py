@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("", "docs", "docs/detectors", "docs/operations", "detectors", "service", "clients", "lab", "tests/data")
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+"""A block may be indented: in a tab."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -42,8 +43,9 @@ def blocks_of(file: Path) -> list[Block]:
     """All code blocks of a document, as they stand there."""
     found = []
     for number, match in enumerate(FENCE.finditer(file.read_text()), start=1):
-        language, _, mark = match[1].partition(" ")
-        found.append(Block(file, language, mark == "run", mark in ("run", "script"), match[2], number))
+        language, _, mark = match["info"].partition(" ")
+        text = re.sub(f"^{match['indent']}", "", match["text"], flags=re.MULTILINE)
+        found.append(Block(file, language, mark == "run", mark in ("run", "script"), text, number))
     return found
 
 

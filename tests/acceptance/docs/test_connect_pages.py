@@ -243,6 +243,31 @@ def test_a_policy_that_parks_has_a_receiver(project: Project) -> None:
 
 
 @pytest.mark.real
+def test_the_client_in_its_tab_ends_with_a_stop(project: Project) -> None:
+    """A loop of one's own asks, and ends."""
+    evaluate = trainers.EVALUATE.replace(", 0.01, step / 1000", "")
+    project.python(evaluate + read_block("client tab"))
+    project.check_stopped("client-1", "obeyed")
+
+
+@pytest.mark.real
+def test_the_callback_in_its_tab_ends_with_a_stop(project: Project) -> None:
+    """One line in a trainer that declares nothing."""
+    trainer = trainers.TRAINER_OF_TRANSFORMERS.replace("eval_gsm8k", "eval_accuracy")
+    project.python(read_block("callbacks tab") + "(callback,) = callbacks\n" + trainer)
+    project.check_stopped("callback-1", "obeyed")
+
+
+@pytest.mark.real
+def test_mlflow_in_its_tab_ends_with_a_stop(project: Project) -> None:
+    """A script that logs to MLflow and follows its tags."""
+    script = read_block("mlflow should_stop") + trainers.LOGGING_TO_MLFLOW + trainers.FOLLOWING_MLFLOW
+    (project.folder / "train.py").write_text(script)
+    project.shell(read_block("mlflow tab"))
+    project.check_stopped("logged", "obeyed")
+
+
+@pytest.mark.real
 def test_callbacks_end_with_a_stop(project: Project) -> None:
     """transformers' by the policy that the page names, and many processes, here one, by a person's word."""
     parts = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 
@@ -26,11 +25,12 @@ from evalstop_client.receivers.kubernetes.kinds import (
     change_at,
 )
 
+from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import Started, found, gone, parked, request
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
-from tests.clients.receivers.kubernetes.world import NAMESPACE, ROOT, World, pod_environment
+from tests.clients.receivers.kubernetes.world import NAMESPACE, World, pod_environment
 
 OLD = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["old"])
 
@@ -311,8 +311,7 @@ def test_workload_that_is_resumed_by_somebody_else_is_there_again(kubernetes: Wo
 
 def test_the_page_shows_what_the_pods_here_have() -> None:
     """The two pieces of a template in docs/kubernetes.md are those by which every workload of these tests is found."""
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    shown = [yaml.safe_load(block)["env"] for block in re.findall(r"^```yaml\n(env:.*?)^```$", page, re.M | re.S)]
+    shown = [yaml.safe_load(read_block(name))["env"] for name in ("pods of jobs", "other pods")]
 
     def by_name(variables: list[Json]) -> dict[str, Json]:
         return {one["name"]: one for one in variables}

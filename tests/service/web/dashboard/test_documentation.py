@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
+import json
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -15,6 +18,7 @@ from evalstop_service.web.dashboard.documentation import FOLDER
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
+from tests.acceptance.docs.documents import blocks_of
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 
@@ -65,3 +69,18 @@ def test_no_page_of_the_documentation_lies_elsewhere(built: Path) -> None:
     sources = list((ROOT / "docs").rglob("*.md"))
     assert len(pages) == len(sources)
     assert not [page for page in pages if 'src="http' in page.read_text(encoding="utf-8")]
+
+
+def test_search_finds_every_code_block(built: Path) -> None:
+    """Also those in tabs that are not open: each stands in the index that the browser searches."""
+    index = json.loads((built / "search/search_index.json").read_text(encoding="utf-8"))
+    found = html.unescape("".join(section["text"] for section in index["docs"]))
+    files = (ROOT / "docs").rglob("*.md")
+    assert [str(block) for file in files for block in blocks_of(file) if block.text not in found] == []
+
+
+def test_tabs_are_tabs(built: Path) -> None:
+    """No page shows the mark of a tab, or of a code block in one, as text."""
+    pages = {page: page.read_text(encoding="utf-8") for page in built.rglob("index.html")}
+    assert 'class="tabbed-set' in pages[built / "ways-in/index.html"]
+    assert [page for page, text in pages.items() if re.search(r"^\s*(<p>)?(===|```)", text, re.MULTILINE)] == []
