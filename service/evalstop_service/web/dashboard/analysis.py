@@ -111,6 +111,7 @@ def _eval_sign(run: Run) -> float:
 
 def _track_document(track: Track) -> dict[str, Any]:
     points = downsample(track.points, MOST_POINTS)
+    covered = track.covered[:: -(-len(track.covered) // MOST_POINTS) or 1]
     return {
         "member": track.member,
         "detector": track.detector,
@@ -119,6 +120,12 @@ def _track_document(track: Track) -> dict[str, Any]:
         "stop_at": track.stop_at,
         "steps": [point.step for point in points],
         "values": [finite_or_none(point.value) for point in points],
+        "covered": {
+            "steps": [share.step for share in covered],
+            "low": [share.low for share in covered],
+            "values": [share.middle for share in covered],
+            "high": [share.high for share in covered],
+        },
     }
 
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from evalstop_detectors import Evidence, Observation, Policy, advance, start
+from evalstop_detectors import Evidence, MetricRole, MonitorState, Observation, Policy, advance, start
+from evalstop_detectors.detectors.posterior import Posterior
 
 from evalstop_service.rules.run_results import Verdict
 from evalstop_service.store.observations import PostedObservation
 
 
+@dataclass(frozen=True)
+class Covered:
+    """The share of its final range of scores that a run has covered at a step: 10, 50 and 90 % quantile."""
+
+    step: int
+    low: float
+    middle: float
+    high: float
+
+
 @dataclass
 class Track:
     """One member of the policy: its detector, the kind of its evidence, its thresholds (None: never), and its value at
-    each step."""
+    each step. `covered`: at each eval, from a detector that expects how much is still to be gained."""
 
     member: str
     detector: str
@@ -22,6 +33,7 @@ class Track:
     suspect_at: float | None
     stop_at: float | None
     points: list[PostedObservation] = field(default_factory=list)
+    covered: list[Covered] = field(default_factory=list)
 
     def add_value(self, step: int, value: float) -> None:
         """Record the value from this step on; the last one at a step counts."""
@@ -31,8 +43,8 @@ class Track:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether any value differs from 0."""
-        return any(point.value != 0 for point in self.points)
+        """Whether any value differs from 0, or it is known how much the run has covered."""
+        return bool(self.covered) or any(point.value != 0 for point in self.points)
 
 
 def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list[Track]:
@@ -43,18 +55,30 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
     for item in observations:
         state, _ = advance(policy, state, (item,))
         for index, evidence in enumerate(state.evidence):
-            if evidence is None or evidence is previous[index]:
+            if evidence is None:
                 continue
-            thresholds = policy.members[index].thresholds
             track = tracks[index]
             if track is None:
-                detector = policy.members[index].detector.name
+                member = policy.members[index]
+                limits = member.thresholds
                 tracks[index] = track = Track(
-                    policy.ids[index], detector, evidence.kind, thresholds.suspect_at, thresholds.stop_at
+                    policy.ids[index], member.detector.name, evidence.kind, limits.suspect_at, limits.stop_at
                 )
-            track.add_value(item.step, evidence.value)
+            if evidence is not previous[index]:
+                track.add_value(item.step, evidence.value)
+            if item.role is MetricRole.EVAL and evidence.outlook is not None:
+                track.covered += _read_covered(policy, state, index, item.step)
         previous = state.evidence
     return [track for track in tracks if track is not None]
+
+
+def _read_covered(policy: Policy, state: MonitorState, index: int, step: int) -> list[Covered]:
+    """What a member expects the run to have covered; nothing from a detector that cannot say it."""
+    detector = policy.members[index].detector
+    if not isinstance(detector, Posterior):
+        return []
+    low, middle, high = detector.outlook(state.states[index]).to_gain
+    return [Covered(step, 1 / (1 + high), 1 / (1 + middle), 1 / (1 + low))]
 
 
 def read_evidence(verdicts: Iterable[Verdict]) -> list[Track]:

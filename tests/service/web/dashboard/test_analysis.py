@@ -6,7 +6,8 @@ import math
 from datetime import datetime
 
 import httpx
-from evalstop_detectors import MetricRole, Observation, policy_from_document, replay
+from evalstop_detectors import POLICIES, MetricRole, Observation, policy_from_document, replay
+from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_service.ingest import Observations
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -97,6 +98,33 @@ def test_evidence_is_what_the_monitor_saw() -> None:
     track = tracks[0]
     assert (track.member, track.stop_at) == ("k_below_best", 5)
     assert next(point.step for point in track.points if point.value >= 5) == 280
+
+
+def test_what_a_run_has_covered_is_what_its_detector_expects() -> None:
+    """At each eval from the third on: the quantiles of what is still to be gained; it grows."""
+    policy, seen = POLICIES["default"], told(45)
+    track, *others = evidence.replay_evidence(policy, seen)
+    assert not any(other.covered for other in others)
+    assert [share.step for share in track.covered] == [item.step for item in HACKING[2:45]]
+    for evals in (10, 29, 45):
+        state = replay(policy, told(evals)).states[0]
+        low, _, high = Posterior().outlook(state).to_gain
+        share = track.covered[evals - 3]
+        assert (share.high, share.low) == (1 / (1 + low), 1 / (1 + high))
+        assert 0 < share.low <= share.middle <= share.high <= 1
+    assert track.covered[7].low < 0.5 < 0.95 < track.covered[-1].low
+
+
+@EMBEDDED
+def test_a_healthy_run_has_covered_some_of_its_range(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Its outlook is drawn although the probability of having turned is too low to be said."""
+    run = open_run(database, tenant, now, "rising", policy="default", total_steps=600)
+    report(database, tenant, run.id, HACKING[:20], now)
+    (track,) = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]["tracks"]
+    assert set(track["values"]) == {0}
+    assert len(track["covered"]["steps"]) == len(track["covered"]["low"]) == 18
 
 
 @EMBEDDED

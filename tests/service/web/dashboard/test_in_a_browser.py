@@ -93,6 +93,23 @@ def test_a_run_turns_while_one_looks_on(
     assert window.is_clean()
 
 
+def test_what_a_run_may_still_gain(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """A panel for what the run has covered, with its caption; one for the probability once the detector says one."""
+    page, panels = window.page, window.page.locator("#chart .annotation-text")
+    window.sign_in(tenant)
+    run = open_run(embedded_database, tenant, now, "ppo", policy="default", total_steps=600)
+    report(embedded_database, tenant, run.id, EVALS[:20], now)
+    page.goto(f"{window.address}/runs/{run.id}")
+    expect(panels.get_by_text("final range covered")).to_be_visible()
+    expect(page.locator("#covered-note")).to_be_visible()
+    expect(page.locator("[data-toggle=turned]")).to_be_hidden()
+    report(embedded_database, tenant, run.id, EVALS[20:29], now)
+    expect(panels.get_by_text("probability of having turned")).to_be_visible()
+    page.click("[data-toggle=covered]")
+    expect(panels.get_by_text("final range covered")).to_have_count(0)
+    assert window.is_clean()
+
+
 def test_the_keyboard_is_enough(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
     """Sign in, search, open a run, hide a line and copy the address without a mouse."""
     page = window.page

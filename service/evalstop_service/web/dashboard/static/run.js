@@ -1,4 +1,5 @@
-// The chart of a run: the eval, the proxy, KL and the probability of having turned, one panel under another, by step.
+// The chart of a run by step, one panel under another: the eval, the proxy, KL, the probability of having turned, and how
+// much of its final range the run has covered.
 
 import { onAnalysis } from "./analysis.js";
 import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, stepTicks, toggles } from "./charts.js";
@@ -6,20 +7,23 @@ import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
 const main = document.querySelector("main");
-const shown = { eval: true, proxy: true, kl: true, turned: true, best: true, raw: true };
+const shown = { eval: true, proxy: true, kl: true, turned: true, covered: true, best: true, raw: true };
 const NONE = { steps: [], values: [], stderrs: [] };
 const PANELS = [
   { name: "eval", title: "eval", px: 260 },
   { name: "proxy", title: "proxy", px: 105 },
   { name: "kl", title: "KL", px: 85 },
   { name: "turned", title: "probability of having turned", px: 105 },
+  { name: "covered", title: "final range covered", px: 105 },
 ];
+const SHARES = new Set(["turned", "covered"]); // from 0 to 100 %
 const GAP_PX = 28;
 const LABEL_PX = 150;
 const LINE_PX = 18;
 const MOST_LEVELS = 4;
 let series = null;
 let posterior = null; // what the detector of this name said, if the policy has it
+let hasProbability = false;
 
 async function load() {
   const response = await fetchSameOrigin(main.dataset.series);
@@ -43,6 +47,7 @@ function drawChart() {
     const name = key.dataset.toggle;
     key.hidden = name === "best" ? !series.best_checkpoint : name === "raw" ? !series.raw_maximum : !data(name).steps.length;
   }
+  document.getElementById("covered-note").hidden = !data("covered").steps.length;
   if (empty) return undefined;
   const color = palette();
   const panels = placePanels();
@@ -65,7 +70,8 @@ function drawChart() {
 }
 
 function data(name) {
-  if (name === "turned") return posterior ?? NONE;
+  if (name === "turned") return hasProbability ? posterior : NONE;
+  if (name === "covered") return posterior?.covered ?? NONE;
   return series.series.find((item) => item.role === name) ?? NONE;
 }
 
@@ -88,7 +94,7 @@ function addPanel(drawing, panel, color) {
   const hasValues = values.some((value) => value !== null);
   drawing[panel.axis.replace("y", "yaxis")] = axis(color, {
     type: "linear", domain: panel.domain, visible: hasValues, tickfont: { color: color(paint(panel.name)) }, nticks: panel.name === "eval" ? 6 : 3,
-    ...(panel.name === "turned" ? { range: [-0.02, 1.02], tickformat: ".0%", tickvals: [0, 0.5, 1] } : {}),
+    ...(SHARES.has(panel.name) ? { range: [-0.02, 1.02], tickformat: ".0%", tickvals: [0, 0.5, 1] } : {}),
   });
   const title = hasValues ? panel.title : `${panel.title}: no finite value yet`;
   if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
@@ -98,7 +104,7 @@ function addPanel(drawing, panel, color) {
 }
 
 function paint(name) {
-  return name === "turned" ? "accent" : name;
+  return SHARES.has(name) ? "accent" : name;
 }
 
 function traces(name, color, yaxis) {
@@ -109,19 +115,32 @@ function traces(name, color, yaxis) {
     hovertemplate: "%{y:.4~g}",
   };
   if (name === "turned") return [{ ...line, line: { ...line.line, shape: "hv" }, hovertemplate: "%{y:.1%}" }];
+  if (name === "covered") {
+    return [
+      shade(band(item.steps, item.low, item.high), yaxis, color("accent-band"), shown.covered),
+      { ...line, text: item.low.map((low, i) => ` (${percent(low)} to ${percent(item.high[i])})`), hovertemplate: "%{y:.0%}%{text}" },
+    ];
+  }
   if (name !== "eval") return [line];
   const mark = (key, at, marker, title) => ({
     type: "scatter", mode: "markers", name: title, x: at ? [at.step] : [], y: at ? [at.score] : [], yaxis,
     marker, visible: shown[key], hovertemplate: "%{y:.4~g}", cliponaxis: false,
   });
   return [
-    { type: "scatter", mode: "lines", ...evalBand(item), yaxis, fill: "toself", fillcolor: color("eval-band"),
-      line: { width: 0 }, hoverinfo: "skip", visible: shown.eval },
+    shade(evalBand(item), yaxis, color("eval-band"), shown.eval),
     { ...line, mode: item.steps.length <= 150 ? "lines+markers" : "lines", line: { color: color("eval"), width: 2.2 },
       text: item.stderrs.map((stderr) => (stderr === null ? "" : ` ± ${Number(stderr.toPrecision(2))}`)), hovertemplate: "%{y:.4~g}%{text}" },
     mark("raw", series.raw_maximum, { size: 15, color: "rgba(0,0,0,0)", line: { color: color("eval"), width: 2 } }, "raw maximum"),
     mark("best", series.best_checkpoint, { size: 9, color: color("best"), line: { color: color("card"), width: 1.5 } }, "best checkpoint"),
   ];
+}
+
+function shade(outline, yaxis, fillcolor, visible) {
+  return { type: "scatter", mode: "lines", ...outline, yaxis, fill: "toself", fillcolor, line: { width: 0 }, hoverinfo: "skip", visible };
+}
+
+function percent(share) {
+  return `${Math.round(100 * share)} %`;
 }
 
 function evalBand(evals) {
@@ -184,6 +203,7 @@ toggles(document.querySelector(".legend"), shown, redraw);
 onTried(redraw);
 onAnalysis((analysis) => {
   posterior = analysis.evidence.tracks.find((track) => track.detector === "posterior") ?? null;
+  hasProbability = posterior !== null && posterior.values.some((value) => value > 0);
   return redraw();
 });
 load();
