@@ -1,11 +1,15 @@
-"""A run's metrics as curves over the same steps, drawn by the server, so that they are there without scripts. Pure."""
+"""A run's metrics as curves over the same steps, drawn by the server, so that they are there without scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from evalstop_service.store import sparklines
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run
 from evalstop_service.store.sparklines import Segment
+from evalstop_service.web.dashboard import charted_series
 from evalstop_service.web.dashboard.sparkline import Frame
 
 WIDTH, HEIGHT = 1000, 400
@@ -19,6 +23,14 @@ class Curve:
     role: str
     points: str
     frame: Frame
+
+
+def load_curves(tx: Transaction, run: Run) -> list[Curve]:
+    """The eval, the proxy and the KL of a run."""
+    named = {role: metric for metric, role in reversed(charted_series.list_charted(run).items())}
+    wanted = {role: (run.id, named[role]) for role in charted_series.ROLES if role in named}
+    segments = sparklines.load_segments(tx, wanted.values(), STRETCHES)
+    return draw_curves([(role, segments.get(series, ())) for role, series in wanted.items()])
 
 
 def draw_curves(segments: Sequence[tuple[str, Sequence[Segment]]]) -> list[Curve]:

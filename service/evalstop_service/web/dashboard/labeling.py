@@ -19,12 +19,10 @@ from evalstop_service.evaluation.blind_labels import MOST_CASES, LabeledCase
 from evalstop_service.rules.agreement import Agreement, measure_agreements
 from evalstop_service.rules.statuses import RunOutcome
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import case_counts, decisions, sparklines
+from evalstop_service.store import case_counts, decisions
 from evalstop_service.store.case_counts import CaseFilter
-from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series, curve_drawing, formatting, forms
-from evalstop_service.web.dashboard.curve_drawing import Curve
+from evalstop_service.web.dashboard import curve_drawing, formatting, forms
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Operator, SiteOf
 
@@ -80,7 +78,7 @@ def show_case(
         if at is not None and at > len(cases):
             raise NotFound
         shown = cases[place - 1] if place else None
-        curves = _draw_run(tx, shown.run) if shown else []
+        curves = curve_drawing.load_curves(tx, shown.run) if shown else []
     others = [one for one in left if one != place]
     following = next((one for one in others if place and one > place), next(iter(others), None))
     return render_page(
@@ -121,13 +119,6 @@ def label_case(
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     return RedirectResponse(choice.link(at=at), 303)
-
-
-def _draw_run(tx: Transaction, run: Run) -> list[Curve]:
-    named = {role: metric for metric, role in reversed(charted_series.list_charted(run).items())}
-    wanted = {role: (run.id, named[role]) for role in charted_series.ROLES if role in named}
-    segments = sparklines.load_segments(tx, wanted.values(), curve_drawing.STRETCHES)
-    return curve_drawing.draw_curves([(role, segments.get(series, ())) for role, series in wanted.items()])
 
 
 def _is_lower_better(run: Run) -> bool:

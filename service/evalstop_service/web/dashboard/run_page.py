@@ -40,7 +40,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series, decision_lanes, formatting, run_roles
+from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting, run_roles
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -85,6 +85,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         shares = _load_shares(tx, run)
         policy_versions = policies.list_versions(tx, visitor.project.id)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
+        curves = curve_drawing.load_curves(tx, run)
     current = _current_decision(run, on_record)
     lanes = {one.id: decision_lanes.draw_lanes(one, histories[one.id], site.clock()) for one in on_record}
     return render_page(
@@ -105,6 +106,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         can=_allowed_actions(run, current, site.clock()),
         changes=changes,
         eval_requests=asked[::-1],
+        curves=curves,
         metrics=metrics[:MOST_METRICS],
         eval_shares=shares,
         recognition=metric_roles.describe_roles(run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from datetime import datetime
 
@@ -13,7 +14,7 @@ from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.conftest import Window
@@ -243,6 +244,25 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
     expect(page.locator("#metric-charts polyline")).to_have_count(24)
     page.get_by_role("link", name="Show more").click()
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
+    assert window.is_clean()
+
+
+def test_the_curves_are_there_before_the_chart(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The server draws them, and the chart takes their place when what draws it has come."""
+    page = window.page
+    window.sign_in(tenant)
+    run = open_run(embedded_database, tenant, now, "drawn")
+    report(embedded_database, tenant, run.id, EVALS[:28], now)
+    held: list[Route] = []
+    page.route(re.compile("plotly"), lambda route: held.append(route))
+    page.goto(f"{window.address}/runs/{run.id}", wait_until="commit")
+    expect(page.locator("#chart-preview .curve-eval polyline")).to_be_visible()
+    expect(page.locator("#chart")).to_be_hidden()
+    held[0].continue_()
+    wait_for_chart(window, 28)
+    expect(page.locator("#chart-preview")).to_have_count(0)
     assert window.is_clean()
 
 

@@ -40,6 +40,7 @@ async function load() {
 
 function drawChart() {
   const chart = document.getElementById("chart");
+  document.getElementById("chart-preview")?.remove(); // what the server drew, until Plotly is there
   const empty = !series.series.some((item) => item.steps.length);
   chart.hidden = empty;
   document.querySelector(".chart-empty").hidden = !empty;
