@@ -83,6 +83,7 @@ from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.middleware.slow_refusals import SlowRefusals
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
+from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
@@ -142,6 +143,7 @@ def create_app(
         clock,
         committer,
         key_cache,
+        PullWaiters(database, clock),
         create_address_policy(settings),
         create_encryption(settings),
         settings.delivery_timeout_seconds,

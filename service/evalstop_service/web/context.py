@@ -26,20 +26,10 @@ from evalstop_service.web.decision_paths import is_decision_path
 from evalstop_service.web.fair_shares import FairShares, Places
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
+from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.query_parameters import refuse_unknown_parameters
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
-
-
-@dataclass(frozen=True)
-class PullWaiters:
-    """Receivers that wait for an event to fetch: `requests` bounds how many, `threads` those that ask the database.
-
-    The other routes have threads of their own, so that waiting receivers never hold them up.
-    """
-
-    requests: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(200))
-    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
 
 
 @dataclass(frozen=True)
@@ -50,12 +40,12 @@ class Context:
     clock: Clock
     committer: Committer
     key_cache: KeyCache
+    pull_waiters: PullWaiters
     address_policy: AddressPolicy = field(default_factory=AddressPolicy)
     encryption: Encryption = field(default_factory=Encryption)
     delivery_timeout_seconds: float = 10.0
     public_url: str | None = None
     mail: MailSettings | None = None
-    pull_waiters: PullWaiters = field(default_factory=PullWaiters)
     shares: FairShares = field(default_factory=FairShares)
     scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
 

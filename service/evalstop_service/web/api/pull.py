@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
@@ -30,8 +31,6 @@ from evalstop_service.webhooks.retry import judge_pull_status
 from evalstop_service.webhooks.signature import sign_headers
 
 router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=JsonRoute)
-
-POLL_SECONDS = 0.2
 
 _TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "try again in 10 seconds", headers={"Retry-After": "10"})
 
@@ -113,17 +112,15 @@ async def claim_events(
     except anyio.WouldBlock:
         raise _TOO_MANY from None
     deadline = time.monotonic() + body.wait_seconds
+    claim = partial(_claim, context, caller, endpoint_id, body)
     try:
-        while True:
-            claimed = await anyio.to_thread.run_sync(
-                _claim, context, caller, endpoint_id, body, limiter=waiters.threads
-            )
-            left_seconds = deadline - time.monotonic()
-            if claimed or left_seconds <= 0:
-                break
-            await anyio.sleep(min(POLL_SECONDS, left_seconds))
+        claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
+        while not claimed and time.monotonic() < deadline:
+            may_claim = await waiters.wait_for_look(endpoint_id)
             if await request.is_disconnected():
                 break  # else events would be leased to a receiver that is gone
+            if may_claim:
+                claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
     finally:
         waiters.requests.release_on_behalf_of(waiter)
     return PulledEvents(events=[_sign_event(delivery, context.public_url, context.clock()) for delivery in claimed])

@@ -20,6 +20,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api import stream as bulk
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
+from evalstop_service.web.pull_waiters import PullWaiters
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -218,7 +219,8 @@ def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[ht
     """A client with the same key of the route alone, with other limits."""
     committer = Committer(service.database, RunCache(), utc_now, ServiceMetrics())
     app = FastAPI(lifespan=lambda _app: committer.run())
-    app.state.context = Context(service.database, utc_now, committer, KeyCache(service.database, 5.0))
+    pull_waiters = PullWaiters(service.database, utc_now)
+    app.state.context = Context(service.database, utc_now, committer, KeyCache(service.database, 5.0), pull_waiters)
     problems.install(app)
     app.include_router(bulk.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (

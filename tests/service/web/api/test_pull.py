@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
 from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import deliveries
+from evalstop_service.web.pull_waiters import PullWaiters
 
 from tests.service.web.api.conftest import Service
 
@@ -200,6 +202,24 @@ def test_poll_that_nobody_waits_for_takes_nothing(service: Service, client: http
     time.sleep(1.0)  # more than two looks of the poll
     stop(client)
     assert len(claim(client, made["id"], wait_seconds=5)) == 1
+
+
+def test_all_that_wait_share_a_look(service: Service, client: httpx.Client) -> None:
+    """Receivers that wait at one time look at the database once together, and each hears of its own endpoint."""
+    due, idle = UUID(endpoint(client)["id"]), UUID(endpoint(client, name="idle", event_types=["run.lost"])["id"])
+    stop(client)
+    looks: list[datetime] = []
+
+    def clock() -> datetime:
+        looks.append(utc_now())
+        return looks[-1]
+
+    async def wait() -> list[bool]:
+        waiters = PullWaiters(service.database, clock)
+        return await asyncio.gather(*[waiters.wait_for_look(one) for one in (due, idle) * 20])
+
+    assert asyncio.run(wait()) == [True, False] * 20
+    assert len(looks) == 1
 
 
 def hasten(service: Service, delivery_id: str) -> None:

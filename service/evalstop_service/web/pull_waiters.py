@@ -1,0 +1,50 @@
+"""Receivers that wait for an event to fetch, and the looks at the database that they share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set
+from uuid import UUID
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+
+from evalstop_service.clock import Clock
+from evalstop_service.store.database import Database
+from evalstop_service.store.queue import pull, queues
+
+POLL_SECONDS = 0.2
+"""Between two looks, and the longest that an event waits for one."""
+
+
+class PullWaiters:
+    """`requests` bounds how many wait, `threads` those that ask the database. On the event loop.
+
+    The other routes have threads of their own, so that waiting receivers never hold them up. A look is for all that
+    wait: if each had its own, 60 of them would keep a processor busy.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.requests = CapacityLimiter(200)
+        self.threads = CapacityLimiter(4)
+        self._database, self._clock = database, clock
+        self._endpoint_ids: set[UUID] = set()
+        self._next: asyncio.Task[Set[UUID]] | None = None
+
+    async def wait_for_look(self, endpoint_id: UUID) -> bool:
+        """Wait for the next look; whether there may be something to claim for the endpoint. Raises DBAPIError."""
+        self._endpoint_ids.add(endpoint_id)
+        if self._next is None:
+            self._next = asyncio.create_task(self._look())
+        return endpoint_id in await asyncio.shield(self._next)  # a request that is given up leaves it to the others
+
+    async def _look(self) -> Set[UUID]:
+        await asyncio.sleep(POLL_SECONDS)
+        endpoint_ids, self._endpoint_ids, self._next = self._endpoint_ids, set(), None
+        return await anyio.to_thread.run_sync(self._find_claimable, endpoint_ids, limiter=self.threads)
+
+    def _find_claimable(self, endpoint_ids: Set[UUID]) -> Set[UUID]:
+        """Those for which something is due; all when a veto window is over, which may make something due."""
+        with self._database.reading() as tx:
+            now, over = queues.read_clock(tx, self._clock())
+            return endpoint_ids if over else {one for one in endpoint_ids if pull.is_any_due(tx, one, now)}
