@@ -12,19 +12,26 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pytest
 from evalstop_service.store.database import Database
+from evalstop_service.web import dashboard
+from evalstop_service.web.dashboard import sign_in_token
 from evalstop_service.web.dashboard.documentation import FOLDER
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
 from tests.acceptance.docs.documents import blocks_of
+from tests.fixtures.http import certificates
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.serving import SECRET, serving
+from tests.service.web.dashboard.test_every_page import filled
 
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[4]
+TEMPLATES = Path(dashboard.__file__).parent / "templates"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +55,7 @@ def test_help_leads_from_a_page_to_what_is_said_of_it(window: Window, tenant: Te
     page = window.page
     window.sign_in(tenant)
     page.goto(f"{window.address}/settings")
-    page.get_by_role("link", name="Help").click()
+    page.get_by_role("link", name="Help", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Operations")
     expect(page.locator(".md-search-result__meta")).to_contain_text("Type to start searching")  # its index is there
     results = page.locator(".md-search-result__link")
@@ -69,6 +76,32 @@ def test_no_page_of_the_documentation_lies_elsewhere(built: Path) -> None:
     sources = list((ROOT / "docs").rglob("*.md"))
     assert len(pages) == len(sources)
     assert not [page for page in pages if 'src="http' in page.read_text(encoding="utf-8")]
+
+
+def test_every_help_link_leads_to_what_it_names(built: Path, embedded_database: Database, now: datetime) -> None:
+    """Each question mark of the pages says what it is about, and leads to a heading that the site has."""
+    tenant = add_tenant(embedded_database, now, veto_window_seconds=3600)
+    paths, _ = filled(embedded_database, tenant)
+    with (
+        serving(embedded_database) as address,
+        httpx.Client(base_url=address, verify=certificates(), follow_redirects=True) as visitor,
+    ):
+        visitor.get("/login", params={"token": sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
+        pages = "".join(visitor.get(path).text for path in paths)
+        marks = set(re.findall(r'<a class="help"[^>]*>', pages))
+        written = "".join(file.read_text() for file in TEMPLATES.glob("*.html"))
+        rarely_shown = re.findall(r'help_link\("([^"]+)"', written)
+        places = {*re.findall(r'href="/help/([^"]*)"', pages), *rarely_shown}
+        assert [place for place in sorted(places) if not leads_somewhere(visitor, place)] == []
+    assert len(marks) > 30
+    assert [mark for mark in marks if not re.search(r'aria-label="Help: [^"]+"', mark)] == []
+
+
+def leads_somewhere(visitor: httpx.Client, place: str) -> bool:
+    """Whether the site has the page, and the page the anchor."""
+    page, _, anchor = place.partition("#")
+    found = visitor.get(f"/help/{page}")
+    return found.status_code == 200 and (not anchor or f'id="{anchor}"' in found.text)
 
 
 def test_search_finds_every_code_block(built: Path) -> None:
