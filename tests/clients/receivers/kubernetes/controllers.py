@@ -101,6 +101,8 @@ class Controllers:
         elif not kind.phase:
             types = sorted(kind.suspended | ({word} if word else frozenset()))
             status["conditions"] = [{"type": one, "status": "True" if one == word else "False"} for one in types]
+            if word == "Failed":
+                status["conditions"][types.index(word)]["reason"] = "BackoffLimitExceeded"
         if kind is RAY_JOB:
             status["rayClusterName"] = "" if word else f"{item['metadata']['name']}-cluster"
         if any(at(item, "status", name) != value for name, value in status.items()):

@@ -89,10 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
 
-    def _send(self, code: int, body: Json, headers: dict[str, str] | None = None) -> None:
-        raw = json.dumps(body).encode()
+    def _send(self, code: int, body: Json | str, headers: dict[str, str] | None = None) -> None:
+        raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(code)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/plain" if isinstance(body, str) else "application/json")
         self.send_header("content-length", str(len(raw)))
         for name, value in (headers or {}).items():
             self.send_header(name, value)

@@ -1,8 +1,9 @@
 """What a fake Kubernetes API server answers, strict where the real one is; what it keeps is in fake_storage.py.
 
 It has versions, watches with a memory of bounded length, merge patches, preconditions, grace periods, finalizers,
-garbage collection and RBAC, and nothing else: controllers and nodes are programs of their own here, as they are in a
-cluster. tests/clients/receivers/kubernetes/real/test_emulator.py compares its answers with those of a real server.
+garbage collection and RBAC, asks nodes for the logs of pods, and nothing else: controllers and nodes are programs of
+their own here, as they are in a cluster. tests/clients/receivers/kubernetes/real/test_emulator.py compares its answers
+with those of a real server.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.clients.receivers.kubernetes.fake_requests import Request, Resource
+import httpx
+
+from tests.clients.receivers.kubernetes.fake_requests import JOB_FIELDS, SINCE_1_21, Request, Resource
 from tests.clients.receivers.kubernetes.fake_storage import Answered, FakeStorage, Json, text_of
 
 ADMIN = "admin-token"
 MERGE_PATCH = "application/merge-patch+json"
-JOB_FIELDS = frozenset(
-    {"parallelism", "completions", "backoffLimit", "selector", "template", "ttlSecondsAfterFinished"}
-)
-SINCE_1_21 = frozenset({"suspend", "completionMode"})
 
 
 @dataclass
@@ -43,6 +42,7 @@ class FakeCluster:
         fields = JOB_FIELDS | (SINCE_1_21 if self.knows_suspend else frozenset())
         self.resources = [
             Resource("", "v1", "namespaces", "Namespace", namespaced=False),
+            Resource("", "v1", "nodes", "Node", namespaced=False),
             Resource("", "v1", "pods", "Pod"),
             Resource("", "v1", "events", "Event", has_status=False),
             Resource("", "v1", "serviceaccounts", "ServiceAccount", has_status=False),
@@ -56,7 +56,7 @@ class FakeCluster:
 
     # --- requests
 
-    def answer(self, request: Request) -> tuple[int, Json]:
+    def answer(self, request: Request) -> tuple[int, Json | str]:
         with self.storage.changed:
             self._recognize(request)
             for fault in list(self.faults):
@@ -126,8 +126,21 @@ class FakeCluster:
 
     # --- verbs
 
-    def _get(self, request: Request) -> tuple[int, Json]:
-        return 200, self.storage.read(self._key(request), request.namespace, request.name, *self._what(request))
+    def _get(self, request: Request) -> tuple[int, Json | str]:
+        item = self.storage.read(self._key(request), request.namespace, request.name, *self._what(request))
+        return 200, self._log(request, item) if request.subresource == "log" else item
+
+    def _log(self, request: Request, pod: Json) -> str:
+        if not pod.get("status", {}).get("containerStatuses"):
+            words = f'container "{request.query["container"]}" in pod "{request.name}" is waiting to start'
+            raise Answered(400, "BadRequest", words)
+        node = self.storage.read("/nodes", "", pod["spec"]["nodeName"], "nodes", "")["status"]
+        host, port = node["addresses"][0]["address"], node["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        path = f"/containerLogs/{request.namespace}/{request.name}/{request.query['container']}"
+        answer = httpx.get(
+            f"https://{host}:{port}{path}", params=request.query, verify=False, trust_env=False
+        )  # as Kubernetes does
+        return answer.raise_for_status().text
 
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None

@@ -7,6 +7,19 @@ from dataclasses import dataclass
 
 from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
 
+JOB_FIELDS = frozenset(
+    {
+        "parallelism",
+        "completions",
+        "backoffLimit",
+        "activeDeadlineSeconds",
+        "selector",
+        "template",
+        "ttlSecondsAfterFinished",
+    }
+)
+SINCE_1_21 = frozenset({"suspend", "completionMode"})
+
 
 @dataclass
 class Resource:

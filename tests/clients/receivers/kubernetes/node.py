@@ -1,6 +1,7 @@
 """A node made of processes, over HTTP: it takes every pod, runs its command here, and ends it as a kubelet would.
 
 There are no containers: a pod's first container is a process group, its downward API is its environment and a file.
+The API server asks it for what they printed, as it asks a kubelet.
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
 from evalstop_client.receivers.kubernetes.pods import parse_pod
 
-from tests.clients.receivers.kubernetes.admin import Admin, Json
+from tests.clients.receivers.kubernetes.admin import MERGE, Admin, Json
+from tests.fixtures.certificates import create_certificate
 
 PAUSE_SECONDS = 0.03
+EXPANDED = re.compile(r"\$(?:\$|\((\w+)\))")
 LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
 
 
@@ -34,7 +40,6 @@ class Container:
     folder: Path
     kill_at: float | None = None
     is_told: bool = False  # that it runs
-    log: list[str] = field(default_factory=list)
 
 
 class Node:
@@ -50,14 +55,25 @@ class Node:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.lost = False
+        self._logs = _LogServer(self._folder)
 
     def __enter__(self) -> Node:
+        self._admin.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name}})
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._logs.server_address[1]}},
+        }
+        place = f"/api/v1/nodes/{self.name}/status"
+        self._admin.http.patch(place, json={"status": status}, headers=MERGE).raise_for_status()
+        threading.Thread(target=self._logs.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
+        self._logs.shutdown()
+        self._logs.server_close()
         for container in self._containers.values():
             _signal(container, signal.SIGKILL)
             container.process.wait()
@@ -117,7 +133,10 @@ class Node:
         first = pod["spec"]["containers"][0]
         variables = {one["name"]: _value(one, pod) for one in first.get("env", [])}
         environment = {**os.environ, "PODINFO": str(folder), **variables}
-        process = subprocess.Popen(first["command"], env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+        command = [_expand(one, variables) for one in (*first["command"], *first.get("args", []))]
+        (self._folder / "logs").mkdir(exist_ok=True)
+        with (self._folder / "logs" / f"{pod['metadata']['name']}.{first['name']}").open("wb") as log:
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
         return Container(process, folder)
 
     def _end(self, pod: Json, container: Container) -> None:
@@ -128,6 +147,43 @@ class Node:
         self._admin.status(POD, pod, {"phase": phase, "containerStatuses": [_status(pod, state)]})
         if pod["metadata"].get("deletionTimestamp"):
             self._admin.delete(POD, pod, gracePeriodSeconds=0)
+
+
+class _LogServer(ThreadingHTTPServer):
+    """A kubelet's API, as much of it as the API server asks for logs."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _LogHandler)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder / "logs"
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(create_certificate(folder, datetime.now(UTC)))
+        self.socket = tls.wrap_socket(self.socket, server_side=True)
+
+
+class _LogHandler(BaseHTTPRequestHandler):
+    server: _LogServer
+
+    def do_GET(self) -> None:  # the name that the standard library looks for
+        url = urlsplit(self.path)
+        _, _, _, pod, container = url.path.split("/")
+        file, limit = self.server.folder / f"{pod}.{container}", parse_qs(url.query).get("limitBytes", ["-1"])[0]
+        found = file.exists()
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        if found:
+            with file.open("rb") as log:
+                self.wfile.write(log.read(int(limit)))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
+        """Stay silent."""
+
+
+def _expand(text: str, variables: dict[str, str]) -> str:
+    """As Kubernetes does with what a container runs: a variable that it has, and one dollar for two."""
+    return EXPANDED.sub(lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text)
 
 
 def _status(pod: Json, state: Json) -> Json:
