@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,16 +15,13 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_client import Run, Summary
+from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import answer_requests, compare_scores
-from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, evaluate, fill_command, read_scores
-from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
-from evalstop_service.store.database import Database
-from evalstop_service.store.keys import SCOPES
+from evalstop_client.receivers.evaluator.command import evaluate, fill_command
+from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, check_places, read_scores
 
+from tests.clients.evaluating import evaluating_service, find_request, place_of
 from tests.clients.programs import eventually
-from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.api.speaking import populate_request, said
 
 SCORES = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11 for at in range(60)]
@@ -45,22 +41,9 @@ for prompt in range(int(n)):
 
 @pytest.fixture(scope="module")
 def api(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a service on the embedded database, in a project of its own."""
-    file = tmp_path_factory.mktemp("evaluate") / "evalstop.db"
-    shutil.copyfile(migrated_file, file)
-    database = Database(f"sqlite:///{file}")
-    project = create_project(database, "evaluating", "enforce", 0.0, utc_now(), "early")
-    key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
-    with serving(database) as address:
-        headers = {"Authorization": f"Bearer {key}"}
-        with httpx.Client(base_url=f"{address}/api/v1", headers=headers, timeout=60, trust_env=False) as client:
-            yield client
-    database.close()
-
-
-def place_of(api: httpx.Client) -> dict[str, Any]:
-    url = str(api.base_url).rstrip("/").removesuffix("/api/v1")
-    return {"url": url, "key": api.headers["Authorization"].removeprefix("Bearer ")}
+    """A client of a real service."""
+    with evaluating_service(migrated_file, tmp_path_factory.mktemp("evaluate")) as client:
+        yield client
 
 
 def test_prompts_are_compared_one_by_one() -> None:
@@ -141,21 +124,17 @@ def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, tmp_path: P
     program += ["--prefix", "file:///", "--poll-seconds", "0.1", "--"]
     program += [sys.executable, str(script), "{checkpoint}", "{n}", "{seed}"]
 
-    def find_request() -> dict[str, Any]:
-        items = said(api.get(f"/runs/{run_id}/eval-requests"), 200)["items"]
-        return next(item for item in items if item["id"] == request_id)
-
     first = subprocess.Popen(program, env=environment)
     eventually((tmp_path / "pid").exists)
     first.kill()
     first.wait()
     second = subprocess.Popen(program, env=environment)
     try:
-        eventually(lambda: find_request()["answered_at"] is not None)
+        eventually(lambda: find_request(api, run_id, request_id)["answered_at"] is not None)
     finally:
         second.send_signal(signal.SIGTERM)
         assert second.wait(30) == 0
-    asked = find_request()
+    asked = find_request(api, run_id, request_id)
     assert (asked["difference"], asked["prompts"]) == (pytest.approx(-2.0), 200)
     words = [line.split() for line in log.read_text().splitlines()]
     assert [line[0] for line in words] == ["file:///30", "file:///30", "file:///models/now"]
@@ -204,3 +183,11 @@ def test_only_known_places_are_loaded(uri: str) -> None:
         "--at=file:///ours/{n}",
         "8x7",
     ]
+
+
+def test_a_checkpoint_stands_in_no_script() -> None:
+    """Its name could end the command and begin another; a shell takes it as an argument of its script."""
+    check_places("command", ["-c", 'python eval.py "$@"', "sh", "{checkpoint}", "{n}", "{seed}"])
+    for arguments in (["-c", "python eval.py {checkpoint}", "{n}", "{seed}"], ["{checkpoint}", "{n}"]):
+        with pytest.raises(ConfigurationError):
+            check_places("command", arguments)

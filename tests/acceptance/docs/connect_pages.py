@@ -71,6 +71,7 @@ FOLLOWED = {
 
 DEPLOY = "needs a cluster; tests/acceptance/packaging/test_deploy.py has the files"
 EVALUATES = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
+JOBS = "needs a cluster; tests/clients/receivers/kubernetes/test_evaluator.py has one"
 NOT_RUN = {
     ("README", "make demo"): "takes minutes, and a browser to look at it",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
@@ -83,7 +84,8 @@ NOT_RUN = {
     ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
     ("docs/http", '"error_count"'): "an answer, shown",
     ("docs/evaluate-now", "run.eval_requests()"): EVALUATES,
-    ("docs/evaluate-now", "evalstop-receiver evaluator"): EVALUATES,
+    ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): EVALUATES,
+    ("docs/evaluate-now", "--kubernetes-job"): JOBS,
     ("docs/evaluate-now", '"difference"'): "a body, shown",
 }
 """By page and words: why no test runs the block as it stands."""

@@ -11,7 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from evalstop_client.receivers.cli import entry as receiver_cli
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, KINDS, POD, WORKLOAD
+from evalstop_client.receivers.evaluator.evaluation import PairedRequest
+from evalstop_client.receivers.evaluator.kubernetes_job import load_job_manifest
+from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, JOB, KINDS, POD, POD_LOG, WORKLOAD
 from evalstop_client.scheduler_labels import KUBERNETES_LABELS
 from evalstop_service import cli
 from evalstop_service.settings import Settings
@@ -23,6 +25,7 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 KUBERNETES = ("1.25.0", "1.37.0")
 FIELDS = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
 EVERY_KIND = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
+RECEIVERS = ("receiver", "evaluator")
 RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": EVERY_KIND, "checkpointAnnotation": True}
 PLACEMENT: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
@@ -108,7 +111,7 @@ def test_commands_and_settings_are_ours(values: Json, capsys: pytest.CaptureFixt
     """Each container's arguments are taken by the command line of its image, each variable is a setting."""
     items = rendered(values) + [item for file in MANIFESTS for item in yaml.safe_load_all(file.read_text()) if item]
     for container in containers(items):
-        if container["name"] == "receiver":
+        if container["name"] in RECEIVERS:
             with pytest.raises(SystemExit) as end:
                 receiver_cli.main([*container["args"], "--help"])
             assert end.value.code == 0
@@ -121,7 +124,7 @@ def test_commands_and_settings_are_ours(values: Json, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_containers_may_do_little(values: Json) -> None:
-    """No root, nothing written but to volumes, no capabilities, and a token of the API for the receiver alone."""
+    """No root, nothing written but to volumes, no capabilities, and the API for receiver and evaluator alone."""
     items = rendered(values) + [item for file in MANIFESTS for item in yaml.safe_load_all(file.read_text()) if item]
     for container in containers(items):
         security = container["securityContext"]
@@ -129,7 +132,7 @@ def test_containers_may_do_little(values: Json) -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
     for pod in pods(items):
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["automountServiceAccountToken"] is any(one["name"] == "receiver" for one in pod["containers"])
+        assert pod["automountServiceAccountToken"] is any(one["name"] in RECEIVERS for one in pod["containers"])
 
 
 def test_pods_run_where_the_values_say() -> None:
@@ -154,6 +157,17 @@ def test_roles_grant_what_the_receiver_does_and_no_more() -> None:
     assert {resource for _, resource, verb in plain if verb == "delete"} == {"pods"}
     fewer = granted([one for one in rendered({"receiver": {**RECEIVER, "kinds": {}}}) if one["kind"] == "Role"])
     assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods"), ("", "events")}
+
+
+def test_the_evaluator_may_create_jobs_and_read_them() -> None:
+    """tests/clients/receivers/kubernetes/test_evaluator.py shows that it uses all of it."""
+    items = [one for one in yaml.safe_load_all((DEPLOY / "kubernetes/evaluator.yaml").read_text()) if one]
+    assert granted([one for one in items if one["kind"] == "Role"]) == {
+        (JOB.group, JOB.resource, "get"),
+        (JOB.group, JOB.resource, "create"),
+        (POD.group, POD.resource, "list"),
+        (POD_LOG.group, POD_LOG.resource, "get"),
+    }
 
 
 def test_schema_is_made_before_the_new_processes_start() -> None:
@@ -200,3 +214,13 @@ def test_the_example_of_a_job_is_one() -> None:
     (container,) = containers([job])
     told = {one["name"] for one in container["env"]}
     assert set(KUBERNETES_LABELS.values()) - told == {KUBERNETES_LABELS["kubernetes_cluster"]}
+
+
+def test_the_example_of_an_evaluation_is_a_job() -> None:
+    """As an evaluator fills it in; the fields are Kubernetes' own."""
+    manifest, namespace = load_job_manifest(ROOT / "examples/kubernetes_eval_job.yaml", 60.0)
+    request = PairedRequest("1", "run", "s3://runs/1", "s3://runs/2", 800, 7)
+    job = manifest.fill("evalstop-1-best", request, "s3://runs/1")
+    assert namespace == "research"
+    assert containers([job])[0]["command"] == ["python", "eval.py", "s3://runs/1", "800", "7"]
+    validated([job])

@@ -1,14 +1,20 @@
-"""`evalstop-receiver evaluator`: evaluates checkpoints by a command when a suspicion asks for it."""
+"""`evalstop-receiver evaluator`: evaluates checkpoints by a command or by Jobs of Kubernetes when it is asked for."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import signal
+import threading
+from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.evaluator.evaluation import PLACES
-from evalstop_client.receivers.evaluator.evaluator import Evaluation, Evaluator
+from evalstop_client.receivers.cli.kubernetes_access import add_access_options, load_access
+from evalstop_client.receivers.evaluator.command import CommandEvaluation
+from evalstop_client.receivers.evaluator.evaluation import Evaluation, check_places
+from evalstop_client.receivers.evaluator.evaluator import Evaluator
+from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
+from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.stop.options import parse_service, seconds
 from evalstop_client.receivers.stop.subprocesses import environment_without
 from evalstop_client.service import Service
@@ -21,9 +27,18 @@ examples:
   # the same as a job of Slurm: what the job prints is the answer
   evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ -- srun --gpus 1 python eval.py {checkpoint} {n} {seed}
 
+  # as Jobs of Kubernetes; {checkpoint}, {n} and {seed} stand in the command, args or env of the Job's containers
+  evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ --kubernetes-job eval-job.yaml
+
 The command is run for the best checkpoint and for the current one. It prints JSON lines: the score of each prompt, a
 number or {"score": number}, in the same order both times; or one line {"mean": number, "stderr": number}. Only
 checkpoints whose uri begins with a --prefix are evaluated: to load one may be to run code that is in it.
+
+A Job's first container prints the same into its log, as objects; other lines of the log are left out. Both Jobs of a
+request run at a time, named evalstop-REQUEST-best and evalstop-REQUEST-current, so that an evaluator that is started
+again goes on with them. A Job that failed is not created again. What the manifest leaves out is filled in:
+activeDeadlineSeconds by --timeout-seconds, backoffLimit 2, ttlSecondsAfterFinished 86400, restartPolicy Never. It needs
+the verbs get and create on jobs, list on pods and get on pods/log, in the manifest's namespace (default: its own).
 """
 
 
@@ -32,8 +47,8 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = kinds.add_parser(
         "evaluator",
         help="evaluate checkpoints when a suspicion asks for it",
-        description="Has the best checkpoint and the current one of a run evaluated by your own command when EvalStop "
-        "asks for it, and reports the difference.",
+        description="Has the best checkpoint and the current one of a run evaluated by your own command, or by Jobs of "
+        "Kubernetes, when EvalStop asks for it, and reports the difference.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,7 +65,15 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--poll-seconds", type=seconds, default=10.0, metavar="S", help="between two looks (default: 10)")
     add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
     add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope report (EVALSTOP_KEY)")
-    add("command", nargs="+", metavar="COMMAND", help="with {checkpoint}, {n} and {seed} in its arguments")
+    add("command", nargs="*", metavar="COMMAND", help="with {checkpoint}, {n} and {seed} in its arguments")
+    cluster = parser.add_argument_group("Kubernetes")
+    cluster.add_argument(
+        "--kubernetes-job",
+        type=Path,
+        metavar="FILE",
+        help="instead of a command: manifest of a Job with {checkpoint}, {n} and {seed} in its containers",
+    )
+    add_access_options(cluster)
     parser.set_defaults(run=run)
 
 
@@ -61,13 +84,22 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be above 0.")
-    missing = [place for place in PLACES if not any(place in argument for argument in options.command[1:])]
-    if missing:
-        raise ConfigurationError(f"command: {' and '.join(missing)} is missing; write them as arguments.")
-    environment = environment_without(options.key_env)
-    evaluation = Evaluation(options.command, environment, options.prompts, options.prefix, options.timeout_seconds)
-    evaluator = Evaluator(Service(url, key), evaluation, max(0.05, options.poll_seconds))
+    ended = threading.Event()
+    evaluation = _evaluation(options, ended)
+    evaluator = Evaluator(Service(url, key), evaluation, options.prompts, max(0.05, options.poll_seconds), ended)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: evaluator.end())
+        signal.signal(number, lambda *_: ended.set())
     evaluator.run()
     return 0
+
+
+def _evaluation(options: argparse.Namespace, ended: threading.Event) -> Evaluation:
+    environment = environment_without(options.key_env)
+    if (options.kubernetes_job is None) == (not options.command):
+        raise ConfigurationError("command: give a command after --, or --kubernetes-job.")
+    if options.kubernetes_job is None:
+        check_places("command", options.command[1:])
+        return CommandEvaluation(options.command, environment, options.prefix, options.timeout_seconds, ended)
+    manifest, namespace = load_job_manifest(options.kubernetes_job, options.timeout_seconds)
+    access = load_access(options, environment)
+    return JobEvaluation(Api(access), namespace or access.namespace, manifest, options.prefix)

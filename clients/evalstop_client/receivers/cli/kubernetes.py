@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
-from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.kubernetes.access import Access, direct, load_in_cluster_access
+from evalstop_client.receivers.cli.kubernetes_access import add_access_options, load_access
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
-from evalstop_client.receivers.kubernetes.kubeconfig import find_kubeconfig, load_kubeconfig
 from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.receiver import stand
@@ -66,11 +62,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="annotate pods with evalstop.io/save-checkpoint before they end, for runs without a label "
         "checkpoint_signal; needs the verb patch on pods (default: only runs with the label `annotation`)",
     )
-    add("--kubeconfig", type=Path, metavar="FILE", help="outside of the cluster (default: $KUBECONFIG, ~/.kube/config)")
-    add("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
-    add("--api-server", metavar="URL", help="instead of a kubeconfig, such as http://127.0.0.1:8001")
-    add("--token-file", type=Path, metavar="FILE", help="with --api-server: file with the token, read at every request")
-    add("--ca-file", type=Path, metavar="FILE", help="with --api-server: certificates to trust (default: the system's)")
+    add_access_options(parser)
     add_service_options(parser)
     add_receiver_options(parser)
     parser.set_defaults(run=run_kubernetes_receiver)
@@ -78,7 +70,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run_kubernetes_receiver(options: argparse.Namespace) -> int:
     """Run the receiver of a Kubernetes cluster."""
-    access = _access(options)
+    access = load_access(options, environment_without(options.secret_env, options.key_env))
     namespaces = frozenset(options.allow_namespace or [access.namespace])
     action = KubernetesJobControl(
         Api(access),
@@ -89,17 +81,3 @@ def run_kubernetes_receiver(options: argparse.Namespace) -> int:
         instead=options.instead_of_suspend,
     )
     return stand(action, options, "kubernetes")
-
-
-def _access(options: argparse.Namespace) -> Access:
-    if options.api_server:
-        if options.kubeconfig or options.context:
-            raise ConfigurationError("api-server: it replaces a kubeconfig; give one of the two.")
-        return direct(options.api_server, "default", options.token_file, options.ca_file)
-    if options.token_file or options.ca_file:
-        raise ConfigurationError("token-file and ca-file: they go with --api-server.")
-    inside = None if options.kubeconfig or options.context else load_in_cluster_access(os.environ)
-    if inside is not None:
-        return inside
-    file = options.kubeconfig or find_kubeconfig(os.environ)
-    return load_kubeconfig(file, options.context, environment_without(options.secret_env, options.key_env))

@@ -9,50 +9,39 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from urllib.parse import quote
 
-from evalstop_client.eval_request import Difference, compare_scores
-from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, evaluate, fill_command
+from evalstop_client.errors import SchedulerError
+from evalstop_client.eval_request import Difference
+from evalstop_client.receivers.evaluator.evaluation import Evaluation, EvaluationFailed, PairedRequest
 from evalstop_client.receivers.retry import seconds_after
 from evalstop_client.service import Accepted, Json, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-TRIES = 3
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How checkpoints are evaluated: a command with places, the prompts of a usual eval, what may be loaded."""
-
-    command: Sequence[str]
-    environment: dict[str, str]
-    prompts: int
-    prefixes: Sequence[str]
-    timeout_seconds: float
+MOST_REQUESTS = 200
+"""Fetched at once: the most that the service gives."""
 
 
 class Evaluator:
-    """Asks the service every `poll_seconds`; evaluates one request after the other."""
+    """Asks the service every `poll_seconds` until `ended`; `prompts`: of a usual eval."""
 
-    def __init__(self, service: Service, evaluation: Evaluation, poll_seconds: float) -> None:
+    def __init__(
+        self, service: Service, evaluation: Evaluation, prompts: int, poll_seconds: float, ended: threading.Event
+    ) -> None:
         self._service = service
         self._evaluation = evaluation
+        self._prompts = prompts
         self._poll_seconds = poll_seconds
+        self._ended = ended
         self._failures: Counter[str] = Counter()
-        self._ended = threading.Event()
-
-    def end(self) -> None:
-        """Begin no other evaluation."""
-        self._ended.set()
+        self._delays: dict[str, str] = {}
 
     def run(self) -> None:
-        """Answer requests until `end`."""
+        """Answer requests until the end."""
         away = 0
         while not self._ended.is_set():
-            answer = self._service.get("/eval-requests")
+            answer = self._service.get(f"/eval-requests?limit={MOST_REQUESTS}")
             if isinstance(answer, Accepted):
                 away = 0
                 items = answer.body.get("items")
@@ -67,33 +56,41 @@ class Evaluator:
             self._ended.wait(seconds_after(answer, away))
 
     def _take(self, item: Json) -> None:
-        """Evaluate and report, unless there is no checkpoint of now yet; gives up a request that failed thrice."""
+        """Evaluate and report, unless there is no checkpoint of now yet, or it failed too often."""
         try:
-            request_id, run_id, current = str(item["id"]), str(item["run_id"]), item["current_checkpoint"]
-            if current is None or self._failures[request_id] >= TRIES:
+            if item["current_checkpoint"] is None:
                 return
-            uris = str(item["best_checkpoint"]["uri"]), str(current["uri"])
-            prompts, seed = self._evaluation.prompts * int(item["multiplier"]), int(item["seed"])
+            request = PairedRequest(
+                id=str(item["id"]),
+                run_id=str(item["run_id"]),
+                best_uri=str(item["best_checkpoint"]["uri"]),
+                current_uri=str(item["current_checkpoint"]["uri"]),
+                prompts=self._prompts * int(item["multiplier"]),
+                seed=int(item["seed"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
             logger.error("the service gave a request that cannot be read: %s %s", type(error).__name__, error)
             return
-        try:
-            found = self._compare(uris, prompts, seed)
-        except (EvaluationFailed, ValueError) as error:
-            self._failures[request_id] += 1
-            logger.error("request %s, try %d of %d: %s", request_id, self._failures[request_id], TRIES, error)
+        tries = self._evaluation.tries
+        if self._failures[request.id] >= tries:
             return
-        path = f"/runs/{quote(run_id, safe='')}/eval-requests/{quote(request_id, safe='')}/answer"
-        self._report(path, found)
+        try:
+            found = self._evaluation.compare(request)
+        except SchedulerError as error:
+            if self._delays.get(request.id) != str(error):  # not at every look
+                logger.warning("request %s waits: %s", request.id, error)
+            self._delays[request.id] = str(error)
+            return
+        except (EvaluationFailed, ValueError) as error:
+            self._failures[request.id] += 1
+            logger.error("request %s, try %d of %d: %s", request.id, self._failures[request.id], tries, error)
+            return
+        if found is not None:
+            self._report(request, found)
 
-    def _compare(self, uris: Sequence[str], prompts: int, seed: int) -> Difference:
-        how = self._evaluation
-        commands = [fill_command(how.command, uri, prompts, seed, how.prefixes) for uri in uris]
-        best, current = (evaluate(command, how.environment, how.timeout_seconds, self._ended) for command in commands)
-        return compare_scores(best, current)
-
-    def _report(self, path: str, found: Difference) -> None:
+    def _report(self, request: PairedRequest, found: Difference) -> None:
         """Repeat the answer until the service has taken or refused it."""
+        path = f"/runs/{quote(request.run_id, safe='')}/eval-requests/{quote(request.id, safe='')}/answer"
         tries = 0
         while not self._ended.is_set():
             answer = self._service.post(path, found._asdict())

@@ -1,4 +1,4 @@
-"""The Kubernetes API over HTTP, as much of it as a receiver needs: get, list, watch, merge, create, delete.
+"""The Kubernetes API over HTTP, as much of it as receivers need: get, list, watch, merge, create, delete, logs.
 
 httpx, which the client has anyway, instead of the official client: that one brings many packages and no types, and has
 nothing for the kinds that are no part of Kubernetes itself.
@@ -18,7 +18,7 @@ from httpx import codes
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import Access
-from evalstop_client.receivers.kubernetes.kinds import Kind, Object, at
+from evalstop_client.receivers.kubernetes.kinds import POD, POD_LOG, Kind, Object, at
 from evalstop_client.service import trusted_certificates
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -129,6 +129,15 @@ class Api:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         answer = self._ask("delete", kind, namespace, name, body=body)
         return answer if isinstance(answer, Conflict) else None
+
+    def read_log(self, namespace: str, pod: str, container: str, max_bytes: int) -> bytes | Missing:
+        """What a container of a pod has printed, stdout and stderr as one; the first `max_bytes` of it."""
+        params = {"container": container, "limitBytes": str(max_bytes)}
+        response = self._send("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
+        if response.status_code == codes.NOT_FOUND:
+            return Missing()
+        self._check(response, "get", POD_LOG, namespace)
+        return response.content
 
     def _ask(
         self,

@@ -55,6 +55,9 @@ KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 POD = Kind("Pod", "", "pods", "", frozenset(), lever=())
 """What a run may name and is climbed from; it is never stopped itself."""
 
+POD_LOG = Kind("Pod", "", "pods/log", "", frozenset(), lever=())
+"""What a pod's containers have printed."""
+
 EVENT = Kind("Event", "", "events", "", frozenset(), lever=())
 """What happened to an object, as `kubectl describe` shows it."""
 

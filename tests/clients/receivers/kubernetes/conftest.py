@@ -13,6 +13,8 @@ from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
 from tests.clients.receivers.kubernetes.world import RECEIVER, Server, World, world
 
 TOKEN = "receiver-token"
+EVALUATOR_TOKEN = "evaluator-token"
+EVALUATOR = "system:serviceaccount:evalstop:evalstop-evaluator"
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cluster() -> FakeCluster:
     """What the fake server keeps."""
-    return FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER})
+    return FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER, EVALUATOR_TOKEN: EVALUATOR})
 
 
 @pytest.fixture
