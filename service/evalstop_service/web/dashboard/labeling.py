@@ -71,7 +71,7 @@ def show_case(
             newest = case_counts.list_cases(tx, project_id, choice.wanted, limit=1)
             if newest:
                 choice.until = newest[0].ended_at + timedelta(seconds=1)
-                return RedirectResponse(choice.link(), 303)
+                return RedirectResponse(visitor.link(choice.link()), 303)
         cases = blind_labels.choose_cases(tx, project_id, choice.wanted)
         left = [place for place, one in enumerate(cases, 1) if visitor.actor not in one.labels]
         place = at or next(iter(left), None)
@@ -92,11 +92,11 @@ def show_case(
         curves=curves,
         lower_is_better=shown is not None and _is_lower_better(shown.run),
         mine=shown.labels.get(visitor.actor) if shown else None,
-        following=choice.link(at=following) if following else choice.link(),
+        following=visitor.link(choice.link(at=following)),
         agreements=_measure(cases),
         words=WORDS,
         outcome_words=formatting.OUTCOMES,
-        action=choice.link(f"{_PATH}/{shown.run.id}", place) if shown else None,
+        action=visitor.link(choice.link(f"{_PATH}/{shown.run.id}", place)) if shown else None,
     )
 
 
@@ -118,7 +118,7 @@ def label_case(
     outcome = blind_labels.judge_outcome(said, step, decision)
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
-    return RedirectResponse(choice.link(at=at), 303)
+    return RedirectResponse(visitor.link(choice.link(at=at)), 303)
 
 
 def _is_lower_better(run: Run) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import GroupFigures
@@ -26,6 +26,7 @@ from evalstop_service.store import (
     run_lists,
     runs,
 )
+from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
@@ -33,7 +34,6 @@ from evalstop_service.store.pending_actions import Excerpt, RunAlert, WaitingSto
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.dashboard import formatting, run_list, sparkline
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
-from evalstop_service.web.dashboard.precision import PERIODS, Filters
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -94,9 +94,10 @@ class Trust:
 
 
 @router.get("/")
-def show_overview(site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Depends()]) -> Response:
-    """The overview of the project; `days` chooses the period of its figures."""
-    wanted = replace(filters.wanted, policy=None, job_kind=None)
+def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
+    """The overview of the project."""
+    wanted = CaseFilter(since=visitor.period.since(site.clock()))
+    stopped = CaseFilter(since=wanted.since, treatment=Treatment.STOPPED)
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
@@ -112,8 +113,7 @@ def show_overview(site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, D
         trusted=_select_enforced(figures.compute_figures(counts, ()), stages),
         says_enough=says_enough,
         estimate_needed=estimate_needed,
-        days=filters.days,
-        periods=PERIODS,
+        stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
         name_state=formatting.name_state,
         unfinished=(*pending_actions.TO_DECIDE, *pending_actions.AWAITED),
         price=visitor.project.price_per_gpu_hour,

@@ -37,8 +37,9 @@ SETTINGS = {
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """The newest version of each policy, what each measured version saves and costs, and recent backtests."""
+    wanted = CaseFilter(since=visitor.period.since(site.clock()))
     with site.database.reading() as tx:
-        counts = case_counts.count_cases(tx, visitor.project.id, CaseFilter(), ("policy",))
+        counts = case_counts.count_cases(tx, visitor.project.id, wanted, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         versions = policies.list_versions(tx, visitor.project.id)
         recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
@@ -83,7 +84,7 @@ def show_policy(
         ladder=ladder,
         requirements=visitor.project.case_requirements,
         versions=own,
-        links={policy.version: f"/policies/{name}?version={policy.version}" for policy in own},
+        links={policy.version: visitor.link(f"/policies/{name}?version={policy.version}") for policy in own},
         choices=[policy.reference for policy in versions if policy is not shown],
         members=policy_diff.name_members(shown.document),
         settings=SETTINGS,

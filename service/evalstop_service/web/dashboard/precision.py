@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -29,33 +29,27 @@ from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 router = APIRouter(route_class=PageRoute)
 
 PAGE = 50
-PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
 MOST_BINS = 24
 MOST_VERSIONS = 2**31 - 1
 
-Period = Literal["", "7", "30", "90", "365"]
-
 
 class Filters:
-    """Which cases the figures are of: by policy, job kind and age."""
+    """Which cases the figures are of: by policy, job kind and period."""
 
-    def __init__(self, site: SiteOf, policy: str = "", job_kind: str = "", days: Period = "") -> None:
-        self.policy, self.job_kind, self.days = policy, job_kind, days
-        since = site.clock() - timedelta(days=int(days)) if days else None
-        # To the hour, so that rendering the page again gives the same links.
-        since = since.replace(minute=0, second=0, microsecond=0) if since else None
+    def __init__(self, site: SiteOf, visitor: SignedIn, policy: str = "", job_kind: str = "") -> None:
+        self.policy, self.job_kind, self.period = policy, job_kind, visitor.period
         self.wanted = CaseFilter(
             policy=forms.remove_control_characters(policy) or None,
             job_kind=forms.remove_control_characters(job_kind) or None,
-            since=since,
+            since=visitor.period.since(site.clock()),
         )
 
     def link(self, path: str) -> str:
-        return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "days": self.days})
+        return self.period.link(make_link(path, {"policy": self.policy, "job_kind": self.job_kind}))
 
     def link_labels(self) -> str:
         """Where cases of this policy and job kind are labeled."""
-        return make_link("/precision/label", {"policy": self.policy, "job_kind": self.job_kind})
+        return self.link("/precision/label")
 
 
 FilterQuery = Annotated[Filters, Depends()]
@@ -90,10 +84,11 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         ),
         policies=names,
         kinds=kinds,
-        periods=PERIODS,
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
-        cases=lambda group, by, row=None, outcome=None: _cases_link(filters.wanted, group, by, row, outcome),
+        cases=lambda group, by, row=None, outcome=None: visitor.link(
+            _cases_link(filters.wanted, group, by, row, outcome)
+        ),
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )
@@ -179,8 +174,8 @@ def show_cases(
         cases=cases[:PAGE],
         not_counted=not_counted,
         filters=parameters,
-        next_page=after and f"/cases?{urlencode(parameters | after)}",
-        first_page=f"/cases?{urlencode(parameters)}" if before else None,
+        next_page=after and visitor.link(f"/cases?{urlencode(parameters | after)}"),
+        first_page=visitor.link(f"/cases?{urlencode(parameters)}") if before else None,
     )
 
 

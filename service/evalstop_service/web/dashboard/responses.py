@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
+from evalstop_service.web.dashboard.period import PERIODS
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def _create_environment() -> Environment:
     )
     environment.globals["asset"] = static_files.asset_url
     environment.globals["find_notice"] = notices.find_notice
+    environment.globals["periods"] = PERIODS
     environment.globals["help_is_built"] = documentation.is_built
     environment.filters.update(
         step=formatting.format_step,

@@ -123,11 +123,13 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         hidden=filters.list_values(),
         compare_group=make_link("/runs/compare", {"group": filters.group}),
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
-        statuses={choice: filters.link(status=choice, **first) for choice in ("", *STATUSES)},
+        statuses={choice: visitor.link(filters.link(status=choice, **first)) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order),
         bounded=wanted.bounded,
-        next_page=filters.link(cursor=str(last.id), place=_format_place(wanted.order, last)) if last else None,
-        first_page=filters.link(**first) if filters.cursor else None,
+        next_page=visitor.link(filters.link(cursor=str(last.id), place=_format_place(wanted.order, last)))
+        if last
+        else None,
+        first_page=visitor.link(filters.link(**first)) if filters.cursor else None,
         events=filters.link("/runs/events"),
         revision=revision,
         snippet=_SNIPPET.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),

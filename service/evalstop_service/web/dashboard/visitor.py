@@ -26,6 +26,7 @@ from evalstop_service.store.sessions import Session
 from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, read_cookie
 from evalstop_service.web.dashboard.notices import read_notice
+from evalstop_service.web.dashboard.period import ALL_TIME, Period, read_period
 from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
@@ -64,7 +65,7 @@ class Visitor:
     """A person who looks at a project, with their role in it.
 
     `actor` is their name in the audit log, `csrf` the token of their forms. `notice`: what the page says of what they
-    have just done, if anything.
+    have just done, if anything. `period`: that of the figures they look at.
     """
 
     project: Project
@@ -73,6 +74,11 @@ class Visitor:
     csrf: str
     session: Session
     notice: str = ""
+    period: Period = ALL_TIME
+
+    def link(self, address: str) -> str:
+        """The address of a page, of the period that they look at."""
+        return self.period.link(address)
 
     @property
     def can_switch_project(self) -> bool:
@@ -186,7 +192,7 @@ def _require_visitor(request: Request, site: SiteOf) -> Visitor:
         visitor = find_visitor(tx, site, request)
     if visitor is None:
         raise SignInRequired
-    return replace(visitor, notice=read_notice(request))
+    return replace(visitor, notice=read_notice(request), period=read_period(request))
 
 
 async def _require_form_token(

@@ -1,0 +1,53 @@
+"""The period that the figures of every page are of: chosen once, and carried by links as the parameter `days`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from fastapi import Request
+
+from evalstop_service.errors import NotFound
+
+PARAMETER = "days"
+
+PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
+"""Those that can be chosen, by the value of the parameter, and their names."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """The last days, or all time."""
+
+    days: str = ""
+
+    @property
+    def name(self) -> str:
+        """In a word or two."""
+        return PERIODS[self.days]
+
+    def since(self, now: datetime) -> datetime | None:
+        """Where it begins, to the hour, so that rendering a page again gives the same links; None: all time."""
+        if not self.days:
+            return None
+        return (now - timedelta(days=int(self.days))).replace(minute=0, second=0, microsecond=0)
+
+    def link(self, address: str) -> str:
+        """The address of a page of the same period."""
+        if not self.days:
+            return address
+        parts = urlsplit(address)
+        query = [*parse_qsl(parts.query, keep_blank_values=True), (PARAMETER, self.days)]
+        return parts._replace(query=urlencode(query)).geturl()
+
+
+ALL_TIME = Period()
+
+
+def read_period(request: Request) -> Period:
+    """The period that a page is asked for; raises NotFound for one that cannot be chosen."""
+    period = Period(request.query_params.get(PARAMETER, ""))
+    if period.days not in PERIODS:
+        raise NotFound
+    return period
