@@ -256,6 +256,7 @@ VERBS = {
         "correct",
         "create",
         "delete",
+        "demote",
         "end",
         "export",
         "finish",

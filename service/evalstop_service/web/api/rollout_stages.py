@@ -18,7 +18,7 @@ from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Time
+from evalstop_service.web.api.schemas import Answer, Body, Line, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
 
 router = APIRouter(prefix="/policies/{name}/rollout-stage", tags=["policies"], route_class=JsonRoute)
@@ -31,6 +31,16 @@ class RolloutStageIn(Body):
         ge=0.5, lt=1, description="the line that the lower bound of its precision has to pass", examples=[0.9]
     )
     canary_share: float = Field(0.2, gt=0, le=0.5, description="of its stops, carried out while it is a canary")
+
+
+class DemotionIn(Body):
+    """Why a policy goes back to shadow."""
+
+    reason: Line = Field(
+        min_length=1,
+        description="why; kept in the audit log and told in the event",
+        examples=["the eval set was replaced"],
+    )
 
 
 class StageNumbersOut(Answer):
@@ -92,6 +102,15 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
         )
         caller.author(now).record(tx, "rollout_stage.set", f"policy {name}", body.model_dump())
         return _view_stage(tx, held)
+
+
+@router.post("/demote")
+def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
+    """Move a policy back to shadow, whatever its cases say: its stops are recorded only, until new cases earn the next
+    step. 409 if it is in shadow, or has no rollout stage. A step up is confirmed as a proposal."""
+    with database.transaction() as tx:
+        _version(tx, caller, name)
+        return _view_stage(tx, rollout_stage.lower_stage(tx, caller.author(now), name, body.reason))
 
 
 @router.delete("", status_code=204, responses=WAITS)

@@ -90,6 +90,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "warmup_steps": 5,
     },
     ("PUT", "/policies/{name}/rollout-stage"): {"required_precision": 0.9, "canary_share": 0.25},
+    ("POST", "/policies/{name}/rollout-stage/demote"): {"reason": "it stopped a good run"},
     ("POST", "/policies/backtests"): {"policy": "paper", "runs": 10},
     ("POST", "/runs"): {
         "name": "r",

@@ -31,6 +31,7 @@ ACTIONS = {
     ("POST", "/policies"): "policy.added",
     ("PUT", "/policies/{name}/rollout-stage"): "rollout_stage.set",
     ("DELETE", "/policies/{name}/rollout-stage"): "rollout_stage.removed",
+    ("POST", "/policies/{name}/rollout-stage/demote"): "rollout_stage.moved",
     ("POST", "/policies/backtests"): "policy.backtested",
     ("PUT", "/project/role-patterns"): "project.changed",
     ("PATCH", "/runs/{run_id}"): "run.described",

@@ -43,6 +43,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/policies/{name}/rollout-stage"): {"read"},
     ("PUT", "/policies/{name}/rollout-stage"): set(),
     ("DELETE", "/policies/{name}/rollout-stage"): set(),
+    ("POST", "/policies/{name}/rollout-stage/demote"): set(),
     ("GET", "/proposals"): {"read"},
     ("GET", "/proposals/{proposal_id}"): {"read"},
     ("POST", "/proposals/{proposal_id}/confirm"): {"operate"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from evalstop_service.clock import utc_now
+from evalstop_service.evaluation import rollout_stage
 from evalstop_service.store import runs
 
 from tests.service.cases_written import write
@@ -70,3 +72,35 @@ def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     problem(admin.put("/policies/nosuch/rollout-stage", json={"required_precision": 0.9}), 404)
     for line in (0.4, 1.0, "NaN"):
         problem(admin.put(path, json={"required_precision": line}), 422)
+
+
+def test_a_policy_is_promoted_and_demoted(service: Service) -> None:
+    """It moves up by a confirmed proposal, and back to shadow at an admin's word, whose reason is on record; then its
+    old cases do not earn the step again."""
+    admin = service.client(service.key(service.project()))
+    path = "/policies/early/rollout-stage"
+    why = {"reason": "the eval set was replaced"}
+    problem(admin.post("/policies/nosuch/rollout-stage/demote", json=why), 404)
+    problem(admin.post(f"{path}/demote", json=why), 409)
+    said(admin.put(path, json={"required_precision": 0.8}), 200)
+    assert "above shadow" in problem(admin.post(f"{path}/demote", json=why), 409)["detail"]
+    project_id = UUID(said(admin.get("/project"), 200)["id"])
+    opened = said(admin.post("/runs", json={"name": "r", "policy": "early"}), 201)
+    with service.database.reading() as tx:
+        run = runs.find_run(tx, project_id, UUID(opened["id"]))
+    assert run is not None
+    write(service.database, run, 40, utc_now())
+    rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
+    (proposal,) = said(admin.get("/proposals", params={"state": "open"}), 200)["items"]
+    assert said(admin.post(f"/proposals/{proposal['id']}/confirm"), 200)["state"] == "confirmed"
+    assert said(admin.get(path), 200)["stage"] == "canary"
+    problem(admin.post(f"{path}/demote", json={"reason": ""}), 422)
+    demoted = said(admin.post(f"{path}/demote", json=why), 200)
+    assert (demoted["stage"], demoted["cases"]["counted"]) == ("shadow", 40)
+    assert said(admin.get(path), 200) == demoted
+    moved = said(admin.get("/audit"), 200)["items"][0]
+    assert (moved["action"], moved["actor"], moved["subject"]) == ("rollout_stage.moved", "key test", "policy early")
+    assert (moved["details"]["from"], moved["details"]["to"]) == ("canary", "shadow")
+    assert moved["details"]["reason"] == why["reason"]
+    rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
+    assert said(admin.get("/proposals", params={"state": "open"}), 200)["items"] == []
