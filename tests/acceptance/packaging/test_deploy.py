@@ -27,6 +27,8 @@ FIELDS = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
 EVERY_KIND = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
 RECEIVERS = ("receiver", "evaluator")
 RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": EVERY_KIND, "checkpointAnnotation": True}
+EVAL_JOB = yaml.safe_load((ROOT / "examples/kubernetes_eval_job.yaml").read_text())
+EVALUATOR = {"enabled": True, "prefixes": ["s3://runs/", "file:///runs/"], "job": EVAL_JOB}
 PLACEMENT: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "nodeSelector": {"pool": "tools"},
@@ -36,6 +38,8 @@ PLACEMENT: dict[str, Any] = {
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "sqlite": {"service": {"storageClass": "fast"}, "receiver": RECEIVER},
+    "evaluator": {"evaluator": {**EVALUATOR, "timeoutSeconds": 7200}},
+    "evaluator elsewhere": {"service": {"enabled": False}, "evaluator": {**EVALUATOR, "url": "https://e.org"}},
     "postgresql": {
         "service": {
             "database": "postgresql",
@@ -46,7 +50,11 @@ VALUES: dict[str, dict[str, Any]] = {
         "receiver": {**RECEIVER, "cluster": "lab-1"},
     },
     "pull": {"service": {"enabled": False}, "receiver": {**RECEIVER, "url": "https://e.org", "pullEndpoint": "e1"}},
-    "placed": {"service": {"database": "postgresql", **PLACEMENT}, "receiver": {**RECEIVER, **PLACEMENT}},
+    "placed": {
+        "service": {"database": "postgresql", **PLACEMENT},
+        "receiver": {**RECEIVER, **PLACEMENT},
+        "evaluator": {**EVALUATOR, **PLACEMENT},
+    },
     "delete": {"receiver": {**RECEIVER, "stopBy": "delete", "checkpointAnnotation": False}},
 }
 
@@ -98,6 +106,9 @@ def test_chart_renders_to_what_kubernetes_takes(values: Json) -> None:
         ({"service": {"databse": "sqlite"}}, "databse"),
         ({"service": {"settings": {"LOG_FORMAT": "json"}}}, "LOG_FORMAT"),
         ({"receiver": {**RECEIVER, "stopBy": "kill"}}, "stopBy"),
+        ({"evaluator": {**EVALUATOR, "job": {"spec": {}}}}, "evaluator.job.metadata.namespace"),
+        ({"evaluator": {**EVALUATOR, "prefixes": []}}, "evaluator.prefixes"),
+        ({"service": {"enabled": False}, "evaluator": EVALUATOR}, "evaluator.url"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: Json, words: str) -> None:
@@ -138,7 +149,7 @@ def test_containers_may_do_little(values: Json) -> None:
 def test_pods_run_where_the_values_say() -> None:
     """Every pod of the chart takes the node selector, tolerations, affinity and image pull secrets of its values."""
     placed = pods(rendered(VALUES["placed"]))
-    assert len(placed) == 4
+    assert len(placed) == 5
     for spec in placed:
         assert {name: spec.get(name) for name in PLACEMENT} == PLACEMENT
     assert not any(name in spec for spec in pods(rendered(VALUES["defaults"])) for name in PLACEMENT)
@@ -160,14 +171,33 @@ def test_roles_grant_what_the_receiver_does_and_no_more() -> None:
 
 
 def test_the_evaluator_may_create_jobs_and_read_them() -> None:
-    """tests/clients/receivers/kubernetes/test_evaluator.py shows that it uses all of it."""
-    items = [one for one in yaml.safe_load_all((DEPLOY / "kubernetes/evaluator.yaml").read_text()) if one]
-    assert granted([one for one in items if one["kind"] == "Role"]) == {
+    """The chart grants the same as the manifest, all of which tests/clients/receivers/kubernetes shows to be used."""
+    plain = [one for one in yaml.safe_load_all((DEPLOY / "kubernetes/evaluator.yaml").read_text()) if one]
+    (role,) = [one for one in rendered(VALUES["evaluator"]) if one["kind"] == "Role"]
+    assert role["metadata"]["namespace"] == "research"
+    assert granted([one for one in plain if one["kind"] == "Role"]) == granted([role])
+    assert granted([role]) == {
         (JOB.group, JOB.resource, "get"),
         (JOB.group, JOB.resource, "create"),
         (POD.group, POD.resource, "list"),
         (POD_LOG.group, POD_LOG.resource, "get"),
     }
+
+
+def test_the_chart_hands_the_job_to_the_evaluator(tmp_path: Path) -> None:
+    """As it was given, and a changed one starts the evaluator anew."""
+    items = rendered(VALUES["evaluator"])
+    (config,) = [one for one in items if one["kind"] == "ConfigMap"]
+    (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
+    assert yaml.safe_load(config["data"]["job.yaml"]) == EVAL_JOB
+    assert load_job_manifest(tmp_path / "job.yaml", 60.0)[1] == "research"
+    other = rendered({"evaluator": {**EVALUATOR, "job": {**EVAL_JOB, "spec": {**EVAL_JOB["spec"], "backoffLimit": 0}}}})
+    marks = [
+        one["spec"]["template"]["metadata"]["annotations"]["evalstop.io/job-sha256"]
+        for one in (*items, *other)
+        if one["kind"] == "Deployment"
+    ]
+    assert len(set(marks)) == 2
 
 
 def test_schema_is_made_before_the_new_processes_start() -> None:
