@@ -40,6 +40,7 @@ HERE = "tests/acceptance/docs/test_connect_pages.py"
 SLURM = "tests/clients/receivers/slurm/test_page.py"
 KUBERNETES = "tests/clients/receivers/kubernetes/world.py"
 STORY = "tests/clients/receivers/kubernetes/test_story.py"
+DEPLOYMENT = "tests/acceptance/docs/test_deployment_pages.py"
 RECEIVERS = "tests/clients/receivers/test_receivers_page.py"
 
 FOLLOWED = {
@@ -65,11 +66,15 @@ FOLLOWED = {
     "other pods": Followed("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
     "outside a cluster": Followed("docs/kubernetes", "--kubeconfig", STORY),
     "asked to save": Followed("docs/kubernetes", "def is_asked_to_save", HERE),
+    "unit": Followed("docs/slurm", "[Service]", DEPLOYMENT),
+    "kubectl secret": Followed("docs/kubernetes", "kubectl create namespace", DEPLOYMENT),
+    "kubectl apply": Followed("docs/kubernetes", "kubectl apply", DEPLOYMENT),
+    "helm receiver": Followed("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),
+    "service in a cluster": Followed("docs/kubernetes", "--set service.database", DEPLOYMENT),
     "endpoint that parks": Followed("docs/park", "--event run.park_requested", HERE),
     "parks": Followed("docs/park", '"action": "park"', HERE),
 }
 
-DEPLOY = "needs a cluster; tests/acceptance/packaging/test_deploy.py has the files"
 EVALUATES = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
 JOBS = "needs a cluster; tests/clients/receivers/kubernetes/test_evaluator.py has one"
 NOT_RUN = {
@@ -77,10 +82,6 @@ NOT_RUN = {
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
     ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
     ("docs/ways-in", "KUBEFLOW_TRAINER"): "tests/acceptance/examples/kubeflow_reporter.py runs what reads it",
-    ("docs/slurm", "[Service]"): "a unit of systemd, which no container has",
-    ("docs/kubernetes", "kubectl create namespace"): DEPLOY,
-    ("docs/kubernetes", "--set receiver.enabled"): DEPLOY,
-    ("docs/kubernetes", "--set service.database"): DEPLOY,
     ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
     ("docs/http", '"error_count"'): "an answer, shown",
     ("docs/evaluate-now", "run.eval_requests()"): EVALUATES,

@@ -61,9 +61,9 @@ VALUES: dict[str, dict[str, Any]] = {
 Json = dict[str, Any]
 
 
-def rendered(values: Json) -> list[Json]:
+def rendered(values: Json, name: str = "stop", namespace: str = "tools") -> list[Json]:
     """What Helm makes of the chart."""
-    files = helm().Chart.load(CHART).render(values, name="stop", namespace="tools")
+    files = helm().Chart.load(CHART).render(values, name=name, namespace=namespace)
     text = [one for name, one in sorted(files.items()) if name.endswith(".yaml")]
     return [item for one in text for item in yaml.safe_load_all(one) if item]
 
