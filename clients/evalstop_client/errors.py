@@ -36,7 +36,7 @@ class EvalStopError(Exception):
 
     def __str__(self) -> str:
         message = inspect.cleandoc(type(self).__doc__ or type(self).__name__)
-        return f"{message} {self.detail}" if self.detail else message
+        return f"{message.removesuffix('.')}: {self.detail}" if self.detail else message
 
 
 class ConfigurationError(EvalStopError):
@@ -84,11 +84,11 @@ class KeyRefused(ApiError):
 
 
 class NotFound(ApiError):
-    """There is no such thing in the project of the key."""
+    """Not found in the project of the key."""
 
 
 class Rejected(ApiError):
-    """The service does not do this."""
+    """The service refused the request."""
 
 
 class ConfirmationNeeded(ApiError):

@@ -154,8 +154,9 @@ def _object_in(response: httpx.Response) -> Json | None:
 
 
 def _reason(response: httpx.Response, body: Json | None) -> str:
-    words = [str(body[word]) for word in ("title", "detail") if body and body.get(word)]
     errors = body.get("errors") if body else None
+    told_of = ("title",) if errors else ("title", "detail")  # the detail only counts the errors
+    words = [str(body[word]) for word in told_of if body and body.get(word)]
     if isinstance(errors, list):
         told = [error for error in errors if isinstance(error, dict) and {"pointer", "detail"} <= error.keys()]
         words += [f"{error['pointer']}: {error['detail']}" for error in told[:ERRORS_TOLD]]

@@ -96,9 +96,11 @@ def _check_project(facts: Facts) -> Iterator[Check]:
         text = "max_mode is shadow: no run may ask to be stopped"
         yield Check("project", Finding.BLOCKS, text, "`evalstop project set max_mode=enforce`, by an admin")
     else:
-        yield Check("project", Finding.OK, f"max_mode is enforce; runs are {project['default_mode']} unless they ask")
+        yield Check("project", Finding.OK, f"max_mode is enforce, default_mode {project['default_mode']}")
     if project["held_out_share"]:
-        yield Check("hold-outs", Finding.NOTE, f"{project['held_out_share']:.3g} of all stops are held out by chance")
+        yield Check(
+            "hold-outs", Finding.NOTE, f"{100 * project['held_out_share']:.3g} % of stops are held out at random"
+        )
 
 
 def _check_run(facts: Facts) -> Iterator[Check]:

@@ -101,5 +101,5 @@ def _find(api: Api, named: str) -> str:
 
 
 def _describe_test(tested: Json) -> str:
-    answered = f"answered {tested['status_code']}" if tested["status_code"] is not None else tested["error"]
-    return f"{tested['url']} {answered}: {'it works' if tested['delivered'] else 'it does not work'}"
+    answered = f"it answered {tested['status_code']}" if tested["status_code"] is not None else tested["error"]
+    return f"{tested['url']}: {'delivered' if tested['delivered'] else 'not delivered'}: {answered}"

@@ -49,7 +49,7 @@ class Addition(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command: 0 it is done, 1 it could not be, or something blocks a stop, 2 it was asked for wrongly."""
+    """Run a command: 0 it is done, 1 it failed, or something blocks a stop, 2 wrong usage."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -79,8 +79,8 @@ def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse
     root = argparse.ArgumentParser(
         prog="evalstop",
         description="Runs, decisions and settings of a project over HTTP, by EVALSTOP_URL and EVALSTOP_KEY.",
-        epilog=f"{_describe(additions)}exit codes: 0 done; 1 not done, or `doctor` found what blocks a stop; 2 asked "
-        "wrongly",
+        epilog=f"{_describe(additions)}exit codes: 0 done; 1 failed, or `doctor` found what blocks a stop; "
+        "2 wrong usage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"evalstop {__version__}")

@@ -20,13 +20,17 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
-    """A table; on a terminal as wide as that, elsewhere as wide as it needs. Raises LibraryMissing."""
+    """A table, as wide as the terminal, elsewhere as it needs; `none` without rows. Raises LibraryMissing."""
     box, console, table = (_import(name) for name in ("rich.box", "rich.console", "rich.table"))
     shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        shown.add_column(column, overflow="fold")  # a URL that was cut off leads nowhere
+        # A URL that was cut off leads nowhere, and an id in several lines cannot be copied.
+        shown.add_column(column, overflow="fold", no_wrap=column == "id")
     for row in rows:
         shown.add_row(*map(_text, row))
+    if not shown.row_count:
+        print("none")
+        return
     wide = console.Console(highlight=False, markup=False)
     if not wide.is_terminal:
         wide.width = 1000

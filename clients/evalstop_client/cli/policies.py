@@ -94,6 +94,7 @@ def _print_backtest(backtest: Json) -> None:
     )
     stops = [item for item in backtest["findings"] if item["step"] is not None]
     rows = [(item["run_name"], item["step"], item["last_step"], item["outcome"], item["reason"]) for item in stops]
-    print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN])
+    if rows:
+        print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN])
     if len(rows) > FINDINGS_SHOWN:
         print(f"... and {len(rows) - FINDINGS_SHOWN} more; --json has them all")

@@ -148,7 +148,7 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     (listed,) = shell.read("endpoint", "ls")
     assert "run.stop_requested" in listed["event_types"]
     assert "http://127.0.0.1:9/" in shell.run("endpoint", "ls")
-    assert "does not work" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
+    assert "not delivered" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
     assert shell.read("endpoint", "test", listed["id"], code=1)["delivered"] is False
     assert shell.run("endpoint", "rm", "http://127.0.0.1:9/") == "endpoint http://127.0.0.1:9/ is removed\n"
     assert "no endpoint has" in shell.run("endpoint", "rm", "http://127.0.0.1:9/", code=1)
