@@ -36,7 +36,7 @@ def test_a_refusal_counts_only_as_a_problem_document(status: int) -> None:
 
 
 def test_a_refusal_tells_its_words_and_places() -> None:
-    """Title, detail and pointers of a problem document are kept; nonsense among them is passed over."""
+    """Title and pointers of a problem document are kept, not the detail, which counts them; nonsense is passed over."""
     text = '{"title": "T", "detail": "D", "errors": [{"pointer": "/observations/3/step", "detail": "x"}, 7, {}]}'
     answer = understand(response(422, text, PROBLEM))
     assert isinstance(answer, Refused)
