@@ -9,8 +9,9 @@ import pytest
 from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
 from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
-from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs
+from evalstop_service.ingest.facts import Needs
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.security.rate_limits import Rate
 from evalstop_service.store import run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
@@ -26,6 +27,7 @@ def scene(database: Database) -> Scene:
 
 POINT = PostedObservation("eval", 1, 0.5)
 REPLAYING = Needs(series=(("eval", 0),))
+OWED_SECONDS = 2 * REPLAYS.burst / 1000
 
 
 def test_a_key_pays_for_the_replays_of_its_late_points() -> None:
@@ -33,13 +35,12 @@ def test_a_key_pays_for_the_replays_of_its_late_points() -> None:
     shares, sender, other = ReplayShares(), uuid4(), uuid4()
     message = Message(uuid4(), uuid4(), Observations((POINT,)), sender)
     assert shares.find_objection(message, REPLAYING) is None
-    shares.charge(message, owed())
+    shares.charge(message, OWED_SECONDS)
     objection = shares.find_objection(message, REPLAYING)
     assert isinstance(objection, TooOften)
     assert objection.seconds > 0
     assert shares.find_objection(message, Needs(decision=True)) is None
     assert shares.find_objection(Message(uuid4(), uuid4(), message.content, other), REPLAYING) is None
-    shares.charge(Message(uuid4(), uuid4(), message.content, other), NO_FACTS)
     assert shares.find_objection(Message(uuid4(), uuid4(), message.content), REPLAYING) is None
 
 
@@ -57,7 +58,7 @@ def test_a_late_point_past_the_share_waits_and_others_are_stored(scene: Scene) -
     with running_in_thread(committer):
         assert post(10) == 1
         assert post(20) == 1
-        committer.replays.charge(Message(scene.project_id, run.id, Observations((POINT,)), sender), owed())
+        committer.replays.charge(Message(scene.project_id, run.id, Observations((POINT,)), sender), OWED_SECONDS)
         with pytest.raises(TooOften, match="late"):
             post(5)
         assert post(30) == 1
@@ -65,8 +66,20 @@ def test_a_late_point_past_the_share_waits_and_others_are_stored(scene: Scene) -
     assert metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "replays"}) == 1
 
 
-def owed() -> Facts:
-    return Facts(REPLAYING, 1, points=(POINT,) * int(2 * REPLAYS.burst))
+def test_a_key_pays_for_the_processor_that_its_late_points_take(scene: Scene) -> None:
+    """One late point takes more than a share that is as good as none, so that the next has to wait."""
+    limits = Limits(replays=Rate(burst=1.0, per_second=1e-9))
+    committer, sender = Committer(scene.database, RunCache(), lambda: NOW, ServiceMetrics(), limits), uuid4()
+    run = scene.open()
+
+    def post(step: int) -> int:
+        content = Observations(tuple(evals(0.5, start=step)))
+        return committer.submit_and_wait(Message(scene.project_id, run.id, content, sender)).accepted
+
+    with running_in_thread(committer):
+        assert [post(step) for step in (10, 20, 5, 30)] == [1, 1, 1, 1]
+        with pytest.raises(TooOften, match="late"):
+            post(4)
 
 
 def test_steps_are_weighed() -> None:

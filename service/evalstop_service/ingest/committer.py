@@ -28,9 +28,9 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
-from evalstop_service.ingest.apply import Applied, apply, not_found
+from evalstop_service.ingest.apply import Applied, not_found
 from evalstop_service.ingest.consequences import carry_out
-from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
+from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares, apply_timed
 from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
 from evalstop_service.ingest.load import Loaded, load_runs
 from evalstop_service.ingest.messages import Message, Receipt
@@ -39,6 +39,7 @@ from evalstop_service.ingest.run_state import RunState, with_decision
 from evalstop_service.ingest.waiting import Entry, Group, take_group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
+from evalstop_service.security.rate_limits import Rate
 from evalstop_service.store import run_health
 from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
 from evalstop_service.store.ingest import IngestStore, RunChange
@@ -62,9 +63,9 @@ LARGE = 1_000
 class Limits:
     """How much is committed together, and how much may wait.
 
-    `commits`: under way at one time, where those before take long; the embedded database has one writer. `requests` and
-    `observations`: the most of one commit. `waiting`: the most observations that wait or are being committed.
-    `step_seconds`: a run whose detectors took longer in one commit is committed apart, so that no other waits for it.
+    `commits`: under way at one time, where those before take long; the embedded database has one writer. `requests`,
+    `observations`: the most of one commit. `waiting`: observations that wait or are being committed. `step_seconds`: a
+    run whose detectors took longer in one commit is committed apart. `replays`: by late observations of a key.
     """
 
     commits: int = 4
@@ -72,6 +73,7 @@ class Limits:
     observations: int = 20_000
     waiting: int = 200_000
     step_seconds: float = 0.2
+    replays: Rate = REPLAYS
 
 
 class Committer:
@@ -100,7 +102,7 @@ class Committer:
         self._is_closed = True
         self._costly = CostlyRuns(self._limits.step_seconds)
         self._apart: asyncio.Task[None] | None = None  # the commit of one of them
-        self.replays = ReplayShares()
+        self.replays = ReplayShares(self._limits.replays)
         metrics.waiting_observations.set_function(lambda: self._size)
 
     @property
@@ -295,8 +297,6 @@ class Committer:
                     left[run_id].pop(0).answer(objection)
                     del needs[run_id]
             facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
-            for run_id, found in facts.items():
-                self.replays.charge(left[run_id][0].message, found)
             moved |= {run_id for run_id, found in facts.items() if found.version != needs[run_id][0].version}
             left = {run_id: entries for run_id, entries in left.items() if entries}
 
@@ -343,13 +343,13 @@ class Committer:
             known = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
             known = known if known.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
-            started = time.perf_counter()
             size = len(known.points) + sum([entry.size for entry in entries])
             if size > LARGE or (self._costly and run_id in self._costly):
-                result = await asyncio.to_thread(apply, state, messages, known, now)
+                result, spent = await asyncio.to_thread(apply_timed, state, messages, known, now)
             else:
-                result = apply(state, messages, known, now)
-            spent = time.perf_counter() - started
+                result, spent = apply_timed(state, messages, known, now)
+            if known.points:
+                self.replays.charge(messages[0], spent)
             if self._costly.weigh_step(run_id, spent):
                 self._metrics.costly_steps.inc()
             if isinstance(result, Needs):

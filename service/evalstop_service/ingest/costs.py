@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.errors import TooOften
+from evalstop_service.ingest.apply import Applied, apply
 from evalstop_service.ingest.facts import Facts, Needs
 from evalstop_service.ingest.messages import Message
+from evalstop_service.ingest.run_state import RunState
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
-REPLAYS = Rate(burst=30_000, per_second=3_000)
-"""Stored observations that the late ones of a key may have stepped again: some tenth of a process, at 40 us each."""
+REPLAYS = Rate(burst=3_000, per_second=100)
+"""Milliseconds of the processor in which runs may be stepped again for a key's late observations: a tenth of one.
+
+Time is measured, for a stored observation costs one policy many times what it costs another.
+"""
 
 
 class CostlyRuns(dict[UUID, float]):
@@ -36,10 +43,10 @@ class CostlyRuns(dict[UUID, float]):
 
 
 class ReplayShares:
-    """How much each key has runs stepped again by late observations."""
+    """How much of the processor each key has for stepping runs again by late observations."""
 
-    def __init__(self) -> None:
-        self._limit = RateLimit(REPLAYS)
+    def __init__(self, rate: Rate = REPLAYS) -> None:
+        self._limit = RateLimit(rate)
 
     def find_objection(self, message: Message, needs: Needs) -> TooOften | None:
         """Why a message has to wait: it would have its run stepped again, and its key had too much of that."""
@@ -49,7 +56,17 @@ class ReplayShares:
             return TooOften("late observations had runs stepped again, too many for this key; wait a while", wait)
         return None
 
-    def charge(self, message: Message, facts: Facts) -> None:
-        """Have a key pay for the stored observations that are stepped again for its message."""
-        if facts.points and message.sender is not None:
-            self._limit.charge(str(message.sender), len(facts.points))
+    def charge(self, message: Message, seconds: float) -> None:
+        """Have a key pay for the time of the processor in which a run was stepped again for its message."""
+        if message.sender is not None:
+            self._limit.charge(str(message.sender), seconds * 1000)
+
+
+def apply_timed(
+    state: RunState, messages: Sequence[Message], facts: Facts, now: datetime
+) -> tuple[Applied | Needs, float]:
+    """What `apply` gives, and the seconds that it took: of the processor alone where a key pays for them."""
+    clock = time.thread_time if facts.points else time.perf_counter  # which is asked in a tenth of the time
+    begun = clock()
+    result = apply(state, messages, facts, now)
+    return result, clock() - begun
