@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.clients.receivers.slurm.bench import SlurmBench, by_commands, opened
 from tests.fixtures.slurm import NoSlurm, SlurmCluster, slurm
 
 
@@ -21,3 +23,16 @@ def cluster() -> Iterator[SlurmCluster]:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmBench]:
+    """Jobs that are cancelled at the end. Their folder is one that the node's daemon can see, whoever it is."""
+    folder = cluster.folder / "rest" / f"test-{time.monotonic_ns()}"
+    folder.mkdir()
+    door = getattr(request.cls, "door", by_commands)
+    bench = SlurmBench(cluster, folder, lambda: door(cluster))
+    yield bench
+    cluster.clear()
+    while opened:
+        opened.pop().close()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import pwd
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,94 +16,13 @@ from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import SlurmJobControl
 from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
-from evalstop_client.scheduler_labels import scheduler_labels
 
 from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Conformance, Started, found, gone, parked, request
+from tests.clients.receivers.conformance import Conformance, Started, found, gone, request
+from tests.clients.receivers.slurm.bench import BOTH, ME, SlurmBench, by_commands, by_rest, opened
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
-
-ME = getpass.getuser()
-BOTH = CheckpointSignal("USR1", "full")
-JOB = """
-trap 'echo saved >> {file}' USR1
-{trap_term}
-touch {file}
-while :; do sleep 0.1 & wait; done
-"""
-
-
-@dataclass
-class SlurmBench:
-    """Jobs of a real cluster, each with a GPU."""
-
-    cluster: SlurmCluster
-    folder: Path
-    door: Callable[[], Cluster]
-    jobs: list[str] = field(default_factory=list)
-    users: frozenset[str] | None = frozenset({ME})
-    partitions: frozenset[str] | None = None
-    park_partition: str | None = None
-
-    @property
-    def file(self) -> Path:
-        return self.folder / f"saves-{len(self.jobs)}"
-
-    def action(self) -> SlurmJobControl:
-        return SlurmJobControl(
-            self.door(),
-            users=self.users,
-            partitions=self.partitions,
-            default_signal=BOTH,
-            park_partition=self.park_partition,
-        )
-
-    def start(self, deaf: bool = False) -> Started:
-        return self.run("trap '' TERM" if deaf else "", "--gres=gpu:1")
-
-    def run(self, trap_term: str, *options: str) -> Started:
-        file = self.folder / f"saves-{len(self.jobs) + 1}"
-        job = self.cluster.submit(JOB.format(file=file, trap_term=trap_term), "--output=/dev/null", *options)
-        self.jobs.append(job)
-        eventually(file.exists)
-        return Started(self.action(), self.labels(job))
-
-    def labels(self, job: str, **variables: str) -> dict[str, str]:
-        """The labels that a run's client would send from inside the job."""
-        inside = {"SLURM_JOB_ID": job, "SLURM_CLUSTER_NAME": self.cluster.name, "SLURM_JOB_USER": ME, **variables}
-        return scheduler_labels(inside)
-
-    def saves(self) -> int:
-        return len(self.file.read_text().split())
-
-
-def by_commands(cluster: SlurmCluster) -> Cluster:
-    return Programs(cluster.environment)
-
-
-def by_rest(cluster: SlurmCluster) -> Cluster:
-    token = cluster.token()
-    opened.append(Rest(cluster.rest_url, cluster.name, None, lambda: token))
-    return opened[-1]
-
-
-opened: list[Rest] = []
-"""Connections to close after a test."""
-
-
-@pytest.fixture
-def bench(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmBench]:
-    """Jobs that are cancelled at the end. Their folder is one that the node's daemon can see, whoever it is."""
-    folder = cluster.folder / "rest" / f"test-{time.monotonic_ns()}"
-    folder.mkdir()
-    door = getattr(request.cls, "door", by_commands)
-    bench = SlurmBench(cluster, folder, lambda: door(cluster))
-    yield bench
-    cluster.clear()
-    while opened:
-        opened.pop().close()
 
 
 class TestByCommands(Conformance):
@@ -233,70 +149,6 @@ def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBenc
     again = started.action.find_job(request(started.labels))  # its labels say restart 0
     assert isinstance(again, Job)
     assert isinstance(started.action.check_job(again), Gone)
-
-
-def test_a_parked_job_is_held_until_it_is_resumed(bench: SlurmBench) -> None:
-    """Held in the queue a job has no GPUs, and Slurm does not start it; released it may have them again."""
-    started = bench.start()
-    job = found(started)
-    for _ in range(2):  # to park what is parked changes nothing
-        started.action.park_job(job, request(started.labels))
-        assert parked(started.action, job).details["parked_as"] == "held"
-    assert isinstance(started.action.check_job(job), Present), "it is not gone for good"
-    started.action.resume_job(job)
-    start_now(bench, job)
-    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
-
-
-def start_now(bench: SlurmBench, job: Job) -> None:
-    """Slurm lets a requeued job wait two minutes for the credentials of its last start to expire; a test does not."""
-    bench.cluster.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
-
-
-def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -> None:
-    """A suspect that holds all GPUs is parked: who waited runs to its end, then the suspect on idle GPUs, until others
-    want them; resumed it is back in its own partition."""
-    bench.park_partition = "low"
-    suspect = bench.run("", "--gres=gpu:2")
-    job = found(suspect)
-    waiting = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    bench.jobs.append(waiting)
-    suspect.action.park_job(job, request(suspect.labels))
-    assert parked(suspect.action, job).details["partition"] == "low"
-    eventually(lambda: bench.cluster.state(waiting) == "RUNNING")
-    eventually(lambda: bench.cluster.state(waiting) == "COMPLETED")
-    start_now(bench, job)
-    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
-    assert parked(suspect.action, job).details["partition"] == "low", "on idle GPUs it is parked still"
-    another = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    bench.jobs.append(another)
-    eventually(lambda: bench.cluster.state(another) == "RUNNING")
-    assert bench.cluster.state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
-    suspect.action.resume_job(job)
-    start_now(bench, job)
-    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
-    assert bench.cluster.run("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
-
-
-def test_a_job_that_may_not_be_requeued_is_not_parked(bench: SlurmBench) -> None:
-    """It is refused before anything is done to it."""
-    started = bench.run("", "--gres=gpu:1", "--no-requeue")
-    job = found(started)
-    with pytest.raises(RequestRefused, match="--requeue"):
-        started.action.park_job(job, request(started.labels))
-    assert bench.cluster.state(job.id) == "RUNNING"
-
-
-def test_a_parked_job_can_be_stopped_for_good(bench: SlurmBench) -> None:
-    """A stop ends a job that is held: that it is set aside is not enough."""
-    started = bench.start()
-    job = found(started)
-    started.action.park_job(job, request(started.labels))
-    parked(started.action, job)
-    again = found(started)
-    assert isinstance(started.action.check_job(again), Present)
-    started.action.cancel_job(again, request(started.labels))
-    assert gone(started.action, again).state == "CANCELLED"
 
 
 def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:

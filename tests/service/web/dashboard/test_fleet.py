@@ -27,7 +27,7 @@ from tests.service.web.api.fake_committer import a_run
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import EMBEDDED
 from tests.service.web.dashboard.test_drawings import FINITE
-from tests.service.web.dashboard.test_pages import HOSTILE
+from tests.service.web.dashboard.test_page_safety import HOSTILE
 
 RISES = [0.01 * at + 0.002 * (at * 7 % 5) for at in range(40)]
 TURNS = [*RISES[:25], *(RISES[25] - 0.012 * at + 0.002 * (at * 7 % 5) for at in range(30))]

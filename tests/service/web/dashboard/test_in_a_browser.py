@@ -20,7 +20,7 @@ from tests.service.scenes import take
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET
-from tests.service.web.dashboard.test_pages import HOSTILE
+from tests.service.web.dashboard.test_page_safety import HOSTILE
 
 pytestmark = pytest.mark.real
 

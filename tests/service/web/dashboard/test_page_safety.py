@@ -1,0 +1,107 @@
+"""What keeps pages safe: headers, no inline script or style, and names that stay text whatever they hold."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import httpx
+import pytest
+from evalstop_service.ingest import CheckpointSaved, Observations
+from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.role_recognition import MetricFields
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import PostedObservation
+
+from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED
+
+HACKING = recorded("np-0044")
+
+HOSTILE = (
+    '<script>alert("x")</script>',
+    "'\"><img src=x onerror=alert(1)>",
+    "{{ 7 * 7 }}{% raw %}",
+    "\u202egnp.exe \u05d0\u05d1\u05d2",
+    "__proto__",
+    "a" * 256,
+    "Z\u0351\u036b\u0343\u036a\u0302A\u0334\u0335\u031c",
+)
+
+
+def seen(client: httpx.Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+@EMBEDDED
+@pytest.mark.parametrize("path", ["/", "/runs", "/login", "/runs/nonsense", "/login?token=x", "/session"])
+def test_headers_that_keep_pages_safe(visitor: httpx.Client, path: str) -> None:
+    """No page may be framed, cached, sniffed, or run a script that is not ours."""
+    headers = visitor.get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == "'self'"
+    assert "unsafe" not in headers["content-security-policy"]
+    assert policy["frame-ancestors"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+
+
+@EMBEDDED
+def test_no_page_holds_inline_script_or_style(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The policy forbids them, so none may be there."""
+    run = open_run(database, tenant, now, "ppo")
+    report(database, tenant, run.id, HACKING[:5], now)
+    for path in ("/runs", f"/runs/{run.id}", "/login"):
+        html = seen(visitor, path)
+        assert "<style" not in html
+        assert " style=" not in html
+        assert re.findall(r"<script(?![^>]* src=)", html) == []
+        assert "http://" not in html.replace("http://127.0.0.1", "")
+        assert "https://" not in html
+
+
+@EMBEDDED
+def test_assets_are_kept_for_good(visitor: httpx.Client) -> None:
+    """Files are found by their digest and may be kept; under an old digest they may not."""
+    html = seen(visitor, "/login")
+    style = html.split('rel="stylesheet" href="')[1].split('"')[0]
+    answer = visitor.get(style)
+    assert answer.headers["content-type"].startswith("text/css")
+    assert "immutable" in answer.headers["cache-control"]
+    assert answer.headers["content-encoding"] == "gzip"
+    assert visitor.get(style, headers={"Accept-Encoding": "identity"}).text == answer.text
+    assert visitor.get("/assets/old/evalstop.css").headers["cache-control"] == "no-store"
+
+
+def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
+    for name in HOSTILE:
+        metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
+        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
+        run, _ = opening.open_run(database, tenant.project.id, request, now)
+        points = [PostedObservation(name, step, float(-step), 0.1) for step in range(10)]
+        take(database, tenant.project.id, run.id, CheckpointSaved(0, f"file:///{name}"), now)
+        points.append(PostedObservation(f"{name}2", 1, 2.0))
+        receipt = take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+        assert receipt.decision is not None
+        confirm(database, tenant, receipt.decision.id, now)
+        html = seen(visitor, f"/runs/{run.id}")
+        shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        assert shown.replace('"', "&#34;").replace("'", "&#39;") in html
+        assert "<img" not in html
+        assert "<script>" not in html
+        (series,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
+        assert series["metric"] == name
+        assert series["values"][:3] == [0, -1, -2]
+    listed = seen(visitor, "/runs")
+    assert "<script>alert" not in listed
+    assert "<img" not in listed
+    assert listed.count('class="row-link"') == len(HOSTILE)
