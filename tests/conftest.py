@@ -13,6 +13,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+# Before NumPy is imported. The tests fill every core by their number; a library that adds threads of its own has them
+# wait for each other in loops, which costs a small product of matrices five times its processor time.
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -40,6 +44,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=600)
+settings.register_profile("quick", settings.get_profile("tests"), max_examples=8)  # of `make check`
 settings.load_profile("tests")
 
 BACKENDS = ("sqlite", "postgresql")
