@@ -48,7 +48,7 @@ run: $(READY) $(HELP)  ## Start the service on this machine and say what to open
 
 .PHONY: check
 check: $(FRAMEWORKS)  ## Run the checks and the quick tests, while you work
-	@$(MAKE) --no-print-directory -j 2 lint types imports pytest PYTEST="-q -m 'not real and not chaos'"
+	@$(MAKE) --no-print-directory -j 2 lint types imports pytest PYTEST="-q -m 'not real and not chaos' --hypothesis-profile=quick"
 
 .PHONY: test
 test: $(FRAMEWORKS) system-packages  ## Run every check and every test but the long trials of test-chaos

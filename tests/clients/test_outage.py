@@ -11,8 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.clients.fake_service import KEY
 from tests.clients.programs import eventually, service_program, trainer
+
+pytestmark = pytest.mark.real
 
 TRAINER = """
 import os, sys, time

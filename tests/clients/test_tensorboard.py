@@ -95,6 +95,7 @@ def test_the_checksum_is_the_one_of_the_format() -> None:
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+@pytest.mark.real
 def test_what_pytorch_writes_is_read(tmp_path: Path) -> None:
     """By its own SummaryWriter: scalars old and new, and nothing of histograms, text and hyperparameters."""
     pytest.importorskip("tensorboard")

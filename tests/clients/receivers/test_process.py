@@ -23,6 +23,8 @@ from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually, is_alive, program
 from tests.clients.webhooks import SECRET, send, stop_event
 
+pytestmark = pytest.mark.real
+
 RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
 OBEDIENT = "import time; print('up', flush=True); time.sleep(3600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"

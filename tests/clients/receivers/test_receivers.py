@@ -18,6 +18,8 @@ from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
 from tests.clients.webhooks import SECRET, send, stop_event
 
+pytestmark = pytest.mark.real
+
 RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
 SCHEDULER = """
 echo "$1 $2" >> {folder}/log

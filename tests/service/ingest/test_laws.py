@@ -42,7 +42,8 @@ POLICIES = ("paper", "default", "watchful")
 LAST_STEP = 12
 
 LAWS = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=min(20, settings().max_examples),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 values = st.one_of(
@@ -233,7 +234,7 @@ def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: ra
         assert stands(scene.read(run)) == stands(in_order(scene, story))
 
 
-@settings(LAWS, max_examples=10)
+@settings(LAWS, max_examples=LAWS.max_examples // 2)
 @given(stories=st.lists(stories(), min_size=2, max_size=4), chance=st.randoms(use_true_random=False))
 def test_many_runs_are_brought_back_together(scene: Scene, stories: list[Story], chance: random.Random) -> None:
     """Runs that a process knows, knew, has a kept state of or never saw are brought back in one commit to what each

@@ -144,6 +144,7 @@ def test_open_streams_are_limited_and_given_back() -> None:
     anyio.run(follow_and_leave)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_with_open_streams_shuts_down(
     embedded_database: Database, now: datetime, tmp_path: Path, ending: signal.Signals

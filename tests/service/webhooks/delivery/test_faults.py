@@ -26,6 +26,8 @@ from tests.fixtures.postgres_server import connected, conninfo, postgres
 from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
 from tests.service.webhooks.delivery.killing import worker_processes
 
+pytestmark = pytest.mark.real
+
 LIMITS = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
 
 
