@@ -24,6 +24,7 @@ from evalstop_detectors.policy.codec import (
     verdict_to_document,
 )
 from evalstop_detectors.policy.monitor import MonitorState, advance, find_request, is_late, replay, start, step
+from evalstop_detectors.policy.past_runs import PastRun, replay_runs
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
@@ -58,6 +59,7 @@ __all__ = [
     "MonitorState",
     "Observation",
     "OutOfOrder",
+    "PastRun",
     "Policy",
     "RawMaximum",
     "RecognizedRoles",
@@ -80,6 +82,7 @@ __all__ = [
     "policy_to_document",
     "recognize_roles",
     "replay",
+    "replay_runs",
     "select_version",
     "start",
     "start_combining",

@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 
 import joblib
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from evalstop_lab.errors import UnusableArguments
 
@@ -41,15 +50,34 @@ def sweep(
     `jobs` processes on this machine. "ray" does so on a Ray cluster: the one that `RAY_ADDRESS` names, else one of
     `jobs` processes here. The results are the same.
     """
+    return sweep_chunks(partial(_each, work), items, title, jobs, chunk, backend)
+
+
+def sweep_chunks(
+    work: Callable[[Sequence[Item]], list[Result]],
+    items: Sequence[Item],
+    title: str,
+    jobs: int = 1,
+    chunk: int = CHUNK,
+    backend: str = LOCAL,
+) -> list[Result]:
+    """As `sweep`, where `work` takes a chunk of the items at once."""
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     results: list[Result] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=len(items))
-        for found in _ON[backend](partial(_each, work), chunks, jobs):
+        for found in _ON[backend](work, chunks, jobs):
             results.extend(found)
             progress.advance(task, len(found))
     return results
+
+
+class _Rate(ProgressColumn):
+    """How many items a second are done."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="progress.data.speed")
 
 
 def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.observation import Columns, MetricRole, Observation
+from evalstop_detectors.observation import Columns, MetricRole, Observation, to_observations
 
 # What a policy may set a parameter to. The upper ends keep out what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -70,7 +70,8 @@ class Detector(Protocol[S]):
 
     Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
     the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `roles`,
-    in their `order`, each once. A detector that takes in several for less has a `fold`, too (see `Fold`).
+    in their `order`, each once. A detector that takes in several for less has a `fold`, too (see `Fold`), and one that
+    takes in many runs for less has `trace_runs` (see `TraceRuns`).
     """
 
     name: ClassVar[str]
@@ -122,6 +123,12 @@ Fold = Callable[[Any, Evidence | None, Columns], tuple[Any, Changes]]
 """Takes in columns of the detector's roles: from the state and the evidence before them to the state after them. The
 result is that of `step` for one observation after the other."""
 
+Trace = Iterable[tuple[tuple[int, int], Evidence]]
+"""What `Changes` lists, of a whole run from its start; each evidence is made when it is asked for."""
+
+TraceRuns = Callable[[Sequence[Columns]], Sequence[Trace]]
+"""The traces of many whole runs, each as columns of the detector's roles, for less than one after the other."""
+
 
 def tells_outlook(detector: Detector[Any]) -> bool:
     """Whether the detector's evidence has an `outlook`."""
@@ -166,3 +173,17 @@ def fold_steps(
             evidence = latest
             changes.append((observation.order, latest))
     return state, changes
+
+
+def trace_runs(detector: Detector[Any], runs: Sequence[Columns]) -> Sequence[Trace]:
+    """How the evidence goes over each of these runs: by the detector's own `trace_runs`, else run by run."""
+    own: TraceRuns | None = getattr(detector, "trace_runs", None)
+    return [trace_run(detector, columns) for columns in runs] if own is None else own(runs)
+
+
+def trace_run(detector: Detector[Any], columns: Columns) -> Changes:
+    """How the evidence goes over one run."""
+    fold = fold_of(detector)
+    if fold is None:
+        return fold_steps(detector, detector.start(), None, to_observations(columns))[1]
+    return fold(detector.start(), None, columns)[1]

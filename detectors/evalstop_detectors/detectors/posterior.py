@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -44,14 +44,17 @@ from evalstop_detectors.detectors.detector import (
     Evidence,
     Kind,
     Thresholds,
+    Trace,
     fold_steps,
+    trace_run,
 )
-from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.detectors.posterior_columns import list_given
+from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
 from evalstop_detectors.posterior.arithmetic import ONE
 from evalstop_detectors.posterior.features import FeatureState, Given, advance, measure_scale
+from evalstop_detectors.posterior.forward import Course, follow_runs
 from evalstop_detectors.posterior.network import (
     HIDDEN,
-    Network,
     Whole,
     load_network,
     round_features,
@@ -196,6 +199,13 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
                 changes.append((item.order, latest))
         return _with_waiting(state, proxies.values[proxies_taken:], kls.values[kls_taken:]), changes
 
+    def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
+        given = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
+        at_once = {index: item for index, item in given.items() if item is not None}
+        courses = follow_runs(load_network(self.model), list(at_once.values()))
+        found = {index: _trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
+        return [found[index] if index in found else trace_run(self, columns) for index, columns in enumerate(runs)]
+
     def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
         features, found = advance(ONE, state.features, _given(state, observation, value))
         seen = round_features(found)
@@ -245,7 +255,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         if state.answer is not None:
             own = round_features(describe_answer(ONE, state.features, state.answer))
             added = add_log_odds(self.model, np.concatenate([np.array(state.seen, dtype=np.float64), own]))
-        return _read_outlook(load_network(self.model), hidden, added), added
+        return _to_outlook(load_network(self.model).read(hidden).tolist(), added), added
 
     def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:
         requests, features = self.requests, state.features
@@ -313,9 +323,8 @@ def _to_integers(numbers: Whole) -> tuple[int, ...]:
     return tuple(numbers.astype(np.int64).tolist())
 
 
-def _read_outlook(network: Network, hidden: Whole, added: float = 0.0) -> Outlook:
-    """What the network expects, with this `added` to the log odds that the run has turned."""
-    outputs = network.read(hidden).tolist()
+def _to_outlook(outputs: Sequence[float], added: float = 0.0) -> Outlook:
+    """What the network's outputs mean, with this `added` to the log odds that the run has turned."""
     turned, will_turn = to_probability(outputs[0] + added), to_probability(outputs[1])
     low, middle, high = sorted(max(share, 0.0) for share in outputs[2:])
     return Outlook(turned, will_turn, (low, middle, high))
@@ -338,6 +347,25 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
         0.0 if progress is None else progress,
         float(progress is not None),
     )
+
+
+def _trace(columns: Columns, course: Course) -> Iterator[tuple[tuple[int, int], Evidence]]:
+    """The evidence of a run, of which this was found, wherever it becomes other than it was."""
+    evals = columns[MetricRole.EVAL]
+    finite = [index for index, value in enumerate(evals.values) if math.isfinite(value)]
+    first = min((column.steps[0], RANK[role]) for role, column in columns.items())
+    evidence = _NO_EVALS
+    if first < (evals.steps[finite[0]], RANK[MetricRole.EVAL]):
+        yield first, evidence
+    rows = zip(finite, course.outputs.T.tolist(), *(item.tolist() for item in course[1:]), strict=True)
+    for count, (at, outputs, since, level, best, low) in enumerate(rows, start=1):
+        features = FeatureState(evals=count, since=since, level=level, best=best, low=low)
+        best_step = evals.steps[finite[count - 1 - int(since)]]
+        progress = None if evals.progress is None else evals.progress[at]
+        latest = _weigh(features, _to_outlook(outputs), best_step, progress)
+        if latest != evidence:
+            evidence = latest
+            yield (evals.steps[at], RANK[MetricRole.EVAL]), evidence
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:

@@ -7,12 +7,13 @@ evidence stands.
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice, pairwise
-from operator import attrgetter, lt
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter, lt
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -200,12 +201,17 @@ def advance(
     # 2. Each detector takes in all that is new: a verdict never changes what a detector sees.
     states, evidence, changes = _fold_detectors(policy, state, columns)
     # 3. The verdict is judged anew only where evidence changed, or where step and count of evals still matter.
-    eval_orders = _finite_evals(columns)
+    eval_orders = finite_evals(columns)
     verdict, suspect_step, verdicts = state.verdict, state.suspect_step, list[Verdict]()
     if (changes or not _is_settled(policy, state.last, state.evals)) and not policy.keeps(verdict):
-        judged = _judge_changes(policy, state, columns, eval_orders, changes)
-        verdicts = [new for old, new in pairwise([verdict, *judged]) if new.verdict is not old.verdict]
-        verdict = judged[-1]
+        for judged in judge_changes(
+            policy, state, columns, eval_orders, list(state.evidence), sorted(changes, key=ORDER)
+        ):
+            if judged.verdict is not verdict.verdict:
+                verdicts.append(judged)
+            verdict = judged
+            if policy.keeps(verdict):
+                break
         if suspect_step is None and verdicts:
             suspect_step = verdicts[0].step
     # 4. A verdict that still stands is that of the latest step; a stop stays as it was reached.
@@ -250,18 +256,16 @@ def _step_through(
     return state, verdicts
 
 
-class _Change(NamedTuple):
-    """From this observation on a member has other evidence."""
+Change = tuple[Order, int, Evidence | None]
+"""From this observation on a member has other evidence; None: it has what it had."""
 
-    order: Order
-    member: int
-    evidence: Evidence
+ORDER = itemgetter(0)
 
 
 def _fold_detectors(
     policy: Policy, state: MonitorState, columns: Columns
-) -> tuple[list[Any], list[Evidence | None], list[_Change]]:
-    states, evidence, changes = list(state.states), list(state.evidence), list[_Change]()
+) -> tuple[list[Any], list[Evidence | None], list[Change]]:
+    states, evidence, changes = list(state.states), list(state.evidence), list[Change]()
     observations: dict[tuple[MetricRole, ...], list[Observation]] = {}
     for index, (roles, fold) in enumerate(policy.folds):
         shown = (
@@ -279,7 +283,7 @@ def _fold_detectors(
             detector = policy.members[index].detector
             states[index], changed = fold_steps(detector, states[index], evidence[index], observations[roles])
         if changed:
-            changes += [_Change(order, index, item) for order, item in changed]
+            changes += [(order, index, item) for order, item in changed]
             evidence[index] = changed[-1][1]
     return states, evidence, changes
 
@@ -315,30 +319,40 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
     )
 
 
-def _finite_evals(columns: Columns) -> list[Order]:
+def finite_evals(columns: Columns) -> list[Order]:
+    """The places of the finite evals."""
     column, rank = columns.get(MetricRole.EVAL), RANK[MetricRole.EVAL]
     if column is None:
         return []
     return [(step, rank) for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)]
 
 
-def _judge_changes(
-    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], changes: Sequence[_Change]
-) -> list[Verdict]:
-    """The verdict at every observation that may change it, in order, up to the first that stands for good."""
-    orders = {item.order for item in changes} | _unsettled(policy, state, columns, eval_orders)
-    evidence, verdict, verdicts = list(state.evidence), state.verdict, list[Verdict]()
-    pending = sorted(changes, reverse=True)
-    for order in sorted(orders):
-        while pending and pending[-1].order <= order:
-            change = pending.pop()
-            evidence[change.member] = change.evidence
-        evals = state.evals + bisect_right(eval_orders, order)
-        verdict = _follow(verdict, policy.judge(evidence, order[0], evals))
-        verdicts.append(verdict)
-        if policy.keeps(verdict):
-            break
-    return verdicts
+def judge_changes(
+    policy: Policy,
+    state: MonitorState,
+    columns: Columns,
+    eval_orders: Sequence[Order],
+    evidence: list[Evidence | None],
+    changes: Iterable[Change],
+) -> Iterator[Verdict]:
+    """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are left
+    out, but for the last. `changes` stand in their order; `evidence` is brought up to the verdict that is given."""
+    verdict, skipped = state.verdict, None
+    loud = {member for member, item in enumerate(evidence) if policy.alarms(member, item)}
+    unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders)))
+    for order, group in groupby(heapq.merge(changes, unsettled, key=ORDER), key=ORDER):
+        for _, member, item in group:
+            if item is not None:
+                evidence[member] = item
+                (loud.add if policy.alarms(member, item) else loud.discard)(member)
+        if loud or verdict.verdict is not Call.CONTINUE:
+            evals = state.evals + bisect_right(eval_orders, order)
+            verdict, skipped = _follow(verdict, policy.judge(evidence, order[0], evals)), None
+            yield verdict
+        else:
+            skipped = order
+    if skipped is not None:
+        yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped))
 
 
 def _is_settled(policy: Policy, last: Order | None, evals: int) -> bool:

@@ -246,6 +246,16 @@ class Policy(Struct, frozen=True, dict=True):
         """What every finding says of its member, looked up once: name, roles, thresholds."""
         return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
 
+    def alarms(self, member: int, evidence: Evidence | None) -> bool:
+        """Whether the evidence of a member, by its index, can call for anything; while none does, the verdict is
+        `continue`."""
+        if evidence is None:
+            return False
+        _, _, _, suspect_at, stop_at = self._held[member]
+        outlook = evidence.outlook if Ground.LEVELLED_OFF in self.stop_on else None
+        levelled = outlook is not None and outlook.reaches(self.levelled_off_at)
+        return levelled or evidence.reaches(suspect_at) or evidence.reaches(stop_at)
+
     def keeps(self, verdict: Verdict) -> bool:
         """Whether the verdict stands whatever follows."""
         return verdict.stops and self.action is Action.STOP

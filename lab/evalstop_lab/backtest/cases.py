@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from evalstop_detectors import Ground, Policy, Score, select_version
@@ -15,10 +16,10 @@ from evalstop_service.rules.outcome import assess_run, judge_decision, judge_lev
 from evalstop_service.rules.run_results import RunAssessment
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
-from evalstop_lab.replay.command import judge_all
-from evalstop_lab.replay.judged import Judged
+from evalstop_lab.replay.command import CHUNK, choose_jobs
+from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.runs import Run
-from evalstop_lab.sweep import sweep
+from evalstop_lab.sweep import sweep_chunks
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,20 @@ class Case:
 
 
 def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
-    """The cases of these settled runs under policies by their labels, with progress bars."""
-    truths = sweep(assess, runs, "asking what turned out to be true")
-    judged = {label: judge_all(policy, runs, jobs) for label, policy in policies.items()}
-    return [
-        Case(run, found, {label: passed(run, found, judged[label][index]) for label in policies})
-        for index, (run, found) in enumerate(zip(runs, truths, strict=True))
+    """The cases of these settled runs under policies by their labels, with a progress bar."""
+    title = f"judging under {' and '.join(policies)}"
+    found = sweep_chunks(partial(_judge_cases, policies), runs, title, choose_jobs(jobs, runs), CHUNK)
+    return [Case(run, *item) for run, item in zip(runs, found, strict=True)]
+
+
+def _judge_cases(policies: Mapping[str, Policy], runs: Sequence[Run]) -> list[tuple[RunAssessment, dict[str, Passed]]]:
+    """What turned out to be true of each run, and what each policy would have done to it."""
+    truths = [assess(run) for run in runs]
+    passed_by = [
+        [passed(*item) for item in zip(runs, truths, judge_runs(policy, runs), strict=True)]
+        for policy in policies.values()
     ]
+    return [(found, dict(zip(policies, each, strict=True))) for found, *each in zip(truths, *passed_by, strict=True)]
 
 
 def assess(run: Run) -> RunAssessment:

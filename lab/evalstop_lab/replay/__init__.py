@@ -1,6 +1,6 @@
 """Logged runs through a policy, as the service would have judged them: `evalstop-lab replay`."""
 
-from evalstop_lab.replay.judged import Judged, judge
+from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.policy_file import load_policy, policy_from_file
 from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
 from evalstop_lab.replay.sources import Asked, read
@@ -12,7 +12,7 @@ __all__ = [
     "Run",
     "Runs",
     "Troubles",
-    "judge",
+    "judge_runs",
     "load_policy",
     "policy_from_file",
     "read",

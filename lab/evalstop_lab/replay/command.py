@@ -13,14 +13,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalstop_lab.replay.judged import Judged, judge
+from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, asked_by, read
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.sweep import cores, sweep_chunks
 
 FEW_RUNS = 500
 """Up to so many runs a second process costs more than it saves."""
+
+CHUNK = 500
+"""Runs that a process judges at once."""
 
 MOST_CONFLICTS_SHOWN = 20
 
@@ -61,8 +64,14 @@ def run(args: argparse.Namespace) -> int:
 
 def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None = None) -> list[Judged]:
     """What the policy makes of these settled runs, with a progress bar."""
-    jobs = jobs or (cores() if len(runs) > FEW_RUNS else 1)
-    return sweep(partial(judge, policy), runs, f"replaying under {policy.name}", jobs)
+    return sweep_chunks(
+        partial(judge_runs, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs), CHUNK
+    )
+
+
+def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:
+    """How many processes: as asked for, else one a core where there are many runs."""
+    return jobs or (cores() if len(runs) > FEW_RUNS else 1)
 
 
 def report_conflicts(conflicts: Sequence[Conflict]) -> None:

@@ -1,4 +1,4 @@
-"""One logged run through a policy: by the same `monitor.step` that the service calls."""
+"""Logged runs through a policy: the verdicts of `monitor.step`, which the service calls, for many runs at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from evalstop_detectors import (
     BestSoFar,
     Chooser,
     Evidence,
+    PastRun,
     Policy,
     SmoothedMaximum,
+    replay_runs,
     start,
     step,
 )
@@ -41,14 +43,27 @@ class Judged:
     detectors: dict[str, dict[str, Any]]
 
 
-def judge(policy: Policy, run: Run) -> Judged:
-    """Replay a settled run up to its stop: later observations change no verdict, and there would have been none."""
+def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
+    """Replay settled runs, each up to its stop: later observations change no verdict."""
+    columns = [run.columns() for run in runs]
+    together = iter(replay_runs(policy, [item for item in columns if item is not None]))
+    found = (
+        _step_through(policy, run) if item is None else next(together) for run, item in zip(runs, columns, strict=True)
+    )
+    return [_judge(policy, run, past) for run, past in zip(runs, found, strict=True)]
+
+
+def _step_through(policy: Policy, run: Run) -> PastRun:
     state = start(policy)
     for observation in run.observations():
         state, verdict = step(policy, state, observation)
         if verdict.stops:
             break
-    verdict = state.verdict
+    return PastRun(state.verdict, state.suspect_step, state.evidence)
+
+
+def _judge(policy: Policy, run: Run, past: PastRun) -> Judged:
+    verdict = past.verdict
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(stop_step)
     chosen = BestSoFar(CHOOSER)
@@ -60,11 +75,11 @@ def judge(policy: Policy, run: Run) -> Judged:
         run=run.name,
         verdict=str(verdict.verdict),
         stop_step=stop_step,
-        suspect_step=state.suspect_step,
+        suspect_step=past.suspect_step,
         best_step=None if best is None else best.step,
         reason=verdict.reason,
         ground=verdict.ground,
-        detectors=_by_member(policy, state.evidence),
+        detectors=_by_member(policy, past.evidence),
     )
 
 

@@ -7,9 +7,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 
-from evalstop_detectors import MetricRole, Observation, Score
+import numpy as np
+from evalstop_detectors import Column, Columns, MetricRole, Observation, Score
 
 from evalstop_lab.errors import UnreadableInput
 
@@ -127,6 +128,10 @@ class Run:
         found = [item for role in self.series for item in self._of(role)]
         return sorted(found, key=lambda item: item.order)
 
+    def columns(self) -> Columns | None:
+        """The same by role; None where the eval was measured in several ways."""
+        return None if self._list_changes() else {role: self._column(role) for role in self.series}
+
     def scores(self, until: int | None = None) -> list[Score]:
         """The finite eval scores of the settled run, up to the step at which it was stopped."""
         return [
@@ -136,13 +141,20 @@ class Run:
         ]
 
     def _of(self, role: MetricRole) -> Iterator[Observation]:
-        if (series := self.series.get(role)) is None:
+        if role not in self.series:
             return
-        sign, total, changes = self.roles.sign(role), self.total_steps, self._list_changes()
-        for step, value, stderr in zip(series.steps, series.values, series.stderrs, strict=True):
-            progress = min(1.0, step / total) if total else None
-            known = None if math.isnan(stderr) else stderr
-            yield Observation(role, step, sign * value, known, progress, bisect_right(changes, step))
+        column, changes = self._column(role), self._list_changes()
+        stderrs, progress = (item or repeat(None) for item in (column.stderrs, column.progress))
+        for step, value, stderr, done in zip(column.steps, column.values, stderrs, progress, strict=False):
+            yield Observation(role, step, value, stderr, done, bisect_right(changes, step) if changes else 0)
+
+    def _column(self, role: MetricRole) -> Column:
+        series, sign, total = self.series[role], self.roles.sign(role), self.total_steps
+        stderrs = np.frombuffer(series.stderrs)
+        known = None if np.isnan(stderrs).all() else [None if err != err else err for err in series.stderrs]
+        steps = np.frombuffer(series.steps, dtype=np.int64)
+        progress = np.minimum(1.0, steps / total).tolist() if total else None
+        return Column(steps.tolist(), (sign * np.frombuffer(series.values)).tolist(), known, progress)
 
     def _list_changes(self) -> list[int]:
         """The steps from which on the eval was measured otherwise."""

@@ -22,7 +22,7 @@ from evalstop_detectors import (
     step,
 )
 
-from evalstop_lab.replay import Run, judge
+from evalstop_lab.replay import Run, judge_runs
 from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
 from evalstop_lab.simulator.schedulers import Scheduler
@@ -78,7 +78,7 @@ def no_stops(workload: Workload) -> Stops:
 
 def decide(policy: Policy, workload: Workload) -> Stops:
     """What the policy makes of every job, ahead of time."""
-    found = [judge(policy, run) for run in logs(workload, policy.roles)]
+    found = judge_runs(policy, logs(workload, policy.roles))
     return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, MetricRole, Policy, SmoothedMaximum, start, step
-from evalstop_lab.replay import Roles, Run, judge
+from evalstop_lab.replay import Roles, Run, judge_runs
 from evalstop_lab.worlds import World, sample
 from hypothesis import given
 
@@ -67,7 +67,7 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
         state, verdict = step(policy, state, item)
         if verdict.stops:
             break
-    result = judge(policy, run)
+    result = judge_runs(policy, [run])[0]
     assert (result.verdict, result.reason, result.suspect_step) == (
         state.verdict.verdict,
         state.verdict.reason,

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import Asked, Run, Troubles, judge, load_policy, read
+from evalstop_lab.replay import Asked, Run, Troubles, judge_runs, load_policy, read
 from evalstop_lab.replay.evalstop_runs import read_roles
 from evalstop_lab.service_process import running_service
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_an_offline_run_of_wandb() -> None:
         if math.isnan(value)
     ] == [70]
     assert run.gpus == 8
-    assert judge(load_policy("paper"), run).stop_step == 300
+    assert judge_runs(load_policy("paper"), [run])[0].stop_step == 300
 
 
 @patiently

@@ -1,0 +1,58 @@
+"""Runs that are over, many at once: the verdicts of `monitor.step` up to each one's first stop."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from evalstop_detectors.detectors.detector import Evidence, Trace, trace_runs
+from evalstop_detectors.observation import Columns
+from evalstop_detectors.policy.calls import Call
+from evalstop_detectors.policy.monitor import ORDER, Change, finite_evals, judge_changes, start
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
+
+
+class PastRun(NamedTuple):
+    """What became of a run: the verdict at its first stop, else at its end, and the evidence of each member then.
+
+    `suspect_step` is the first step at which the verdict was more than `continue`.
+    """
+
+    verdict: Verdict
+    suspect_step: int | None
+    evidence: tuple[Evidence | None, ...]
+
+
+def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
+    """What the policy, without critical evals, makes of each of these whole runs; their columns stand in step order."""
+    watched = [{role: column for role, column in columns.items() if role in policy.roles} for columns in runs]
+    traces: list[list[tuple[int, Trace]]] = [[] for _ in runs]
+    for member, (roles, _) in enumerate(policy.folds):
+        shown = [{role: columns[role] for role in roles if role in columns} for columns in watched]
+        seeing = [index for index, columns in enumerate(shown) if columns]
+        found = trace_runs(policy.members[member].detector, [shown[index] for index in seeing])
+        for index, trace in zip(seeing, found, strict=True):
+            traces[index].append((member, trace))
+    return [_judge_run(policy, columns, own) for columns, own in zip(watched, traces, strict=True)]
+
+
+def _judge_run(policy: Policy, columns: Columns, traces: Sequence[tuple[int, Trace]]) -> PastRun:
+    state = start(policy)
+    evidence, verdict, suspect_step = list(state.evidence), NOTHING_SEEN, None
+    changes = heapq.merge(*(_name_member(member, trace) for member, trace in traces), key=ORDER)
+    for verdict in judge_changes(policy, state, columns, finite_evals(columns), evidence, changes):
+        if suspect_step is None and verdict.verdict is not Call.CONTINUE:
+            suspect_step = verdict.step
+        if verdict.stops:
+            break
+    if columns and not verdict.stops:
+        verdict = replace(verdict, step=max(column.steps[-1] for column in columns.values()))
+    return PastRun(verdict, suspect_step, tuple(evidence))
+
+
+def _name_member(member: int, trace: Trace) -> Iterator[Change]:
+    for order, item in trace:
+        yield order, member, item
