@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,13 +96,18 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     return after
 
 
-def take_values(values: Sequence[float]) -> NoiseState:
-    """What taking in these finite values one by one leads to, none of which has a standard error."""
+def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -> NoiseState:
+    """What taking in these finite values one by one leads to, with the standard errors that some of them have."""
     if not values:
         return NoiseState()
     tame = [clipped(value) for value in values]
     counted = [clipped(value - tame[0]) for value in tame]
-    return NoiseState(len(values), tame[0], tuple(counted[-WINDOW - 1 :]), min(counted), max(counted))
+    known = [min(stderr, LARGEST) for stderr in stderrs if stderr is not None and 0 < stderr < math.inf]
+    mean_square = 0.0
+    for count, stderr in enumerate(known, start=1):
+        mean_square += (stderr * stderr - mean_square) / count
+    recent = tuple(counted[-WINDOW - 1 :])
+    return NoiseState(len(values), tame[0], recent, min(counted), max(counted), len(known), mean_square)
 
 
 def estimate(state: NoiseState) -> Noise:

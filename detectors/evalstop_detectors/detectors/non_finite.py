@@ -17,7 +17,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, fold_steps
-from evalstop_detectors.observation import Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_observations
 
 
 class NonFiniteState(Struct, frozen=True):
@@ -64,10 +64,11 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
     def fold(
         self, state: NonFiniteState, evidence: Evidence | None, columns: Columns
     ) -> tuple[NonFiniteState, Changes]:
-        column = columns[self.role]
-        if evidence is not _QUIET[self.role] or not all(map(math.isfinite, column.values)):
+        column, quiet = columns[self.role], _QUIET[self.role]
+        if not all(map(math.isfinite, column.values)):
             return fold_steps(self, state, evidence, to_observations(columns))
-        return NonFiniteState(0, column.steps[-1]), []
+        changes = [] if evidence is quiet else [((column.steps[0], RANK[self.role]), quiet)]
+        return NonFiniteState(0, column.steps[-1]), changes
 
 
 def _evidence(role: MetricRole, state: NonFiniteState) -> Evidence:

@@ -58,6 +58,7 @@ from evalstop_detectors.posterior.network import (
     Whole,
     load_network,
     round_features,
+    to_probabilities,
     to_probability,
 )
 from evalstop_detectors.posterior.paired import (
@@ -330,6 +331,12 @@ def _to_outlook(outputs: Sequence[float], added: float = 0.0) -> Outlook:
     return Outlook(turned, will_turn, (low, middle, high))
 
 
+def _to_outlooks(outputs: Whole) -> Iterator[Outlook]:
+    """The same of many outputs (5, evals)."""
+    to_gain = np.sort(np.maximum(outputs[2:], 0.0), axis=0).T.tolist()
+    return map(Outlook, *to_probabilities(outputs[:2]).tolist(), map(tuple, to_gain))
+
+
 def _given(state: PosteriorState, observation: Observation, value: float) -> Given:
     stderr, progress, begun = observation.stderr, observation.progress, state.planned_from
     if progress is not None and begun:
@@ -357,12 +364,12 @@ def _trace(columns: Columns, course: Course) -> Iterator[tuple[tuple[int, int], 
     evidence = _NO_EVALS
     if first < (evals.steps[finite[0]], RANK[MetricRole.EVAL]):
         yield first, evidence
-    rows = zip(finite, course.outputs.T.tolist(), *(item.tolist() for item in course[1:]), strict=True)
-    for count, (at, outputs, since, level, best, low) in enumerate(rows, start=1):
+    rows = zip(finite, _to_outlooks(course.outputs), *(item.tolist() for item in course[1:]), strict=True)
+    for count, (at, outlook, since, level, best, low) in enumerate(rows, start=1):
         features = FeatureState(evals=count, since=since, level=level, best=best, low=low)
         best_step = evals.steps[finite[count - 1 - int(since)]]
         progress = None if evals.progress is None else evals.progress[at]
-        latest = _weigh(features, _to_outlook(outputs), best_step, progress)
+        latest = _weigh(features, outlook, best_step, progress)
         if latest != evidence:
             evidence = latest
             yield (evals.steps[at], RANK[MetricRole.EVAL]), evidence

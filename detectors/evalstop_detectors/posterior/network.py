@@ -88,6 +88,12 @@ def to_probability(logit: float) -> float:
     return float(_logistic_table().item(min(max(index, -_TABLE_END), _TABLE_END) + _TABLE_END)) / STATE_ONE
 
 
+def to_probabilities(logits: Whole) -> Whole:
+    """The same of many."""
+    index = np.floor(logits * _TABLE_ONE + 0.5) + _TABLE_END
+    return np.asarray(_logistic_table().take(index.astype(np.int64), mode="clip") / STATE_ONE)
+
+
 @cache
 def load_network(name: str) -> Network:
     """The shipped network of this name; raises UnknownModel."""

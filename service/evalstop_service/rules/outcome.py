@@ -164,9 +164,7 @@ def _means(values: Sequence[float], width: int) -> list[float]:
 
 def _stderr(finite: Sequence[Score], width: int) -> float:
     """The standard error of the difference of two means: by the noise of the run, at least as reported."""
-    state = noise.NoiseState()
-    for score in finite:
-        state = noise.advance(state, score.value, score.stderr)
+    state = noise.take_values([score.value for score in finite], [score.stderr for score in finite])
     estimate = noise.estimate(state)
     return estimate.sd * estimate.inflation * math.sqrt(2 / width)
 

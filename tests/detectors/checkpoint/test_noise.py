@@ -120,10 +120,10 @@ def test_its_memory_is_bounded() -> None:
     assert state.high <= LARGEST
 
 
-@given(st.lists(finite_values, max_size=80))
-def test_many_values_at_once(values: list[float]) -> None:
+@given(st.lists(st.tuples(finite_values, st.none() | st.floats(allow_nan=True)), max_size=80))
+def test_many_values_at_once(drawn: list[tuple[float, float | None]]) -> None:
     """Taking in many values at once leads to the state that taking them in one by one leads to."""
     state = NoiseState()
-    for value in values:
-        state = advance(state, value)
-    assert take_values(values) == state
+    for value, stderr in drawn:
+        state = advance(state, value, stderr)
+    assert take_values([value for value, _ in drawn], [stderr for _, stderr in drawn]) == state
