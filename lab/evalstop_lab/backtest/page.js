@@ -226,6 +226,9 @@
     return `${label}: ${what}${kept}${saved}${later}. ${passed.reason}`;
   }
 
+  const isDrawn = (run) => Object.keys(run.series).length > 0;
+  const drawn = runs.filter(isDrawn).length;
+
   function card(run) {
     const article = document.createElement("article");
     article.className = run.passed[0].said;
@@ -236,6 +239,10 @@
       put(line, "span", passed.said, `said ${passed.said}`);
       line.append(` — ${told(passed, run, labels[index])}`);
     });
+    if (!isDrawn(run)) {
+      if (run.last) put(article, "p", `Curves are here of the worst ${counted(drawn)} alone.`, "muted");
+      return article;
+    }
     const place = put(article, "div", undefined, "drawing");
     place.run = run;
     inSight.observe(place);

@@ -21,18 +21,26 @@ from evalstop_lab.replay.runs import Run
 MOST_POINTS = 160
 """A longer series is drawn as the means of blocks of equal length."""
 
+MOST_DRAWN = 5_000
+"""Runs of which the page holds the curves: some 50 MB, more than that is slow to open."""
+
 _DIGITS = 4
 
 
-def write(path: Path, report: Mapping[str, Any], cases: Sequence[Case], labels: Sequence[str]) -> None:
-    """Write the page: what `report` says of all runs, and the runs, worst first for the first of these policies."""
+def write(
+    path: Path, report: Mapping[str, Any], cases: Sequence[Case], labels: Sequence[str], most_drawn: int = MOST_DRAWN
+) -> None:
+    """Write the page: what `report` says of all runs, and the runs, worst first for the first of these policies.
+
+    Every run is listed; `most_drawn` of them have their curves there.
+    """
     ordered = sorted(cases, key=lambda case: harm(case, labels[0]))
     parts = {
         "title": "Backtest of " + html.escape(" against ".join(labels)),
         "style": _file("page.css"),
         "plotly": get_plotlyjs(),
         "report": _json(report),
-        "runs": _json([_run(case, labels) for case in ordered]),
+        "runs": _json([_run(case, labels, place < most_drawn) for place, case in enumerate(ordered)]),
         "script": _file("page.js"),
     }
     text = _file("page.html")
@@ -56,12 +64,12 @@ def harm(case: Case, label: str) -> tuple[int, float]:
     return order, passed.saved if passed.said is DecisionOutcome.RIGHT else -passed.saved
 
 
-def _run(case: Case, labels: Sequence[str]) -> dict[str, Any]:
+def _run(case: Case, labels: Sequence[str], is_drawn: bool) -> dict[str, Any]:
     run = case.run
     drawn = {
         str(role): _series(run, role)
         for role in (MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL)
-        if role in run.series
+        if is_drawn and role in run.series
     }
     return {
         "name": run.name,

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from evalstop_detectors import POLICIES, MetricRole
 from evalstop_lab.backtest.cases import Case, cases
+from evalstop_lab.backtest.command import report_of
 from evalstop_lab.backtest.figures import difference, summary
-from evalstop_lab.backtest.page import MOST_POINTS, harm
+from evalstop_lab.backtest.page import MOST_POINTS, harm, write
 from evalstop_lab.cli import main
 from evalstop_lab.replay import Run
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
@@ -172,6 +173,22 @@ def test_the_page(tmp_path: Path) -> None:
     except NoChromium as error:
         pytest.skip(str(error))
     assert problems == []
+
+
+def test_the_page_of_many_runs(tmp_path: Path) -> None:
+    """All runs are listed, the worst first; past a number of them without their curves."""
+    policies = {"paper": POLICIES["paper"]}
+    found = cases([run_of("rises", RISING), run_of("dips", DIPS), run_of("turns", TURNS)], policies)
+    file = tmp_path / "page.html"
+    write(file, report_of(found, ["paper"], [], "backtest"), found, ["paper"], most_drawn=2)
+    data = re.search(r'id="runs-data">(.*?)</script>', file.read_text())
+    assert data is not None
+    listed = json.loads(data[1])
+    assert [(run["name"], list(run["series"])) for run in listed] == [
+        ("dips", ["eval"]),
+        ("turns", ["eval"]),
+        ("rises", []),
+    ]
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
