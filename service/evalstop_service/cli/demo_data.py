@@ -6,27 +6,27 @@ cases come about as they always do. People and receivers are played by a small s
 
     opened ──> posted, a few evals at a time ──> finished ──> judged, sometimes
                      └── decided ──> vetoed, or acknowledged ──> confirmed ──> judged, often
+
+The policy `paper` has to earn its rollout stage: the service proposes canary, an admin promotes it, and it is demoted
+when its stops turn out to be wrong.
 """
 
 from __future__ import annotations
 
-import gzip
 import heapq
-import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from importlib import resources
 from itertools import count
 from uuid import UUID
 
-from evalstop_detectors import MetricRole, Observation, Policy, advance, policy_from_document, start
-
-from evalstop_service.decisions import commands, deadlines, stale_runs
+from evalstop_service.cli.demo_runs import DAYS, EVALS_A_POST, FIRST, TRIED, Story, choose_stories, patient_policy
+from evalstop_service.decisions import commands, deadlines, second_person, stale_runs
 from evalstop_service.errors import Conflict
+from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import (
     CheckpointSaved,
     Committer,
@@ -42,26 +42,18 @@ from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
 from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.rules.statuses import DecisionOutcome
-from evalstop_service.store import audit, decisions, projects, run_lists, runs
+from evalstop_service.rules.statuses import DecisionOutcome, Stage
+from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
-from evalstop_service.store.runs import Run
 
-DAYS = 60
 GRACE_SECONDS = 900.0
 SEED = 6
-RUNNING = 10  # of the runs, the last ones, have not ended
-
-EVALS_A_POST = 3
 TICK = timedelta(hours=6)
 """How often the chores of a worker are done."""
 
-FILE = "example_runs.json.gz"
-FIRST = "example-000"
 FILLED = "project.filled"
 """The entry of the audit log that says that no example run is missing."""
 
@@ -81,74 +73,12 @@ SETTINGS = ProjectChange(
 )
 
 PEOPLE, RECEIVER = ("dana", "kim", "lee"), "evalstop-receiver slurm"
-KINDS = ("rlhf", "rlhf", "grpo", "dpo")
-GPUS = ("8", "8", "16", "32", "64", None)
-POLICIES_OF_RUNS = (
-    *(("default", "enforce"),) * 4 + (("default", "shadow"),) * 3,
-    *(("patient", "enforce"), ("early", "shadow"), ("paper", "shadow")),
-)
+
+TRIED_TERMS = {"required_precision": 0.6, "canary_share": 0.2}
+"""Of the policy that is tried: what it has to show, and the share of its stops that are carried out in canary."""
 
 Tell = Callable[[int, int], None]
 """Is told how much is done, of how much."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """A run as the file has it; `turned`: None where nobody knows."""
-
-    family: str
-    seed: int
-    turned: bool | None
-    peak_step: int | None
-    steps: list[int]
-    gold: list[float | None]
-    stderr: list[float | None] | None
-    proxy: list[float | None]
-    kl: list[float | None]
-
-    def list_observations(self, index: int) -> Iterator[PostedObservation]:
-        """What was measured at one of the steps."""
-        stderr = self.stderr[index] if self.stderr else None
-        for metric, value, error in (
-            ("reward/gold", self.gold[index], stderr),
-            ("reward/proxy", self.proxy[index], None),
-            ("policy/kl", self.kl[index], None),
-        ):
-            if value is not None:
-                yield PostedObservation(metric, self.steps[index], value, error)
-
-    def stops_at(self, policy: Policy) -> int | None:
-        """The index of the step at which a policy wants a stop; None: it never does."""
-        seen = [
-            Observation(MetricRole.EVAL, step, value, self.stderr[index] if self.stderr else None)
-            for index, (step, value) in enumerate(zip(self.steps, self.gold, strict=True))
-            if value is not None
-        ]
-        _, changes = advance(policy, start(policy), seen)
-        step = next((verdict.step for verdict in changes if verdict.stops), None)
-        return self.steps.index(step) if step is not None else None
-
-
-@dataclass
-class Story:
-    """What a run is going to live through. `silent_after`: it posts so many evals and is not heard of again."""
-
-    name: str
-    example: Example
-    policy: str
-    mode: str
-    labels: dict[str, str]
-    begins_at: datetime
-    pace: timedelta
-    saves: bool = True
-    silent_after: int | None = None
-    run: Run | None = None
-    decided: bool = False
-    over: bool = False
-
-    def at(self, index: int) -> datetime:
-        """When the eval of this index is done."""
-        return self.begins_at + (index + 1) * self.pace
 
 
 @dataclass
@@ -201,6 +131,25 @@ class Script:
         deadlines.process_overdue(self.database, at)
         while stale_runs.check_due_runs(self.database, at):
             pass
+        rollout_stage.review_rollout_stage(self.database, self.project.id, TRIED, at)
+        with self.database.reading() as tx:
+            proposed = proposals.list_open(tx, self.project.id, at)
+        for proposal in proposed:
+            if proposal.argument == Stage.CANARY:  # with all of its stops nobody wants to trust it yet
+                self.schedule(at + TICK / 2, partial(self._promote, proposal.id))
+
+    def try_policy(self, at: datetime) -> None:
+        """Have a policy earn its rollout stage from shadow on."""
+        author = Author(self.project.id, PEOPLE[0], at)
+        with self.database.transaction() as tx:
+            version = policies.find_version(tx, self.project.id, TRIED)
+            assert version is not None, "it is shipped"
+            rollout_stage.set_rollout_stage(tx, self.project.id, TRIED, version.version, **TRIED_TERMS, now=at)
+            author.record(tx, "rollout_stage.set", f"policy {TRIED}", TRIED_TERMS)
+
+    def _promote(self, proposal_id: UUID, at: datetime) -> None:
+        author = Author(self.project.id, PEOPLE[0], at)
+        second_person.confirm_proposal(self.database, author, proposal_id, "its recorded stops were right")
 
     def _open(self, story: Story, at: datetime) -> None:
         terms = open_run.OpenRequest(
@@ -321,8 +270,9 @@ def fill(
     script = Script(database, project, now, chance)
     for days, k in ((0, 5), (30, 7)):
         script.schedule(begins_at + timedelta(days=days), partial(_add_patient, database, project.id, k))
+    script.schedule(begins_at, script.try_policy)
     script.schedule(now - timedelta(hours=1), partial(_hold_out_few, database, project.id))  # enough is measured
-    stories = _stories(chance, now, most)
+    stories = choose_stories(chance, now, most)
     for story in stories:
         script.begin(story)
     for number in range(1, int((now - begins_at) / TICK)):
@@ -341,60 +291,4 @@ def _hold_out_few(database: Database, project_id: UUID, at: datetime) -> None:
 
 
 def _add_patient(database: Database, project_id: UUID, k: int, at: datetime) -> None:
-    policies.add_policy(database, Author(project_id, PEOPLE[0], at), _patient(k))
-
-
-def _patient(k: int) -> Policy:
-    return policy_from_document(
-        {
-            "name": "patient",
-            "description": f"Stop after {k} evals below the best.",
-            "members": [{"detector": "k_below_best", "params": {"k": k}}],
-        }
-    )
-
-
-def _stories(chance: random.Random, now: datetime, most: int | None) -> list[Story]:
-    """All runs by their beginning: most of them have ended, the last few are under way."""
-    examples = _examples()
-    chance.shuffle(examples)
-    examples = examples[: max(most, RUNNING)] if most is not None else examples
-    stories = []
-    for example in examples[:-RUNNING]:
-        pace = timedelta(minutes=chance.uniform(8, 45))
-        length = (len(example.steps) + 1) * pace
-        begins_at = now - timedelta(days=DAYS) + chance.random() * (timedelta(days=DAYS) - length - timedelta(hours=2))
-        stories.append(_story(chance, example, begins_at, pace))
-    for number, example in enumerate(examples[-RUNNING:]):
-        pace = timedelta(minutes=chance.uniform(10, 20))
-        done = chance.uniform(0.3, 0.9) * len(example.steps)
-        stories.append(_story(chance, example, now - done * pace, pace))
-        if number < 2:  # the one has been silent for six hours, the other for ten days
-            silence = (timedelta(hours=6), timedelta(days=10))[number]
-            stories[-1].silent_after = 3 * EVALS_A_POST
-            stories[-1].begins_at = now - silence - 3 * EVALS_A_POST * pace
-    turning = [example for example in examples if example.turned and example.stops_at(_patient(7)) is not None]
-    for number, example in enumerate(turning[:3]):  # one waits for a veto or its end, one is held back
-        stops_at = example.stops_at(_patient(7))
-        assert stops_at is not None
-        last = stops_at + EVALS_A_POST - 1 - stops_at % EVALS_A_POST
-        pace = timedelta(minutes=12)
-        story = _story(chance, example, now - (last + 1) * pace - timedelta(minutes=2 + number), pace)
-        story.policy, story.mode, story.saves = "patient", "enforce", number > 0
-        stories.append(story)
-    stories.sort(key=lambda story: story.begins_at)
-    for number, story in enumerate(stories):
-        story.name = f"example-{number:03d}" if number == 0 else f"{story.name}-{number:03d}"
-    return stories
-
-
-def _story(chance: random.Random, example: Example, begins_at: datetime, pace: timedelta) -> Story:
-    policy, mode = chance.choice(POLICIES_OF_RUNS)
-    gpus, kind = chance.choice(GPUS), chance.choice(KINDS)
-    labels = {"job_kind": kind} | ({"gpus": gpus} if gpus else {})
-    return Story(f"{kind}-{example.family.replace('_', '-')}", example, policy, mode, labels, begins_at, pace)
-
-
-def _examples() -> list[Example]:
-    packed = resources.files("evalstop_service").joinpath(FILE).read_bytes()
-    return [Example(**run) for run in json.loads(gzip.decompress(packed))["runs"]]
+    policies.add_policy(database, Author(project_id, PEOPLE[0], at), patient_policy(k))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.cli import demo_data
+from evalstop_detectors import POLICIES
+from evalstop_service.cli import demo_data, demo_runs
 from evalstop_service.errors import Conflict
-from evalstop_service.store import tables
+from evalstop_service.evaluation import figures
+from evalstop_service.store import audit, case_counts, projects, tables
+from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database
 
 from tests.fixtures.projects import create_project
@@ -36,6 +40,38 @@ def test_a_project_is_filled_once_and_consistently(embedded_database: Database) 
     assert "stale" in pulses
     assert told[-1][0] == told[-1][1]
     assert demo_data.fill(embedded_database, "demo", NOW, most=40) is None
+
+
+def test_the_policy_that_is_tried_is_good_at_first() -> None:
+    """In the first month it stops none but runs that have turned, then none but healthy ones."""
+    stories = demo_runs.choose_stories(random.Random(demo_data.SEED), NOW, None)
+    good: list[tuple[bool, bool, bool | None]] = []
+    bad: list[tuple[bool, bool, bool | None]] = []
+    for story in (story for story in stories if story.policy == demo_runs.TRIED):
+        example, stop = story.example, story.example.stops_at(POLICIES[demo_runs.TRIED])
+        right = stop is not None and example.peak_step is not None and example.steps[stop] >= example.peak_step
+        days = (story.begins_at - NOW) / timedelta(days=1) + demo_runs.DAYS
+        (good if days < demo_runs.GOOD_DAYS[1] else bad).append((stop is not None, right, example.turned))
+    assert len(good) > 30
+    assert set(good) == {(True, True, True), (False, False, False)}
+    assert len(bad) > 25
+    assert set(bad) == {(True, False, False)}
+
+
+@pytest.mark.chaos
+def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Database) -> None:
+    """The whole of it: `default` is right nearly always; `paper` is promoted by a person and demoted by the service."""
+    demo_data.fill(embedded_database, "demo", NOW)
+    with embedded_database.reading() as tx:
+        project = projects.find_project_by_name(tx, "demo")
+        assert project is not None
+        moves = audit.list_entries(tx, project.id, action="rollout_stage.moved", limit=10)
+        counts = case_counts.count_cases(tx, project.id, CaseFilter(policy="default"), ("policy",))
+    assert [(move.details["to"], move.actor) for move in moves] == [("shadow", "evalstop"), ("canary", "dana")]
+    (default,) = figures.compute_figures(counts, ())
+    assert default.precision is not None
+    assert default.precision.value is not None
+    assert default.precision.value > 0.95
 
 
 def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> None:
