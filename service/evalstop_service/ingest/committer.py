@@ -30,7 +30,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
 from evalstop_service.ingest.apply import Applied, not_found
 from evalstop_service.ingest.consequences import carry_out
-from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares, apply_timed
+from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
 from evalstop_service.ingest.load import Loaded, load_runs
 from evalstop_service.ingest.messages import Message, Receipt
@@ -343,13 +343,13 @@ class Committer:
             known = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
             known = known if known.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
+            started = time.perf_counter()
             size = len(known.points) + sum([entry.size for entry in entries])
             if size > LARGE or (self._costly and run_id in self._costly):
-                result, spent = await asyncio.to_thread(apply_timed, state, messages, known, now)
+                result = await asyncio.to_thread(self.replays.apply, state, messages, known, now)
             else:
-                result, spent = apply_timed(state, messages, known, now)
-            if known.points:
-                self.replays.charge(messages[0], spent)
+                result = self.replays.apply(state, messages, known, now)
+            spent = time.perf_counter() - started
             if self._costly.weigh_step(run_id, spent):
                 self._metrics.costly_steps.inc()
             if isinstance(result, Needs):

@@ -56,17 +56,16 @@ class ReplayShares:
             return TooOften("late observations had runs stepped again, too many for this key; wait a while", wait)
         return None
 
+    def apply(self, state: RunState, messages: Sequence[Message], facts: Facts, now: datetime) -> Applied | Needs:
+        """What `ingest.apply` gives. If it steps a run again, the first message's key pays. For any thread."""
+        if not facts.points:
+            return apply(state, messages, facts, now)
+        begun = time.thread_time()
+        result = apply(state, messages, facts, now)
+        self.charge(messages[0], time.thread_time() - begun)
+        return result
+
     def charge(self, message: Message, seconds: float) -> None:
         """Have a key pay for the time of the processor in which a run was stepped again for its message."""
         if message.sender is not None:
             self._limit.charge(str(message.sender), seconds * 1000)
-
-
-def apply_timed(
-    state: RunState, messages: Sequence[Message], facts: Facts, now: datetime
-) -> tuple[Applied | Needs, float]:
-    """What `apply` gives, and the seconds that it took: of the processor alone where a key pays for them."""
-    clock = time.thread_time if facts.points else time.perf_counter  # which is asked in a tenth of the time
-    begun = clock()
-    result = apply(state, messages, facts, now)
-    return result, clock() - begun
