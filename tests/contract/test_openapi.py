@@ -11,6 +11,7 @@ from uuid import UUID
 import httpx
 import jsonschema_rs
 import pytest
+import requests
 import schemathesis
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
@@ -73,6 +74,14 @@ def keys(server: tuple[str, Database]) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """Connections that are kept: thousands of requests are sent."""
+    with requests.Session() as session:
+        session.trust_env = False
+        yield session
+
+
+@pytest.fixture(scope="module")
 def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
     """One of everything, to be asked for by its id."""
     headers = {"Authorization": f"Bearer {keys[0]}"}
@@ -118,10 +127,12 @@ REPEATABLE = settings(deadline=None, derandomize=True, database=None, suppress_h
 @pytest.mark.timeout(900)
 @schema.parametrize()
 @settings(REPEATABLE, max_examples=6)
-def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]) -> None:
+def test_conforms(
+    case: Any, server: tuple[str, Database], session: requests.Session, keys: tuple[str, str], ids: dict[str, str]
+) -> None:
     """All checks of Schemathesis hold: what the document allows is taken, what it does not allow is refused, and every
     answer is one that it describes."""
-    check_case(case, server, keys, ids)
+    check_case(case, server[0], session, keys, ids)
 
 
 @pytest.mark.chaos
@@ -129,20 +140,20 @@ def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str]
 @schema.parametrize()
 @settings(REPEATABLE, max_examples=24)
 def test_conforms_at_length(
-    case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]
+    case: Any, server: tuple[str, Database], session: requests.Session, keys: tuple[str, str], ids: dict[str, str]
 ) -> None:
     """The same with many more requests drawn at random for each operation."""
-    check_case(case, server, keys, ids)
+    check_case(case, server[0], session, keys, ids)
 
 
-def check_case(case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]) -> None:
+def check_case(case: Any, url: str, session: requests.Session, keys: tuple[str, str], ids: dict[str, str]) -> None:
     """Send a request and hold the answer to the document."""
     for name, value in case.path_parameters.items():
         if name in ids and is_uuid(value):
             case.path_parameters[name] = ids[name]
     key = keys[case.path.startswith("/api/v1/projects")]
     headers = {"Authorization": f"Bearer {key}"}
-    response = case.call(base_url=server[0], headers=headers, timeout=30)
+    response = case.call(base_url=url, session=session, headers=headers, timeout=30)
     excluded = [ignored_auth]  # two more requests for each; test_keys_and_tenants asks every route without a key
     if response.status_code == 422 and all(map(is_beyond_schema, reasons(response.json()))):
         excluded.append(positive_data_acceptance)
