@@ -60,7 +60,9 @@ with evalstop.init(
         if step % EVAL_EVERY == 0:
             held_out_loss = sum(e * e for e in errors(weights, held_out)) / len(held_out)
             checkpoint = folder / f"{step:06d}.json"
-            checkpoint.write_text(json.dumps(weights))
+            unfinished = checkpoint.with_suffix(".part")  # it may be ended at any time, while it writes, too
+            unfinished.write_text(json.dumps(weights))
+            unfinished.replace(checkpoint)
             run.log({"held_out_loss": held_out_loss}, step=step)
             run.checkpoint(checkpoint.absolute().as_uri(), step=step)
             time.sleep(PAUSE)

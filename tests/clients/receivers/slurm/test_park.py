@@ -32,10 +32,10 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
         parked = find_run(stage, suspect, "parked")
         eventually(lambda: cluster.state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
         assert cluster.state(suspect.id) == "PENDING"
-        start_now(cluster, suspect)
+        cluster.start_requeued(suspect.id)
         find_run(stage, suspect, "running")  # it has recovered, and is asked back into its own partition
         eventually(lambda: place(cluster, suspect) == ("PENDING", "gpu"), PATIENCE_SECONDS)
-        start_now(cluster, suspect)
+        cluster.start_requeued(suspect.id)
         completed = find_run(stage, suspect, "completed")
         output = (folder / "output").read_text()
         history = stage.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
@@ -45,11 +45,6 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
     assert completed["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], "its eval is a loss"
     began, gone = (datetime.fromisoformat(history[i]["at"]) for i in (0, -2))
     print(f"{(gone - began).total_seconds():.2f} s from the decision to the freed GPUs")
-
-
-def start_now(cluster: SlurmCluster, job: Job) -> None:
-    """Slurm lets a requeued job wait two minutes for the credentials of its last start to expire; a test does not."""
-    cluster.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
 
 
 def place(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import Job, Present
+from evalstop_client.receivers import Present
 
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import found, gone, parked, request
@@ -22,13 +22,8 @@ def test_a_parked_job_is_held_until_it_is_resumed(bench: SlurmBench) -> None:
         assert parked(started.action, job).details["parked_as"] == "held"
     assert isinstance(started.action.check_job(job), Present), "it is not gone for good"
     started.action.resume_job(job)
-    start_now(bench, job)
+    bench.cluster.start_requeued(job.id)
     eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
-
-
-def start_now(bench: SlurmBench, job: Job) -> None:
-    """Slurm lets a requeued job wait two minutes for the credentials of its last start to expire; a test does not."""
-    bench.cluster.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
 
 
 def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -> None:
@@ -43,7 +38,7 @@ def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -
     assert parked(suspect.action, job).details["partition"] == "low"
     eventually(lambda: bench.cluster.state(waiting) == "RUNNING")
     eventually(lambda: bench.cluster.state(waiting) == "COMPLETED")
-    start_now(bench, job)
+    bench.cluster.start_requeued(job.id)
     eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
     assert parked(suspect.action, job).details["partition"] == "low", "on idle GPUs it is parked still"
     another = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
@@ -51,7 +46,7 @@ def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -
     eventually(lambda: bench.cluster.state(another) == "RUNNING")
     assert bench.cluster.state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
     suspect.action.resume_job(job)
-    start_now(bench, job)
+    bench.cluster.start_requeued(job.id)
     eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
     assert bench.cluster.run("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
 
