@@ -14,7 +14,7 @@ from evalstop_service.ingest.messages import Message
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
-REPLAYS = Rate(burst=3_000, per_second=100)
+REPLAYS = Rate(burst=500, per_second=100)
 """Milliseconds of the processor in which runs may be stepped again for a key's late observations: a tenth of one.
 
 Time is measured, for a stored observation costs one policy many times what it costs another.

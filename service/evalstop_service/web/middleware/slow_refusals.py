@@ -11,7 +11,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CROWD = 8
+CROWD = 2
 """Requests of one address at one time, beyond which its refusals wait."""
 
 PAUSE_SECONDS = 1.0
