@@ -75,7 +75,8 @@ class Replicas:
         for program in self.programs:
             program.terminate()
         for program in self.programs:
-            assert program.wait(DEADLINE_SECONDS) in (0, -signal.SIGTERM)
+            code = program.wait(DEADLINE_SECONDS)
+            assert code in (0, -signal.SIGTERM), f"a replica ended with {code}"
 
 
 class Restartable:
