@@ -13,7 +13,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.web.middleware.slow_refusals import CROWD, SlowRefusals
+from evalstop_service.web.middleware.slow_refusals import MOST_AT_ONCE, SlowRefusals
 from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
 
@@ -76,7 +76,7 @@ def test_refusals_of_a_crowd_are_late(status: int, late: bool) -> None:
 
     async def run() -> list[str]:
         middleware = SlowRefusals(app, pause_seconds=3600.0)
-        crowd = [asyncio.create_task(ask(middleware, "crowd")) for _ in range(CROWD + 1)]
+        crowd = [asyncio.create_task(ask(middleware, "crowd")) for _ in range(MOST_AT_ONCE + 1)]
         single = asyncio.create_task(ask(middleware, "single"))
         await asyncio.sleep(0)
         release.set()

@@ -11,7 +11,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CROWD = 2
+MOST_AT_ONCE = 2
 """Requests of one address at one time, beyond which its refusals wait."""
 
 PAUSE_SECONDS = 1.0
@@ -20,7 +20,7 @@ _REFUSED = (401, 429)
 
 
 class SlowRefusals:
-    """Middleware: holds a refusal back for a second where its address has more requests under way than a crowd."""
+    """Middleware: holds a refusal back for a second where its address has more than `MOST_AT_ONCE` under way."""
 
     def __init__(self, app: ASGIApp, pause_seconds: float = PAUSE_SECONDS) -> None:
         self._app, self._pause_seconds = app, pause_seconds
@@ -34,7 +34,7 @@ class SlowRefusals:
 
         async def send_late(message: Message) -> None:
             refused = message["type"] == "http.response.start" and message["status"] in _REFUSED
-            if refused and self._under_way[address] > CROWD:
+            if refused and self._under_way[address] > MOST_AT_ONCE:
                 await asyncio.sleep(self._pause_seconds)
             await send(message)
 
