@@ -19,14 +19,18 @@ onOff.checked = localStorage.getItem(SWITCH) !== "off";
 onOff.addEventListener("change", () => localStorage.setItem(SWITCH, onOff.checked ? "on" : "off"));
 
 document.addEventListener("keydown", (event) => {
-  const busy = document.querySelector("dialog[open]") || event.target.closest("input, textarea, select") || event.altKey || event.isComposing;
-  if (busy) return;
+  if (document.querySelector("dialog[open]") || isTypedInto(event.target) || event.altKey || event.isComposing) return;
   if (event.ctrlKey || event.metaKey) {
     if (event.key.toLowerCase() !== "k" || event.shiftKey) return;
     openPalette();
   } else if (!onOff.checked || !pressKey(event.key)) return;
   event.preventDefault();
 });
+
+// A field of a closed dialog keeps the focus until the next frame is drawn, though nobody can see it.
+function isTypedInto(element) {
+  return element.matches("input, textarea, select") && !element.closest("dialog:not([open])");
+}
 
 // Whether the key means something here.
 function pressKey(key) {
