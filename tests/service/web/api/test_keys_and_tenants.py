@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
-import sqlalchemy as sa
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
 from evalstop_service.settings import Settings
@@ -18,6 +16,7 @@ from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.statements import executed_statements
 from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
 from tests.service.web.api.speaking import BODIES, ROUTES, World, ask, populate, problem, said
 
@@ -213,7 +212,7 @@ def test_what_is_foreign_is_missing(
     ask(stranger, route, nowhere)  # the key is remembered from now on
     answers = []
     for world in (tenant.world, nowhere):
-        with statements(service.database) as seen:
+        with executed_statements(service.database) as seen:
             response = ask(stranger, route, world)
         text = response.text.replace(response.json()["request_id"], "ID")
         for one in sorted(world.ids.values(), key=len, reverse=True):
@@ -359,19 +358,3 @@ def test_a_revoked_key(service: Service, tenant: Tenant) -> None:
     client = service.client(secret)
     for route in ROUTES:
         problem(ask(client, route, world), 401)
-
-
-@contextmanager
-def statements(database: Database) -> Iterator[list[str]]:
-    """The statements that are executed meanwhile, but for those that look up a key again."""
-    seen: list[str] = []
-
-    def listen(_c: object, _cursor: object, statement: str, *_: object) -> None:
-        if "keys.hash = " not in statement:
-            seen.append(statement)
-
-    sa.event.listen(database.engine, "before_cursor_execute", listen)
-    try:
-        yield seen
-    finally:
-        sa.event.remove(database.engine, "before_cursor_execute", listen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -32,6 +31,7 @@ from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.webhooks import endpoints
 
 from tests.fixtures.http import certificates
+from tests.fixtures.statements import executed_statements
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
@@ -314,7 +314,7 @@ def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[st
         answers = []
         before = state(house.database)
         for ids in (house.ids, missing()):
-            with statements(house.database) as seen:
+            with executed_statements(house.database) as seen:
                 response = house.ask(stranger, route, ids, token)
             text = response.text
             for one in ids.values():
@@ -361,18 +361,3 @@ def state(database: Database) -> list[Any]:
     tables = ("projects", "keys", "endpoints", "audit_log", "deliveries", "decisions", "backtests")
     with database.reading() as tx:
         return [tx.execute(sa.text(f"SELECT * FROM {table} ORDER BY id")).all() for table in tables]
-
-
-@contextmanager
-def statements(database: Database) -> Iterator[list[str]]:
-    """The statements that are executed meanwhile."""
-    seen: list[str] = []
-
-    def listen(_c: object, _cursor: object, statement: str, *_: object) -> None:
-        seen.append(statement)
-
-    sa.event.listen(database.engine, "before_cursor_execute", listen)
-    try:
-        yield seen
-    finally:
-        sa.event.remove(database.engine, "before_cursor_execute", listen)
