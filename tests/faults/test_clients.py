@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -185,13 +186,15 @@ def test_many_large_bodies(hasty: Installation, known: bool) -> None:
     most = b" " * (LIMIT_BYTES - 1)
     with others_are_served(hasty, f"beside-large-{known}"), ExitStack() as stack:
         before = raw.resident_mb(program.pid)
-        ends = []
-        for _ in range(80):
-            end = stack.enter_context(raw.connected(hasty.service.url))
+        ends = [stack.enter_context(raw.connected(hasty.service.url)) for _ in range(80)]
+
+        def send(end: socket.socket) -> None:
             end.sendall(raw.head("POST", path, hasty.key if known else "esk_nobody", **headers))
             with suppress(ConnectionError):
                 end.sendall(most)
-            ends.append(end)
+
+        with ThreadPoolExecutor(len(ends)) as threads:
+            list(threads.map(send, ends))
         wait_until(lambda: raw.ended(ends) > len(ends) // 4, "what does not fit is refused")
         if known:  # who has no key is held no large body at all
             assert raw.ended(ends) < len(ends)
