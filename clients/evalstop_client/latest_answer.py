@@ -18,7 +18,7 @@ class Verdict:
     step: int | None
     turn_step: int | None
     reason: str
-    evidence: tuple[Mapping[str, Any], ...] = ()
+    evidence: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         return self.verdict

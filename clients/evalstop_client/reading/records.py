@@ -158,7 +158,7 @@ class DecisionRecord:
         return DecisionRecord.from_json(document, self._connection)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRecord:
     """A run, as of when it was read. `metrics`: their roles; `decision`: that on its current attempt."""
 
@@ -269,8 +269,15 @@ class RunRecord:
             "url": self.url,
         }
 
+    def __repr__(self) -> str:
+        return f"<RunRecord {presentation.describe_run(self._shown)}>"
+
     def _repr_html_(self) -> str:
-        shown = presentation.ShownRun(
+        return presentation.draw_run(self._shown, self._curve())
+
+    @property
+    def _shown(self) -> presentation.ShownRun:
+        return presentation.ShownRun(
             name=self.name,
             mode=self.mode,
             policy=self.policy,
@@ -279,7 +286,6 @@ class RunRecord:
             reason=self.verdict.reason,
             url=self.url,
         )
-        return presentation.draw_run(shown, self._curve())
 
     def _curve(self) -> list[tuple[int, float]]:
         """The eval, thinned out; empty where it cannot be read now: what is shown must not fail for its curve."""

@@ -32,6 +32,9 @@ class Table(Generic[Item]):
     def __init__(self, fetch: Callable[[], Iterable[Item]]) -> None:
         self._fetch = fetch
 
+    def __repr__(self) -> str:
+        return "<Table: read it by `for`, or by to_rows(), to_pandas() or to_polars()>"
+
     def __iter__(self) -> Iterator[Item]:
         return iter(self._fetch())
 

@@ -107,6 +107,16 @@ def test_a_notebook_shows_the_evals_of_a_run(project: Project) -> None:
     assert "stop" in shown
 
 
+def test_a_prompt_shows_a_run_in_a_line_and_how_to_read_a_list(project: Project) -> None:
+    """A run is shown without its evidence; a list, which is not fetched yet, says what to do."""
+    with project.report("falls"):
+        run = project.api.run("falls")
+        assert repr(run) == f"<RunRecord falls: enforce, policy paper@1, verdict stop, decision pending, {run.url}>"
+        assert run.decision is not None
+        assert "evidence" not in repr(run.decision)
+        assert "to_pandas()" in repr(project.api.runs())
+
+
 def test_what_goes_wrong_has_a_type(project: Project) -> None:
     """No such run, no such scope, no service: each is told apart, and is an ApiError."""
     with pytest.raises(NotFound):
