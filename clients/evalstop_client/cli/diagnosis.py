@@ -125,7 +125,7 @@ def _check_run(facts: Facts) -> Iterator[Check]:
         text = "none is registered: a stop would leave nothing to ship"
         yield Check("checkpoint", _guarded(facts, "no_checkpoint"), text, "run.checkpoint(uri, step=...)")
     else:
-        yield Check("checkpoint", Finding.OK, f"{facts.checkpoints} are registered")
+        yield Check("checkpoint", Finding.OK, f"{facts.checkpoints} registered")
     yield from _check_health(facts, run)
     yield from _check_decision(run)
 

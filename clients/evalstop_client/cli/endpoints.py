@@ -33,7 +33,7 @@ def add_to(commands: Subcommands, text: str) -> None:
         metavar="TYPE",
         help="send these; * for all that asks nobody to act (default: what a receiver acts on)",
     )
-    adding.add_argument("--format", default="standard", help="slack: for people, as Slack's webhooks take it")
+    adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
     for name, run in (("test", send_test), ("rm", remove_endpoint)):
         add_command(verbs, name, run).add_argument("endpoint", metavar="ENDPOINT", help="its id or its URL")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import import_module
 
 from evalstop_client.errors import LibraryMissing
@@ -15,8 +15,15 @@ Shown = str | int | float | bool | datetime | None
 
 def print_json(document: object) -> None:
     """One JSON document on one line."""
-    sys.stdout.write(json.dumps(document, default=str) + "\n")
+    sys.stdout.write(json.dumps(document, default=_write_time) + "\n")
     sys.stdout.flush()
+
+
+def _write_time(value: object) -> str:
+    """A time as the API writes it."""
+    if not isinstance(value, datetime):
+        raise TypeError(f"{value!r} is not JSON")
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -89,7 +91,7 @@ def show_run(options: argparse.Namespace) -> int:
             ("verdict", f"{run.verdict}: {run.verdict.reason}"),
             ("decision", f"{decision}: {decision.reason}" if decision else "none"),
             ("decision id", decision.id if decision else None),
-            ("best checkpoint", f"step {best.step}, {format_number(best.score)}, {best.uri}" if best else "none"),
+            ("best checkpoint", f"step {best.step}, score {format_number(best.score)}, {best.uri}" if best else "none"),
             ("owner", run.owner),
             ("group", run.group),
             ("tags", ", ".join(run.tags) or None),
@@ -160,7 +162,8 @@ def _follow(run: RunRecord, metric: str, step: int | None) -> Iterator[Observati
 
 def _print_observation(item: ObservationRecord, options: argparse.Namespace) -> None:
     if options.json:
-        print_json(item.to_row())
+        value = item.value if math.isfinite(item.value) else json.dumps(item.value)  # "NaN", as the API writes it
+        print_json(item.to_row() | {"value": value})
     else:
         stderr = f" ± {format_number(item.stderr)}" if item.stderr is not None else ""
         print(f"{item.step:>10}  {format_number(item.value)}{stderr}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,15 @@ def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> N
         assert shell.run("runs", "tail", "falls", "-n", "2").split() == ["3", "0.7", "4", "0.6"]
     followed = shell.run("runs", "tail", "falls", "-n", "1", "--follow", "--json")
     assert [json.loads(line)["value"] for line in followed.splitlines()] == [0.6]
+
+
+def test_values_are_printed_for_machines_as_the_api_writes_them(shell: Shell, project: Project) -> None:
+    """JSON that any parser reads: NaN is a string, a time is in UTC."""
+    with project.report("diverged", (0.5, float("nan"))):
+        lines = shell.run("runs", "tail", "diverged", "--json").splitlines()
+    read = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [item["value"] for item in read] == [0.5, "NaN"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", item["time"]) for item in read)
 
 
 def test_a_run_is_followed_to_its_end(shell: Shell, project: Project) -> None:
