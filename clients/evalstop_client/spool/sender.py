@@ -129,7 +129,8 @@ class Sender:
             if self._is_renamed:
                 self._warnings.warn_once(
                     "renamed",
-                    "the name %r is that of a run of before, or of another job: this run is called %r",
+                    "a run %r exists, which has ended or belongs to another job: this run is called %r; to continue "
+                    'the other one, open it with resume="allow"',
                     opening["name"],
                     self.latest_answer.name,
                 )
