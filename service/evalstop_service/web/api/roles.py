@@ -15,7 +15,7 @@ from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import Answer, Body, ProjectOut, RunId, Stored
-from evalstop_service.web.context import Admin, Commit, Db, Now, Operate, Read
+from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -57,7 +57,7 @@ def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> MetricList:
 
 @router.patch("/runs/{run_id}/metrics", tags=["runs"])
 def correct_run_metrics(
-    run_id: RunId, body: MetricsIn, caller: Operate, committer: Commit, database: Db, now: Now
+    run_id: RunId, body: MetricsIn, caller: Operate, committer: Commit, context: Ctx, database: Db, now: Now
 ) -> RunOut:
     """Set the roles of all metrics. The run is judged again from its first observation.
 
@@ -66,7 +66,7 @@ def correct_run_metrics(
     correction = RolesCorrected(complete_directions(body.metrics), caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, correction))
     with database.reading() as tx:
-        return view_run(tx, receipt.run, now)
+        return view_run(tx, receipt.run, context, now)
 
 
 @router.put("/project/role-patterns", tags=["projects"])

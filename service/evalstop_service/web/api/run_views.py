@@ -33,6 +33,7 @@ from evalstop_service.web.api.schemas import (
     TurnOut,
     VerdictOut,
 )
+from evalstop_service.web.context import Context
 
 
 class ChangeOut(Answer):
@@ -206,9 +207,7 @@ class RunOut(Answer):
 
     id: UUID = Field(description="of the run; ids ascend with time")
     name: str = Field(description="unique in the project")
-    url: str | None = Field(
-        None, description="its page, when it is opened and read by itself; null without EVALSTOP_PUBLIC_URL"
-    )
+    url: str | None = Field(description="its page; null without EVALSTOP_PUBLIC_URL")
     status: RunStatus = Field(
         description="running; or how it ended: completed, failed, stopped, or lost without a word"
     )
@@ -276,13 +275,13 @@ def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
     return OutcomesOut.model_validate({"attempt": attempt, "items": items, "case": case})
 
 
-def view_run(tx: Transaction, run: Run, now: datetime) -> RunOut:
+def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunOut:
     """A run with the decision on its current attempt."""
     params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
-    return view_runs(tx, [run], now)[0].model_copy(update={"params": params})
+    return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params})
 
 
-def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[RunOut]:
+def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: datetime) -> list[RunOut]:
     """Runs of one project with the decisions on their current attempts."""
     health_by_run = _view_health(tx, listed, now)
     on_record = decisions.load_decisions(tx, [run.id for run in listed])
@@ -292,6 +291,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[Run
             structs.asdict(run)
             | structs.asdict(said[run.id])
             | {
+                "url": context.locate_run(run.id),
                 "recognition": recognition.describe_roles(run),
                 "length_known": run.length_known,
                 "best_is_outdated": run.best_is_outdated,

@@ -187,44 +187,47 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     with database.reading() as tx:
         project = projects.get_project(tx, caller.project_id)
         limits = [LimitOut.model_validate(limit) for limit in describe_limits(project, request, run)]
-        view = view_run(tx, run, now)
-    return view.model_copy(update={"limits": limits, "url": context.locate_run(run.id)})
+        view = view_run(tx, run, context, now)
+    return view.model_copy(update={"limits": limits})
 
 
 @router.get("")
-def list_runs(caller: Read, database: Db, now: Now, query: Annotated[RunListQuery, Query()]) -> RunPage:
+def list_runs(caller: Read, context: Ctx, database: Db, now: Now, query: Annotated[RunListQuery, Query()]) -> RunPage:
     """The project's runs, newest first. By most filters the newest 20,000 are searched."""
     with database.reading() as tx:
         listed = run_lists.list_runs(tx, caller.project_id, query.to_filter(query.cursor), query.limit)
-        return RunPage(items=view_runs(tx, listed, now), next_cursor=make_cursor(listed, query.limit))
+        return RunPage(items=view_runs(tx, listed, context, now), next_cursor=make_cursor(listed, query.limit))
 
 
 @router.get("/{run_id}")
 def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Status, verdict, best checkpoint and decision of a run."""
     with database.reading() as tx:
-        view = view_run(tx, load_run(tx, caller.project_id, run_id), now)
-    return view.model_copy(update={"url": context.locate_run(run_id)})
+        return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
 
 
 @router.patch("/{run_id}")
-def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, database: Db, now: Now) -> RunOut:
+def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, context: Ctx, database: Db, now: Now) -> RunOut:
     """Change what is said of a run: owner, group, tags, notes."""
     describe_run(database, caller.author(now), run_id, body)
     with database.reading() as tx:
-        return view_run(tx, load_run(tx, caller.project_id, run_id), now)
+        return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
 
 
 @router.post("/{run_id}/resume")
-def resume_run(run_id: RunId, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
+def resume_run(
+    run_id: RunId, body: ResumeIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
+) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step, caller.actor)))
     with database.reading() as tx:
-        return view_run(tx, receipt.run, now)
+        return view_run(tx, receipt.run, context, now)
 
 
 @router.post("/{run_id}/eval-changes")
-def change_eval(run_id: RunId, body: EvalChangeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
+def change_eval(
+    run_id: RunId, body: EvalChangeIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
+) -> RunOut:
     """Report that the eval is measured otherwise from a step on. Levels are compared from there on anew.
 
     It may come before or after the observations. The first report of a step stands.
@@ -232,35 +235,37 @@ def change_eval(run_id: RunId, body: EvalChangeIn, caller: Ingest, committer: Co
     change = EvalChanged(body.step, body.reason, body.version, caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, change))
     with database.reading() as tx:
-        return view_run(tx, receipt.run, now)
+        return view_run(tx, receipt.run, context, now)
 
 
 @router.post("/{run_id}/heartbeat")
-def record_heartbeat(run_id: RunId, caller: Ingest, database: Db, now: Now) -> RunOut:
+def record_heartbeat(run_id: RunId, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Report that the run is alive without new observations, as during a long eval; takes no body."""
     run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
     with database.reading() as tx:
-        return view_run(tx, run, now)
+        return view_run(tx, run, context, now)
 
 
 @router.post("/{run_id}/finish")
-def finish_run(run_id: RunId, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
+def finish_run(run_id: RunId, body: FinishIn, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Report that the trainer ended the run: by itself, or because it saw the decision to stop it."""
     obeyed = body.obeyed if body.status == "completed" else None
     run = commands.finish_run(database, caller.project_id, run_id, body.status, now, obeyed=obeyed, actor=caller.actor)
     with database.reading() as tx:
-        return view_run(tx, run, now)
+        return view_run(tx, run, context, now)
 
 
 @router.post("/{run_id}/stop", response_model=RunOut, responses=WAITS)
-def stop_run(run_id: RunId, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut | JSONResponse:
+def stop_run(
+    run_id: RunId, body: ActionIn, caller: Operate, context: Ctx, database: Db, now: Now
+) -> RunOut | JSONResponse:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
     command = StopOrdered(now, body.actor or caller.actor, body.reason)
     waiting = second_person.stop_run(database, caller.author(now), run_id, command)
     if waiting is not None:
         return answer_proposal(waiting, now)
     with database.reading() as tx:
-        return view_run(tx, load_run(tx, caller.project_id, run_id), now)
+        return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
 
 
 @router.get("/{run_id}/outcomes")

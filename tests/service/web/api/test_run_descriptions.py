@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
+from evalstop_service.settings import Settings
 
+from tests.fixtures.serving import serving
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.speaking import problem, said
 
@@ -45,6 +48,26 @@ def test_what_is_said_of_a_run_is_kept_changed_and_found(service: Service) -> No
     assert said(admin.get("/runs", params={"owner": "dana@example.org"}), 200)["items"] == []
     entry = next(item for item in said(admin.get("/audit"), 200)["items"] if item["action"] == "run.described")
     assert entry["details"] == {"owner": None, "group": None, "tags": [], "notes": "0 characters"}
+
+
+def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
+    """Lists and changes do as well, where it is known how the service is reached."""
+    key = {"Authorization": f"Bearer {service.key(service.project())}"}
+    known = Settings(public_url="https://evalstop.example")
+    with (
+        serving(service.database, known) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=key, trust_env=False) as api,
+    ):
+        run = said(api.post("/runs", json={"name": "one"}), 201)
+        path = f"/runs/{run['id']}"
+        answers = [
+            run,
+            said(api.get(path), 200),
+            *said(api.get("/runs"), 200)["items"],
+            said(api.patch(path, json={"owner": "lee"}), 200),
+            said(api.post(f"{path}/finish", json={"status": "completed"}), 200),
+        ]
+    assert [answer["url"] for answer in answers] == [f"https://evalstop.example{path}"] * 5
 
 
 @pytest.mark.parametrize(
