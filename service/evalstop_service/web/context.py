@@ -130,10 +130,17 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 UNAUTHORIZED = Problem(
     401,
     ProblemKind.NO_KEY,
-    "send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one",
+    "send `Authorization: Bearer esk_...`; `evalstop key create` makes a key",
     headers={"WWW-Authenticate": "Bearer"},
 )
 
+
+UNKNOWN_KEY = Problem(
+    401,
+    UNAUTHORIZED.kind,
+    "the key is unknown here, revoked, expired or bound to other networks; `evalstop key create` makes one",
+    headers=UNAUTHORIZED.headers,
+)
 
 WITHOUT_SCHEME = Problem(
     401,
@@ -145,7 +152,10 @@ WITHOUT_SCHEME = Problem(
 
 
 def _refusal(request: Request) -> Problem:
-    return WITHOUT_SCHEME if request.headers.get("authorization", "").startswith("esk_") else UNAUTHORIZED
+    header = request.headers.get("authorization", "")
+    if header.startswith("esk_"):
+        return WITHOUT_SCHEME
+    return UNKNOWN_KEY if header.lower().startswith("bearer ") else UNAUTHORIZED
 
 
 def read_address(request: Request) -> str:

@@ -32,6 +32,12 @@ CHOICES = frozenset({"~one", "~other"})
 
 MOST_ERRORS = 100
 
+PLAIN_TEXTS = {
+    "extra_forbidden": "there is no such field",
+    "model_attributes_type": "this should be an object",
+}
+"""What pydantic says in words of Python, by the type of its error."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -147,7 +153,7 @@ def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
     found = error.errors()
     errors = [
-        {"pointer": _pointer(item["loc"]), "detail": item["msg"].removeprefix("Value error, ") + _hint(item, model)}
+        {"pointer": _pointer(item["loc"]), "detail": _describe(item) + _hint(item, model)}
         for item in found[:MOST_ERRORS]
     ]
     detail = f"{len(found)} thing{'s' if len(found) != 1 else ''} wrong with the request; nothing of it was stored"
@@ -159,6 +165,10 @@ def _pointer(location: tuple[int | str, ...]) -> str:
         parts = [str(part) for part in location[1:] if part not in CHOICES]
         return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
     return " ".join(str(part) for part in location)
+
+
+def _describe(item: Mapping[str, Any]) -> str:
+    return PLAIN_TEXTS.get(item["type"]) or str(item["msg"]).removeprefix("Value error, ")
 
 
 def _hint(item: Mapping[str, Any], model: Any) -> str:

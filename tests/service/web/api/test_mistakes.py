@@ -16,7 +16,8 @@ pytestmark = ON_ONE_DATABASE
 @pytest.mark.parametrize(
     ("body", "pointer", "meant"),
     [
-        ({"polcy": "paper"}, "/polcy", "did you mean 'policy'?"),
+        ({"polcy": "paper"}, "/polcy", "there is no such field; did you mean 'policy'?"),
+        ({"metrics": {"gold": "eval"}}, "/metrics/gold", "this should be an object"),
         ({"metrics": {"gold": {"role": "evl"}}}, "/metrics/gold/role", "did you mean 'eval'?"),
         ({"metrics": {"gold": {"role": "eval", "directoin": "minimize"}}}, "/metrics/gold/directoin", "'direction'?"),
         ({"metrics": "atuo"}, "/metrics", "did you mean 'auto'?"),
@@ -53,6 +54,15 @@ def test_a_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
     bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
     for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
         assert "without the word before it" in problem(answer, 401)["detail"]
+
+
+def test_a_key_that_is_not_known_is_told_from_a_missing_one(admin: httpx.Client) -> None:
+    """Whoever sent a key does not have to look for the header."""
+    assert (
+        "the key is unknown"
+        in problem(admin.get("/runs", headers={"Authorization": "Bearer esk_nosuch"}), 401)["detail"]
+    )
+    assert "send `Authorization" in problem(admin.get("/runs", headers={"Authorization": ""}), 401)["detail"]
 
 
 def test_mlflow_without_its_prefix_is_told_where_it_is(admin: httpx.Client) -> None:
