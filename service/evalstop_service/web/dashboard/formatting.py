@@ -79,7 +79,13 @@ def format_percent(share: float | None) -> str:
 
 
 def format_amount(value: float) -> str:
-    """A quantity: whole numbers from 10 on, one decimal below."""
+    """A quantity: whole numbers from 10 on, one decimal below, and of what that would hide its first digit.
+
+    >>> [format_amount(value) for value in (1234.5, 9.87, 0.0, 0.0027)]
+    ['1\u202f234', '9.9', '0.0', '0.003']
+    """
+    if 0.0001 <= abs(value) < 0.05:
+        return f"{value:.1g}"
     return format_step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
 
 
