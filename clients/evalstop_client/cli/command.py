@@ -41,7 +41,7 @@ def add_group(commands: Subcommands, name: str, text: str) -> Subcommands:
 def connect(options: argparse.Namespace) -> Api:
     """The service that the options name. Raises ConfigurationError."""
     if not os.environ.get(options.key_env):
-        raise ConfigurationError(f"key: set {options.key_env} to a key of the project.")
+        raise ConfigurationError(f"key: set {options.key_env} to a key of the project; `evalstop up` prints the first.")
     return Api(options.url, os.environ[options.key_env])
 
 

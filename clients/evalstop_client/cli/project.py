@@ -10,6 +10,8 @@ from evalstop_client.cli.output import Shown, print_facts, print_json
 from evalstop_client.service import Json
 
 LISTS = ("allowed_policies",)
+LIST_WORDS = {"any": None, "none": []}
+"""For a list null is no bound, and so the opposite of an empty one."""
 WORDS = {"none": None, "yes": True, "no": False}
 
 
@@ -22,7 +24,7 @@ def add_to(commands: Subcommands, text: str) -> None:
         "settings",
         nargs="+",
         metavar="SETTING=VALUE",
-        help="such as max_mode=enforce; none: no value; commas between several",
+        help="such as max_mode=enforce; none: no value; commas between several policies, any: all",
     )
     pausing = add_command(verbs, "pause", pause_project)
     pausing.add_argument("--reason", default="", help="shown with every stop that is on hold for it")
@@ -57,7 +59,11 @@ def parse_setting(name: str, text: str) -> object:
 
     >>> [parse_setting("stops_per_hour", text) for text in ("20", "none")], parse_setting("max_mode", "enforce")
     ([20, None], 'enforce')
+    >>> [parse_setting("allowed_policies", text) for text in ("early", "none", "any")]
+    [['early'], [], None]
     """
+    if name in LISTS and text in LIST_WORDS:
+        return LIST_WORDS[text]
     if text in WORDS:
         return WORDS[text]
     if name in LISTS:
@@ -73,7 +79,7 @@ def _tell(settings: Json, options: argparse.Namespace) -> int:
     if options.json:
         print_json(settings)
     else:
-        print_facts((name, _show(value)) for name, value in settings.items())
+        print_facts((name, _show(name, value)) for name, value in settings.items())
     return OK
 
 
@@ -87,9 +93,11 @@ def _tell_pause(project: Json, options: argparse.Namespace) -> int:
     return OK
 
 
-def _show(value: object) -> Shown:
+def _show(name: str, value: object) -> Shown:
+    if value is None and name in LISTS:
+        return "any"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={most}" for name, most in value.items())
+        return ", ".join(f"{one}={most}" for one, most in value.items())
     return "none" if value is None else value if isinstance(value, bool | int | float) else str(value)

@@ -39,7 +39,9 @@ class Api:
         if not url:
             raise ConfigurationError("url: say where the service is, in url= or EVALSTOP_URL.")
         if secret is None:
-            raise ConfigurationError("key: reading takes a key, in key= or EVALSTOP_KEY.")
+            raise ConfigurationError(
+                "key: reading takes a key, in key= or EVALSTOP_KEY; `evalstop up` prints the first."
+            )
         self.connection = Connection(validate_url(url), secret, timeout_seconds)
         """For what has no method here: `api.connection.get("/precision")` gives the answer's document."""
 

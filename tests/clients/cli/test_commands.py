@@ -110,6 +110,9 @@ def test_settings_of_the_project(shell: Shell, project: Project) -> None:
     assert (settings["max_mode"], settings["held_out_share"], settings["stops_per_hour"]) == ("enforce", 0.0, None)
     assert settings["allowed_policies"] == ["default", "early"]
     assert project.name in shell.run("project", "show")
+    for policies, stored in (("none", []), ("any", None)):
+        assert shell.run("project", "set", f"allowed_policies={policies}").split() == ["allowed_policies", policies]
+        assert shell.read("project", "show")["allowed_policies"] == stored
     for wrong, said in (("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
         assert said in shell.run("project", "set", wrong, code=1)
     assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
