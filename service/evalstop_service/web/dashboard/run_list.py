@@ -38,15 +38,13 @@ PAGE = 50
 STATUSES = tuple(RunStatus)
 
 _SNIPPET = """\
-from evalstop_client import Run
+import evalstop
 
-with Run(url="URL", key="esk_...", name="my-first-run") as run:
-    for step in range(total_steps):
-        reward, kl = train_one_step()
-        run.log({"proxy": reward, "kl": kl}, step=step)
-        if step % 20 == 0:
-            run.log({"eval": evaluate()}, step=step)
-            run.checkpoint(save_model(step), step=step)
+with evalstop.init("my-first-run", url="URL", key="esk_...", eval="score", kl="kl", total_steps=10_000) as run:
+    for step in range(0, 10_000, 100):
+        score, kl = train_and_evaluate(step)
+        run.log({"score": score, "kl": kl}, step=step)
+        run.checkpoint(f"file:///checkpoints/{step}.pt", step=step)
         if run.should_stop:
             break"""
 

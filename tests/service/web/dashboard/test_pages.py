@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
-from html import escape
+from html import escape, unescape
 from uuid import UUID
 
 import httpx
@@ -41,12 +42,15 @@ def seen(client: httpx.Client, path: str) -> str:
 
 
 @EMBEDDED
-def test_no_run_yet(visitor: httpx.Client, address: str) -> None:
-    """An empty project shows how to connect a trainer, with this service's own address."""
+def test_no_run_yet(visitor: httpx.Client, address: str, tenant: Tenant) -> None:
+    """An empty project shows how to connect a trainer: a program that runs against this service as it is shown."""
     html = seen(visitor, "/runs")
     assert [words in html for words in ("No runs yet", "Connect a trainer", "load examples")] == [True] * 3
-    assert f"url=&#34;{address}&#34;" in html
-    assert "data-copy" in html
+    (shown,) = re.findall(r'data-copy="(import evalstop[^"]*)"', html)
+    program = unescape(shown)
+    assert f'url="{address}"' in program
+    exec(program.replace("esk_...", tenant.secret), {"train_and_evaluate": lambda step: (step / 10_000, 0.1)})
+    assert "my-first-run" in seen(visitor, "/runs?status=completed")
 
 
 def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
