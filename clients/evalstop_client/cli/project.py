@@ -10,7 +10,7 @@ from evalstop_client.cli.output import Shown, print_facts, print_json
 from evalstop_client.service import Json
 
 LISTS = ("allowed_policies",)
-LIST_WORDS = {"any": None, "none": []}
+LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
 """For a list null is no bound, and so the opposite of an empty one."""
 WORDS = {"none": None, "yes": True, "no": False}
 
