@@ -71,9 +71,9 @@ class LatestAnswer:
 
     `name`: what the service calls it, which is another than the one asked for where that was taken. `guessed`: the
     metrics whose role or direction the service guessed from their names, so that they stop nothing. `missing`: the
-    roles of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing.
-    `eval_request`: the paired evaluation that it awaits. `policy`: as NAME@VERSION. `eval_metric`: the name of the
-    eval. `length_known`: whether it knows how long the run is planned to be.
+    roles of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing or none
+    is the eval. `eval_request`: the paired evaluation that it awaits. `policy`: as NAME@VERSION. `eval_metric`: the
+    name of the eval. `length_known`: whether it knows how long the run is planned to be.
     """
 
     run_id: str | None = None

@@ -276,7 +276,7 @@ class Run:
     @property
     def description(self) -> str:
         """The run in a line: its name, mode, policy, verdict and page, as far as the service has answered."""
-        return presentation.describe_run(self._shown)
+        return presentation.describe_run(self._shown) if self.is_reported else f"{self.name}: not reported"
 
     def __repr__(self) -> str:
         return f"<Run {self.description}>"

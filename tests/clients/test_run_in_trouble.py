@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client import Limits
+from evalstop_client import Limits, Run
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
@@ -117,6 +117,17 @@ def test_refused_run_is_said_plainly_and_does_not_hold_up_the_end(
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     assert [json.loads(line)["to"] for line in rejected.read_text().splitlines()] == ["observations", "finish"]
     assert list((tmp_path / "spool").glob("*/*")) == []
+
+
+def test_a_run_without_a_service_waits_for_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer without a url, as on a laptop, runs as ever and is told that nothing is reported."""
+    monkeypatch.delenv("EVALSTOP_URL", raising=False)
+    with Run("offline") as run:
+        run.log({"eval": 1.0}, step=1)
+    assert (repr(run), run.should_stop) == ("<Run offline: not reported>", False)
+    assert words(caplog) == ["evalstop: no url was given (EVALSTOP_URL): the run is not reported"]
 
 
 def test_run_that_the_service_lost_is_opened_again(server: FakeServer, service: FakeService) -> None:

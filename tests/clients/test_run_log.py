@@ -6,6 +6,7 @@ import logging
 from typing import Literal
 
 import pytest
+from evalstop_client.spool.run_log import ANSWERS_WITHOUT_EVAL
 
 from tests.clients.fake_service import FakeServer, FakeService
 from tests.clients.programs import eventually
@@ -92,6 +93,20 @@ def test_a_run_of_which_nothing_is_watched_says_so(
     with start(server) as run:
         run.log({"accuracy": 1.0}, step=1)
     assert words(caplog)[0].startswith("evalstop: none of accuracy is watched: say what they mean by Run(metrics=...)")
+
+
+def test_a_run_in_which_no_eval_is_recognized_says_so_after_a_while(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer that leaves the roles to the service is told before its end, and not before a first eval is due."""
+    service.missing, service.unwatched = {}, ["accuracy"]
+    with start(server, metrics="auto") as run:
+        for step in range(ANSWERS_WITHOUT_EVAL):
+            assert words(caplog) == []
+            run.log({"accuracy": 1.0}, step=step)
+            assert run.flush()
+    assert words(caplog)[0].startswith("evalstop: no eval has come yet, without which nothing is stopped: none of acc")
+    assert len(words(caplog)) == 1
 
 
 def test_what_the_project_does_not_allow_is_said(

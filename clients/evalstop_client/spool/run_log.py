@@ -15,6 +15,9 @@ logger = logging.getLogger("evalstop_client")
 DEFAULT_ROLES = {"eval", "proxy", "kl", "loss"}
 """The roles of a run whose trainer declares none; each metric is called as its role."""
 
+ANSWERS_WITHOUT_EVAL = 20
+"""After so many answers without an eval it may be among what nobody watches; before, it is seldom due."""
+
 
 def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: WarningLog) -> None:
     """Say once how a run that was opened is watched, and what it was not given of what it asked for."""
@@ -60,6 +63,14 @@ def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: boo
             "nothing watched",
             "none of %s is watched: say what they mean by Run(metrics=...), or leave it to the service by "
             'metrics="auto"',
+            ", ".join(latest.unwatched),
+        )
+    if latest.unwatched and not latest.missing:
+        warnings.warn_late(
+            ANSWERS_WITHOUT_EVAL,
+            "no eval recognized",
+            "no eval has come yet, without which nothing is stopped: none of %s is known as one; if one of them is, "
+            "name it by evalstop.init(eval=...)",
             ", ".join(latest.unwatched),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 
 logger = logging.getLogger("evalstop_client")
 
@@ -14,6 +15,7 @@ class WarningLog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._said: set[str] = set()
+        self._due: Counter[str] = Counter()
         self._dropped = 0
 
     @property
@@ -24,6 +26,13 @@ class WarningLog:
     def warn_once(self, kind: str, message: str, *args: object) -> None:
         """Log a warning, unless one of this kind was logged before."""
         self._log_once(logging.WARNING, kind, message, *args)
+
+    def warn_late(self, times: int, kind: str, message: str, *args: object) -> None:
+        """Log a warning once, when it is due for the so-manyth time."""
+        with self._lock:
+            self._due[kind] += 1
+        if self._due[kind] >= times:
+            self.warn_once(kind, message, *args)
 
     def say_error_once(self, kind: str, message: str, *args: object) -> None:
         """The same for what makes the watching useless."""

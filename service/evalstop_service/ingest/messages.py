@@ -94,8 +94,8 @@ class ValueConflict(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """What became of a message, and where the run stands after it.
 
-    `missing`: the roles of watched metrics that have no value yet; while there are any, `unwatched`: metrics with
-    values and without a role. `eval_request`: the paired evaluation that awaits its answer.
+    `missing`: the roles of watched metrics that have no value yet; while there are any, or no metric is the eval,
+    `unwatched`: metrics with values and without a role. `eval_request`: the paired evaluation that awaits its answer.
     """
 
     run: Run

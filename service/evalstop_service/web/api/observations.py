@@ -77,7 +77,8 @@ class ReceiptOut(Answer):
     )
     missing: dict[str, str] = Field(description="the roles of watched metrics that have no value yet")
     unwatched: list[str] = Field(
-        description=f"metrics with values and without a role, the first {MOST_UNWATCHED}; listed while any is missing"
+        description=f"metrics with values and without a role, the first {MOST_UNWATCHED}; listed while any is missing, "
+        "or none is the eval"
     )
     status: RunStatus = Field(description="of the run: of one that has ended, observations are kept and stop nothing")
     eval_request: AskedOut | None = Field(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.service.web.api.conftest import ON_ONE_DATABASE
-from tests.service.web.api.speaking import problem
+from tests.service.web.api.speaking import problem, said
 
 pytestmark = ON_ONE_DATABASE
 
@@ -63,6 +64,22 @@ def test_a_key_that_is_not_known_is_told_from_a_missing_one(admin: httpx.Client)
         in problem(admin.get("/runs", headers={"Authorization": "Bearer esk_nosuch"}), 401)["detail"]
     )
     assert "send `Authorization" in problem(admin.get("/runs", headers={"Authorization": ""}), 401)["detail"]
+
+
+def test_what_nobody_watches_is_listed_until_the_eval_has_come(admin: httpx.Client) -> None:
+    """A mistyped name stands among the unwatched beside the one that is missing; so does an eval nobody recognizes."""
+    declared = said(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": {"gold": {"role": "eval"}}}), 201)
+    left = said(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": "auto"}), 201)
+
+    def post(run: dict[str, Any], step: int, *metrics: str) -> tuple[dict[str, str], list[str]]:
+        points = [{"metric": metric, "step": step, "value": 0.5} for metric in metrics]
+        answer = said(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
+        return answer["missing"], answer["unwatched"]
+
+    assert post(declared, 1, "gould") == ({"gold": "eval"}, ["gould"])
+    assert post(declared, 2, "gold") == ({}, [])
+    assert post(left, 1, "quality", "reward") == ({}, ["quality"])
+    assert post(left, 2, "eval_accuracy") == ({}, [])
 
 
 def test_mlflow_without_its_prefix_is_told_where_it_is(admin: httpx.Client) -> None:
