@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol, cast
 
-from evalstop_client.errors import ConfigurationError, EvalStopError, LibraryMissing
+from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.version import __version__
 
 GROUP = "evalstop.commands"
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(words, additions).parse_args(words)
     try:
         return int(options.command(options))
-    except (ConfigurationError, LibraryMissing) as error:
+    except ConfigurationError as error:
         sys.stderr.write(f"evalstop: {error}\n")
         return USAGE
     except EvalStopError as error:
@@ -110,5 +110,5 @@ def _complete() -> None:
 def _describe(additions: Sequence[Addition]) -> str:
     lines = [f"  {name:<20} {text}" for addition in additions for name, text in addition.COMMANDS.items()]
     if not lines:
-        return ""
+        return "`evalstop up` and the other commands of the service come with evalstop-service.\n\n"
     return "\n".join(["commands of the service, on the machine of its installation:", *lines, "", ""])

@@ -1,4 +1,4 @@
-"""What commands print: tables for people by rich, documents for machines."""
+"""What commands print: tables for people, by rich where it is installed, and documents for machines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
-
-from evalstop_client.errors import LibraryMissing
 
 Shown = str | int | float | bool | datetime | None
 
@@ -27,21 +25,32 @@ def _write_time(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
-    """A table, as wide as the terminal, elsewhere as it needs; `none` without rows. Raises LibraryMissing."""
-    box, console, table = (_import(name) for name in ("rich.box", "rich.console", "rich.table"))
+    """A table, as wide as the terminal, elsewhere as it needs; in plain columns without rich; `none` without rows."""
+    cells = [tuple(map(_text, row)) for row in rows]
+    if not cells:
+        print("none")
+        return
+    try:
+        box, console, table = (import_module(name) for name in ("rich.box", "rich.console", "rich.table"))
+    except ImportError:
+        _print_columns([tuple(columns), *cells])
+        return
     shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         # A URL that was cut off leads nowhere, and an id in several lines cannot be copied.
         shown.add_column(column, overflow="fold", no_wrap=column == "id")
-    for row in rows:
-        shown.add_row(*map(_text, row))
-    if not shown.row_count:
-        print("none")
-        return
+    for row in cells:
+        shown.add_row(*row)
     wide = console.Console(highlight=False, markup=False)
     if not wide.is_terminal:
         wide.width = 1000
     wide.print(shown)
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
@@ -73,10 +82,3 @@ def _text(value: Shown) -> str:
         return value.astimezone().strftime("%Y-%m-%d %H:%M")
     text = str(value)
     return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _import(name: str):  # type: ignore[no-untyped-def]
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise LibraryMissing("`pip install 'evalstop-client[shell]'` for tables, or add --json.") from error

@@ -180,17 +180,24 @@ def test_policies_are_listed(shell: Shell) -> None:
 def test_what_is_missing_is_said(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No key and no tables end with 2, no service and no such thing with 1; each says so; facts need no table."""
+    """No key ends with 2, no service and no such thing with 1; each says so."""
     assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)
     assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)
     assert "there is no policy" in shell.run("policy", "try", "nosuch", code=1)
     assert "ours.json" in shell.run("policy", "try", str(tmp_path / "ours.json"), code=2)
     assert "Connect" in shell.run("runs", "ls", "--url", "http://127.0.0.1:1", code=1)
-    monkeypatch.setitem(sys.modules, "rich.table", None)
-    assert "evalstop-client[shell]" in shell.run("runs", "ls", code=2)
-    assert "enforce" in shell.run("project", "set", "max_mode=enforce")
     monkeypatch.delenv("EVALSTOP_KEY")
     assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)
+
+
+def test_tables_need_no_library(shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the bare client sees the same cells in plain columns."""
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert shell.run("runs", "ls") == "none\n"
+    with project.report("falls"), project.report("long-name", (0.1, 0.2)):
+        names, *rows = shell.run("runs", "ls").splitlines()
+    assert names.startswith("name       status   mode")
+    assert [row[: row.index("enforce")] for row in rows] == ["long-name  running  ", "falls      running  "]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -213,7 +220,8 @@ class FakeAddition:
 
 
 def test_what_others_add_is_listed() -> None:
-    """The help names commands that come with another distribution, apart."""
+    """The help names commands that come with another distribution, apart, or says which one would bring them."""
+    assert "evalstop-service" in parser([]).format_help()
     assert "fly                  Leave the ground." in parser([], [FakeAddition()]).format_help()
 
 
