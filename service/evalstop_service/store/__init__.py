@@ -1,1 +1,1 @@
-"""Rows: the database, its tables, and one module of queries a noun."""
+"""The database: connections, tables, and one module of queries for each kind of row."""

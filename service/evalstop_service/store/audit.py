@@ -1,4 +1,7 @@
-"""The audit log: what people and keys did in a project. Each row is added with what it tells of, and chained later."""
+"""The audit log: what people and keys did in a project. An entry is written with the change that it records.
+
+Entries are chained a moment later; see `store.audit_chain`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from evalstop_service.store.tables import audit_log
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One change. `action` is what was done (`key.made`), `subject` to what (`key trainers`), `details` how.
+    """One change. `action`: what was done (`key.made`). `subject`: to what (`key trainers`). `details`: how.
 
-    `position`, `previous_hash`, `hash`: in the chain of its project (`store.audit_chain`); None until it is there.
+    `position`, `previous_hash`, `hash`: its place in the project's chain (`store.audit_chain`); None until it is
+    chained.
     """
 
     id: UUID
@@ -33,14 +37,14 @@ class AuditEntry:
 
 
 INSTALLATION = UUID(int=0)
-"""In the place of a project: what was done to the whole installation."""
+"""The project of entries about the whole installation."""
 
 
 @dataclass(frozen=True)
 class Author:
-    """Who changes something in a project, as they have proved to be, and when.
+    """The authenticated author of a change in a project, and when it was made.
 
-    `identity`: by which they are told from others, where names may be alike; empty: by `actor`.
+    `identity`: distinguishes authors whose names may be equal; empty: `actor` does.
     """
 
     project_id: UUID
@@ -49,7 +53,7 @@ class Author:
     identity: str = ""
 
     def record(self, tx: Transaction, action: str, subject: str, details: dict[str, Any] | None = None) -> None:
-        """Write down that they did this."""
+        """Record an action of this author."""
         record_action(tx, self.project_id, self.actor, action, subject, details, self.at)
 
 
@@ -63,9 +67,9 @@ def record_action(
     now: datetime,
     proved: str | None = None,
 ) -> None:
-    """Write down that `actor`, who has proved to be it, did this. Nothing secret may be in any of it.
+    """Record an action of `actor`, who is authenticated. No argument may hold a secret.
 
-    `proved`: who it was, where `actor` is only what they say; the detail `said_by` is the latter then.
+    `proved`: the authenticated identity, where `actor` is only claimed; the claim is then kept as the detail `said_by`.
     """
     said = {} if proved in (None, actor) else {"said_by": actor}
     tx.execute(
@@ -90,9 +94,9 @@ def list_entries(
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[AuditEntry]:
-    """What was changed in a project, newest first, before the entry `before`.
+    """The entries of a project that are older than the entry `before`, newest first.
 
-    `actor`: by those alone with this in their name. `action`: this one, or (`key`) all that begin with it (`key.made`).
+    `actor`: only authors whose name contains this. `action`: exactly this, or every action with this prefix (`key`).
     """
     query = sa.select(*COLUMNS).where(audit_log.c.project_id == project_id)
     if actor is not None:
@@ -106,4 +110,4 @@ def list_entries(
 
 
 COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
-"""Of an entry, in the order of its fields."""
+"""The columns of an entry, in the order of its fields."""

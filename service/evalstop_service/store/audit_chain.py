@@ -1,12 +1,12 @@
-"""The chain of the audit log: each entry holds the hash of the one before it in its project, and of its own content.
+"""The hash chain of the audit log: each entry holds the hash of the project's previous entry and of its own content.
 
     change + entry, one transaction ──> waiting ──> chained: position, previous_hash, hash
 
-Entries are chained a moment after they were written, by whoever holds the end of the chain: opening a run waits for
-nobody else's entry, and the chain never forks. What is chained can be neither changed nor removed without that being
-seen, by those who have no copy of the last hash too; with one (`contains`), nor can the chain be written anew.
+Entries are chained a moment after they were written, by the process that has locked the end of the chain. So opening
+a run does not wait for other entries, and the chain never forks. Changing or removing a chained entry is detected even
+without a copy of the last hash; with one (`contains`), rewriting the whole chain is detected too.
 
-The hash is the SHA-256 of `canonical_json` of the entry without it.
+The hash is the SHA-256 of `canonical_json` of the entry without its hash.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import audit_chains, audit_log
 
 PRUNED = "audit.pruned"
-"""The entry that says up to which position, and with which hash, older ones were removed: there the chain begins."""
+"""The action of the entry that records the removal of older entries, with the last position and hash removed."""
 
 _ENTRIES_AT_A_TIME = 1000
 
 
 @dataclass(frozen=True)
 class ChainReport:
-    """What a look at a whole chain found. `fault`: the first entry that does not fit, and why; None: all fit."""
+    """The result of verifying a chain. `fault`: the first entry that does not fit, and why; None if all fit."""
 
     entries: int
     position: int
@@ -49,7 +49,7 @@ class _End:
 
 
 def canonical_json(project_id: UUID, entry: AuditEntry) -> str:
-    """An entry as JSON in ASCII, keys sorted, without spaces; without its hash, as long as it has none."""
+    """An entry as ASCII JSON with sorted keys and no spaces; without `hash` while it has none."""
     fields: dict[str, Any] = {**vars(entry), "id": str(entry.id), "at": rfc3339(entry.at)}
     if entry.hash is None:
         del fields["hash"]
@@ -57,22 +57,22 @@ def canonical_json(project_id: UUID, entry: AuditEntry) -> str:
 
 
 def compute_hash(project_id: UUID, entry: AuditEntry) -> str:
-    """The hash that an entry at its position has to have, in hexadecimal digits."""
+    """The hash that an entry must have at its position, in hexadecimal."""
     return hashlib.sha256(canonical_json(project_id, replace(entry, hash=None)).encode()).hexdigest()
 
 
 def list_waiting_projects(tx: Transaction) -> list[UUID]:
-    """The projects with entries that are not chained yet."""
+    """The projects that have entries to chain."""
     return list(tx.execute(sa.select(audit_log.c.project_id).where(_WAITING).distinct()).scalars())
 
 
 def list_chains(tx: Transaction) -> list[UUID]:
-    """The projects that have, or once had, chained entries."""
+    """The projects that have or once had chained entries."""
     return list(tx.execute(sa.select(audit_chains.c.project_id).order_by(audit_chains.c.project_id)).scalars())
 
 
 def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_TIME) -> int:
-    """Append up to `limit` waiting entries to the chain of their project, oldest first; gives how many there were."""
+    """Append up to `limit` waiting entries to their project's chain, oldest first; returns their number."""
     end = _lock_end(tx, project_id)
     query = _select(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
     chained = []
@@ -95,7 +95,7 @@ def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_
 def list_chained(
     tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = _ENTRIES_AT_A_TIME
 ) -> list[AuditEntry]:
-    """Chained entries in the order of the chain: past the position `after`, none older than `since`."""
+    """Chained entries in chain order: after the position `after`, none older than `since`."""
     query = _select(project_id).where(audit_log.c.position > after)
     if since is not None:
         query = query.where(audit_log.c.at >= since)
@@ -103,9 +103,9 @@ def list_chained(
 
 
 def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None) -> ChainReport:
-    """Look at every chained entry of a project, as of one moment.
+    """Verify every chained entry of a project in one snapshot.
 
-    `contains`: a hash that somebody noted earlier, which has to be in the chain.
+    `contains`: a hash noted earlier, which must be in the chain.
     """
     if tx.dialect.name == "postgresql":
         tx.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -135,9 +135,9 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
 
 
 def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
-    """Remove the chained entries up to the last that is older than `before`; gives how many. An entry says so.
+    """Remove the chained entries up to the last one older than `before`; returns their number.
 
-    That entry is chained with the removal: from it the chain can be verified on.
+    An entry that records the removal is chained in the same transaction; the rest of the chain is verified from it.
     """
     _lock_end(tx, project_id)
     younger = sa.select(sa.func.min(audit_log.c.position)).where(_of(project_id), audit_log.c.at >= before)

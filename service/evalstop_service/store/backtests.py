@@ -1,7 +1,7 @@
-"""Backtests: policies tried on runs of the past, what each has found so far, and whose hands it is in.
+"""Backtests: policies replayed on past runs, their findings so far, and the lease of the worker that runs each.
 
-waiting ──> running ──> done       a worker holds it by a lease, which each step that is kept makes longer; whoever
-                 └────> failed     takes it over after the lease goes on behind the last run that was kept
+waiting ──> running ──> done       each saved step extends the worker's lease; a worker that takes over after it
+                 └────> failed     expired continues after the last run saved
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from evalstop_service.store.tables import attempts, backtests, cases, decisions,
 
 
 class BacktestFinding(Struct, frozen=True):
-    """What a backtested policy would have done to one run, beside what was decided, and what the run's outcome was.
+    """What a backtested policy would have done to one run, what was decided at the time, and the run's outcome.
 
-    `policy`: under which the run went on. `state`: of its decision. `step`: where the policy would have stopped the
-    run; None: nowhere. `outcome`: whether that would have been right. `hours_after`: the GPU-hours that the run spent
-    after `step`; None: not known. `error`: why the run could not be replayed.
+    `policy`: the policy that the run had. `state`: of its decision. `step`: where the backtested policy would have
+    stopped the run; None: nowhere. `outcome`: whether that would have been right. `hours_after`: the GPU-hours that the
+    run spent after `step`; None: not known. `error`: why the run could not be replayed.
     """
 
     run_id: UUID
@@ -49,13 +49,13 @@ class BacktestFinding(Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        """Whether the policy would have stopped a run that was not to be stopped, or the other way round."""
+        """Whether the policy and the decision disagree: one stops the run, the other does not."""
         return (self.step is not None) != (self.decided_step is not None)
 
 
 @dataclass(frozen=True)
 class Backtest:
-    """A row: `done` of `total` runs were replayed; `findings` has an entry for each of them, the newest run first."""
+    """A row: `done` of `total` runs were replayed; `findings` has one entry for each of them, newest run first."""
 
     id: UUID
     project_id: UUID
@@ -73,7 +73,7 @@ class Backtest:
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run that has ended, with the decision on its last attempt and what turned out to be true of it."""
+    """A run that has ended, with the decision on its last attempt and the outcome of that attempt."""
 
     run: Run
     began_at_step: int
@@ -98,7 +98,7 @@ def find_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backt
 
 
 def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
-    """Differs whenever the backtest has got on; None when there is none."""
+    """A value that changes whenever the backtest makes progress; None when there is no such backtest."""
     query = sa.select(backtests.c.state, backtests.c.done, backtests.c.total)
     row = tx.execute(query.where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)).one_or_none()
     return "-".join(map(str, row)) if row else None
@@ -115,13 +115,13 @@ def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = N
 
 
 def count_unfinished(tx: Transaction, project_id: UUID) -> int:
-    """How many of a project wait or are under way."""
+    """How many backtests of a project are waiting or running."""
     query = sa.select(sa.func.count()).where(backtests.c.project_id == project_id, _UNFINISHED)
     return tx.execute(query).scalar_one()
 
 
 def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Backtest | None:
-    """The oldest that nobody holds, held until `lease_until`; None when there is none."""
+    """Lease the oldest backtest without a lease until `lease_until`; None when there is none."""
     free = backtests.c.lease_until.is_(None) | (backtests.c.lease_until <= now)
     query = sa.select(backtests).where(_UNFINISHED, free).order_by(backtests.c.id).limit(1)
     row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
@@ -137,7 +137,7 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
 
 
 def save_progress(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
-    """Store how far it got; False when the lease by which it was held has gone to another, and nothing is stored."""
+    """Save progress; False, with nothing saved, when another worker has taken over the lease."""
     query = backtests.update().where(
         backtests.c.id == held.id,
         backtests.c.state == BacktestState.RUNNING,
@@ -153,7 +153,7 @@ def count_past_runs(tx: Transaction, project_id: UUID, before: UUID, most: int) 
 
 
 def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[PastRun]:
-    """Runs that have ended and were not pruned, made before the id `before`, newest first."""
+    """Runs that have ended and were not pruned, with ids below `before`, newest first."""
     page = _ended(sa.select(*runs.c), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
     query = (
         sa.select(

@@ -1,4 +1,4 @@
-"""What the cases of a project add up to, counted where they lie, and the cases themselves behind each count."""
+"""Aggregates over the cases of a project, computed in the database, and the cases behind each count."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import cases, policies, runs
 
 Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
-"""`policy`: each of its versions. `detector`: those that called for the stop; a case counts for each of them. Periods
-are of UTC, by their first day, and a case belongs to the one in which its attempt ended."""
+"""`policy`: each version of a policy. `detector`: each one that called for the stop; a case counts for each of them.
+Periods are in UTC and named by their first day; a case belongs to the period in which its attempt ended."""
 
 
 Split = Grouping | Literal["called"]
-"""`called`: all detectors that called for the stop as one part of the key, so that a case counts once; what is counted
-so becomes groups by `policy`, by `detector` and as a whole without being counted again."""
+"""`called`: the set of detectors that called for the stop as one part of the key, so that a case counts once. Such
+counts can be summed by `policy`, by `detector` and as a whole without another query."""
 
 
 Key = tuple[Any, ...]
-"""Of a group: one part for each grouping, a text or None; but for a policy its name and its version, for `called` the
+"""The key of a group: one part for each grouping, a text or None; for a policy its name and version, for `called` the
 names of the detectors."""
 
 
 @dataclass(frozen=True)
 class CaseFilter:
-    """Which cases of a project; what is None does not matter.
+    """Which cases of a project are wanted; a field that is None does not restrict.
 
-    `job_kind`: "" means jobs that do not say what they are. `since`, `until`: ended from then on, and before then.
-    `flagged`: whether there was a decision to stop it.
+    `job_kind`: "" selects jobs without a kind. `since`, `until`: ended at or after, and before. `flagged`: whether
+    there was a decision to stop.
     """
 
     policy: str | None = None
@@ -57,12 +57,12 @@ class CaseFilter:
 
 @dataclass(frozen=True)
 class CaseCount:
-    """How many cases of one kind there are, and what they cost.
+    """The number of cases of one kind, and their cost.
 
-    `key`: of its group. `treatment`: None for attempts that were never flagged. `probability`: with which the outcome
-    could be seen; None when not known. `gpu_hours_...`: sums over cases with GPUs; `without_gpus`: the number of the
-    others. `parked`: cases whose job was set aside, and for how long in all; `parked_gpu_hours`: of those with GPUs.
-    `stated_risk`: the highest. `first_ended_at`: of those that were flagged.
+    `key`: of the group. `treatment`: None for attempts that were never flagged. `probability`: the probability with
+    which the outcome could be observed; None when not known. `gpu_hours_...`: sums over cases with GPUs;
+    `without_gpus`: the number of other cases. `parked`: cases whose job was parked, `parked_seconds` their total;
+    `parked_gpu_hours`: of those with GPUs. `stated_risk`: the highest. `first_ended_at`: of the flagged cases.
     """
 
     key: Key
@@ -82,7 +82,8 @@ class CaseCount:
 
 @dataclass(frozen=True)
 class Delay:
-    """By how many steps after their turns runs were flagged, rightly, and with which probability that could be seen."""
+    """How many steps after their turn runs were rightly flagged, and the probability with which that could be
+    observed."""
 
     key: Key
     steps: int
@@ -92,7 +93,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class ListedCase(Case):
-    """A case as a list shows it: with the names of its run and its policy."""
+    """A case as lists show it: with the names of its run and its policy."""
 
     run_name: str
     policy_name: str
@@ -100,33 +101,33 @@ class ListedCase(Case):
 
     @property
     def cursor(self) -> str:
-        """What asks for the part of the list past this case."""
+        """The cursor of the page after this case."""
         return f"{(self.ended_at - _EPOCH) // _MICROSECOND}_{self.run_id}_{self.attempt}"
 
 
 Place = tuple[datetime, UUID, int]
-"""Where a case stands in the list: by its end, newest first, then by its key."""
+"""The position of a case in the list: ordered by end, newest first, then by key."""
 
 
 CURSOR = r"^[0-9]{1,17}_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[0-9]{1,9}$"
-"""How a cursor is written: a place's time in microseconds since 1970, run and attempt."""
+"""The format of a cursor: the end in microseconds since 1970, the run and the attempt."""
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 def parse_cursor(cursor: str | None) -> Place | None:
-    """Where a cursor stands in the list; None for none. Raises Invalid when it is none of ours."""
+    """The position that a cursor stands for; None for no cursor. Raises Invalid when it is malformed."""
     if cursor is None:
         return None
     if not re.fullmatch(CURSOR, cursor):
-        raise Invalid("the cursor is none that this list has given; begin without one")
+        raise Invalid("the cursor is not one that this list returned; omit it to begin at the first page")
     ended_at, run_id, attempt = cursor.split("_")
     return _EPOCH + int(ended_at) * _MICROSECOND, UUID(run_id), int(attempt)
 
 
 def count_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()) -> list[CaseCount]:
-    """The cases of a project by group, by what was done and by what turned out; without those that were never flagged
-    where cases are chosen by detector."""
+    """Count the cases of a project by group, treatment and outcome. With a filter by detector, never-flagged cases are
+    left out."""
     found = count_flagged(tx, project_id, wanted, by)
     if wanted.detector is not None or "detector" in by:
         return found
@@ -134,7 +135,7 @@ def count_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Seque
 
 
 def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[CaseCount]:
-    """The cases with a decision to stop, by group, by what was done and by what turned out."""
+    """Count the cases with a decision to stop by group, treatment and outcome."""
     keys = [_key(tx, one) for one in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
     columns: list[Any] = [
@@ -158,9 +159,9 @@ def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Seq
 def count_towards_stage(
     tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: CaseRequirements
 ) -> tuple[list[CaseCount], dict[Shortfall, int]]:
-    """The stops that count towards a rollout stage, by what turned out, and how many do not count for each reason.
+    """Count the stops that count towards a rollout stage, by outcome, and those that do not, by reason.
 
-    Of each key and day those that ended first count, whatever they turned out to be.
+    For each key and day the cases that ended first count, whatever their outcome.
     """
     lacking = _shortfalls(tx, project_id, replace(wanted, since=None, until=None), needed)
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
@@ -178,7 +179,8 @@ def count_towards_stage(
 def find_shortfalls(
     tx: Transaction, project_id: UUID, listed: Sequence[Case], needed: CaseRequirements
 ) -> dict[tuple[UUID, int], Shortfall]:
-    """What those of these cases lack that do not count towards a rollout stage, by run and attempt."""
+    """The reason why each of these cases does not count towards a rollout stage, by run and attempt; only those with
+    one."""
     if not listed:
         return {}
     days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed]
@@ -192,9 +194,9 @@ def find_shortfalls(
 def count_unflagged(
     tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[CaseCount]:
-    """The cases that were never flagged, by group and by what turned out.
+    """Count the cases that were never flagged, by group and outcome.
 
-    There are many times as many of them; by policy or as a whole they are counted out of an index alone.
+    They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
     """
     keys = [_key(tx, one) for one in by]
     query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, wanted, by)
@@ -204,7 +206,7 @@ def count_unflagged(
 
 
 def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
-    """The delays of all stops that were observed and right, of which the turn is known."""
+    """The delays of all stops that were observed and right and whose turn is known."""
     kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, cases.c.observed_probability]
     query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
         _FLAGGED,
@@ -217,9 +219,9 @@ def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequ
 
 
 def read_revision(tx: Transaction, project_id: UUID) -> str:
-    """Differs as soon as a case of a project has come, or turned out otherwise; nothing is counted for it.
+    """A value that changes whenever a case of the project is added or gets another outcome; found without counting.
 
-    Of several of the newest, because what is committed last was not always made last.
+    It covers several of the newest cases, since the last to be committed is not always the last that was created.
     """
     query = sa.select(cases.c.revision).where(cases.c.project_id == project_id)
     newest = tx.execute(query.order_by(cases.c.revision.desc()).limit(_NEWEST)).scalars()
@@ -229,7 +231,7 @@ def read_revision(tx: Transaction, project_id: UUID) -> str:
 def list_cases(
     tx: Transaction, project_id: UUID, wanted: CaseFilter, *, before: Place | None = None, limit: int = 50
 ) -> list[ListedCase]:
-    """The cases that a count is made of, those that ended last first, after the place `before` in that order."""
+    """The cases behind a count, those that ended last first, after the position `before`."""
     columns = [
         *(cases.c[name] for name in Case.__dataclass_fields__),
         runs.c.name.label("run_name"),
@@ -246,7 +248,7 @@ def list_cases(
 
 
 def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
-    """All kinds of jobs that were ever flagged in a project, by name."""
+    """All job kinds that were ever flagged in a project, by name."""
     kind = cases.c.job_kind
     query = sa.select(kind).where(cases.c.project_id == project_id, _FLAGGED, kind.is_not(None))
     return list(tx.execute(query.distinct().order_by(cases.c.job_kind)).scalars())
@@ -258,11 +260,11 @@ _FLAGGED = cases.c.decision_id.is_not(None)
 
 
 def _shortfalls(tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: CaseRequirements) -> sa.Subquery:
-    """What each observed stop lacks to count towards a rollout stage; NULL: nothing."""
+    """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
     by_itself = sa.case(
         (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
         (cases.c.evals < needed.evals, Shortfall.EVALS.value),
-        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # not where they are not known
+        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
     )
     place = sa.func.row_number().over(
         partition_by=[cases.c.policy_id, cases.c.key_id, _key(tx, "day"), by_itself],
@@ -305,14 +307,14 @@ def _from(
 def _key(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
     match by:
         case "policy":
-            return cases.c.policy_id  # named afterwards: joined, each of many rows would be looked up
+            return cases.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
         case "job_kind":
             return cases.c.job_kind
         case "detector":
             return sa.literal_column("detector.value", sa.Text)
         case "called":
             return sa.cast(cases.c.detectors, sa.Text)
-    # Spelled out, not bound: PostgreSQL sees that what is selected is what is grouped by only then.
+    # Inlined, not bound: only then does PostgreSQL see that the selected and the grouped expression are the same.
     ended_at = cases.c.ended_at
     if tx.dialect.name == "postgresql":
         return sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date)
@@ -321,7 +323,7 @@ def _key(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
 
 
 def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[Sequence[Any]], Key]:
-    """What makes the key of a group from the row that begins with its parts."""
+    """A function from a row that begins with the key's parts to the key."""
     names: dict[UUID, tuple[str, int]] = {}
     if "policy" in by:
         query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
@@ -346,7 +348,8 @@ def _policies(project_id: UUID, wanted: CaseFilter) -> sa.Select[Any]:
 
 
 def _detectors(tx: Transaction) -> sa.FromClause:
-    """One row for each detector that called for a stop; none for what was never flagged, whatever stands there."""
+    """One row for each detector that called for a stop; none for a case that was never flagged, whatever the column
+    holds."""
     found = cases.c.detectors
     if tx.dialect.name == "postgresql":
         listed = sa.case((sa.func.json_typeof(found) == "array", found), else_=sa.literal_column("'[]'::json"))

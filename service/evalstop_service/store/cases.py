@@ -1,4 +1,4 @@
-"""Cases: the attempts of runs that have ended, in one row each, made of what other tables say."""
+"""Cases: attempts that have ended, one row each, derived from other tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from evalstop_service.store.tables import cases
 
 @dataclass(frozen=True)
 class Case:
-    """An attempt that has ended: what was decided about it, what turned out to be true, and what it cost.
+    """An attempt that has ended: what was decided about it, its outcome, and its cost.
 
-    `truth`: `turned`, `healthy` or `undecided`; `derived`: from its evals, else a person said so. All that follows of a
-    decision is None where there was none. `treatment`: `observed`, `stopped` or `prevented`. `outcome`: whether it was
-    `right` to stop it, or else to let it go on. GPU-hours are None where nobody said how many GPUs the job has.
-    `parked_seconds`: how long its job was set aside; None: never. `seconds`: how long it lasted by the
-    service's clock. `evals`: finite ones. `key_id`: the key that opened its run.
+    `truth`: `turned`, `healthy` or `undecided`; `derived`: from its evals, else a person reported it. Fields that
+    follow from a decision are None where there was none. `treatment`: `observed`, `stopped` or `prevented`. `outcome`:
+    whether it was `right` to stop it, or else to let it continue. GPU-hours are None when the job's number of GPUs is
+    not known. `parked_seconds`: how long its job was parked; None: never. `seconds`: its duration by the service's
+    clock. `evals`: the number of finite evals. `key_id`: the key that opened its run.
     """
 
     run_id: UUID
@@ -52,18 +52,18 @@ class Case:
 
 
 def save_case(tx: Transaction, case: Case) -> None:
-    """Store a case in place of what was known of that attempt; its run is locked in this transaction."""
+    """Store a case, replacing the attempt's previous one; its run is locked in this transaction."""
     delete_case(tx, case.run_id, case.attempt)
     tx.execute(cases.insert().values(**vars(case)))
 
 
 def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
-    """Forget the case of an attempt that goes on after all."""
+    """Delete the case of an attempt that continues after all."""
     tx.execute(cases.delete().where(*_of(run_id, attempt)))
 
 
 def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
-    """The case of an attempt; None while it goes on."""
+    """The case of an attempt; None while the attempt has not ended."""
     own = (cases.c[name] for name in Case.__dataclass_fields__)
     row = tx.execute(sa.select(*own).where(*_of(run_id, attempt))).mappings().one_or_none()
     return Case(**row) if row else None

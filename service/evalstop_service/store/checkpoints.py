@@ -1,4 +1,4 @@
-"""Checkpoints: those that the trainer said exist."""
+"""Checkpoints that trainers reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalstop_service.store.tables import LIVE, checkpoints
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the model of a step was saved."""
+    """The step of a saved model and where it was saved."""
 
     step: int
     uri: str
@@ -25,7 +25,7 @@ class Checkpoint:
 
 
 def add_checkpoint(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:
-    """Store a checkpoint whose step has no live one."""
+    """Store a checkpoint for a step that has no live one."""
     tx.execute(checkpoints.insert().values(run_id=run_id, superseded_by=LIVE, **vars(checkpoint)))
 
 
@@ -45,7 +45,7 @@ def load_checkpoints(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, lis
 
 
 def supersede_checkpoints(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
-    """Put the live checkpoints past a step out of force."""
+    """Mark the live checkpoints after a step as superseded."""
     query = checkpoints.update().where(
         checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE
     )

@@ -1,4 +1,4 @@
-"""The database: one engine, transactions that write, and transactions that read."""
+"""The database: one engine, with read-write and read-only transactions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _SILENCE = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",  # milliseconds
 }
-"""How long an other end that is gone without a word is waited for, in libpq's terms; TCP alone waits for minutes."""
+"""When an unresponsive peer is given up, in libpq's terms; TCP alone takes minutes."""
 
-# Compiling a plan over all partitions takes 100 ms and more, which no statement here ever earns back. The server asks
-# the same of us as we of it: whoever is gone without a word leaves locks that others wait for.
+# JIT compilation of a plan over all partitions takes 100 ms and more, which no statement here ever earns back. The
+# server gets the same TCP limits as the client: the locks of a client that vanished block others until it is noticed.
 _SET_UP = "; ".join(
     ["SET jit TO off", "SET timezone TO 'UTC'"]
     + [f"SET tcp_{name.removeprefix('tcp_')} TO {value}" for name, value in _SILENCE.items()]
 )
 
 _COMMAND_SECONDS = 30.0
-"""How long a statement on an event loop may take: by this a lost server is noticed there."""
+"""Timeout of a statement on an event loop, by which a lost server is noticed there."""
 
 _LIBPQ_ONLY = (
     "connect_timeout",
@@ -45,18 +45,18 @@ _LIBPQ_ONLY = (
     "client_encoding",
     "fallback_application_name",
 )
-"""Parameters of an URL that asyncpg would take for settings of the server."""
+"""URL parameters that asyncpg would pass to the server as settings."""
 
 Transaction = sa.Connection
-"""What every query takes as its first argument."""
+"""The first argument of every query."""
 
 
 class Database:
-    """PostgreSQL or the embedded SQLite, behind the same two verbs.
+    """PostgreSQL or the embedded SQLite, behind the same two methods.
 
-    `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters behind a `?`.
-    `synchronous`: SQLite's pragma of that name; FULL keeps every acknowledged row through a loss of power.
-    `connections`: the most that its own engine holds at one time; `async_engine` makes others.
+    `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters after a `?`.
+    `synchronous`: SQLite's pragma of that name; with FULL every acknowledged row survives a power failure.
+    `connections`: the size of its own engine's pool; connections of `async_engine` come on top.
     """
 
     def __init__(self, url: str, synchronous: str = "FULL", connections: int = 20) -> None:
@@ -71,9 +71,9 @@ class Database:
             pool_size=connections,
             max_overflow=0,
             json_deserializer=_json_value,
-            hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
+            hide_parameters=True,  # a failed statement is logged, and its parameters may be secrets
         )
-        # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
+        # SQLite allows one writer, and others poll for the lock; queueing here is fairer and faster.
         self._writer = threading.Lock() if self.embedded else nullcontext()
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
@@ -83,7 +83,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """A transaction that may write: committed at the end of the block, rolled back when the block raises."""
+        """A read-write transaction: committed at the end of the block, rolled back when the block raises."""
         with (
             self._writer,
             self.engine.connect().execution_options(evalstop_writes=True) as tx,
@@ -94,12 +94,13 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """A transaction that only reads."""
+        """A read-only transaction."""
         with self.engine.connect() as tx, tx.begin(), _translated(tx):
             yield tx
 
     def async_engine(self) -> AsyncEngine:
-        """An engine for an event loop, on asyncpg and in autocommit; it opens and closes connections as it is told."""
+        """An engine for an event loop, on asyncpg and in autocommit, without a pool: the caller opens and closes
+        connections."""
 
         async def connect() -> asyncpg.Connection[asyncpg.Record]:
             url = self.url.set(drivername="postgresql")
@@ -139,7 +140,7 @@ def _prepare_all(engine: sa.Engine) -> None:
 
 
 def _ask_after_a_rest(engine: sa.Engine) -> None:
-    """Have the server asked whether a connection still stands when it lay idle for a while, not before each use."""
+    """Ping a connection before use only if it was idle for a while, not before each use."""
 
     @sa.event.listens_for(engine, "checkin")
     def rest(_connection: Any, record: Any) -> None:
@@ -152,16 +153,16 @@ def _ask_after_a_rest(engine: sa.Engine) -> None:
         try:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as error:
-            raise sa.exc.DisconnectionError from error  # the pool opens another
+            raise sa.exc.DisconnectionError from error  # the pool opens a new connection
 
 
 def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
     if synchronous.upper() not in ("FULL", "NORMAL", "EXTRA"):
-        raise ValueError(f"synchronous is {synchronous!r}; SQLite is kept durable with FULL, NORMAL or EXTRA")
+        raise ValueError(f"synchronous is {synchronous!r}; set it to FULL, NORMAL or EXTRA")
 
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver begins no transaction of its own; see `begin` below
+        connection.isolation_level = None  # the driver starts no transactions itself; see `begin` below
         for pragma in (
             "journal_mode=WAL",
             "foreign_keys=ON",
@@ -172,15 +173,15 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A deferred transaction that reads first and writes later fails at once if another wrote in between.
+        # A deferred transaction that reads and then writes fails at once if another wrote in between.
         writes = connection.get_execution_options().get("evalstop_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def driver_connection(tx: Transaction) -> Any:
-    """The driver's own connection under a transaction, psycopg's or sqlite3's, for the few statements that are hot.
+    """The driver's own connection (psycopg or sqlite3) of a transaction, for the few hot statements.
 
-    Its errors leave the transaction as SQLAlchemy's, like those of all other statements.
+    Its errors are raised as SQLAlchemy's, as for any other statement.
     """
     return tx.connection.driver_connection
 
@@ -200,10 +201,10 @@ def _translated(tx: Transaction) -> Iterator[None]:
 
 
 def is_transient(error: sa.exc.DBAPIError) -> bool:
-    """Whether the same transaction may well succeed when it is tried again: nothing is wrong with it.
+    """Whether retrying the same transaction may succeed.
 
-    It was chosen as a deadlock's victim, could not be serialized, met a locked file, or its connection was lost. After
-    the last it may have been committed all the same.
+    True for a deadlock victim, a serialization failure, a locked file and a lost connection. In the last case the
+    transaction may have been committed.
     """
     if error.connection_invalidated:
         return True
@@ -211,11 +212,11 @@ def is_transient(error: sa.exc.DBAPIError) -> bool:
         return state in ("40001", "40P01") or state.startswith(("08", "57P"))
     if (name := getattr(error.orig, "sqlite_errorname", None)) is not None:
         return str(name).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    return isinstance(error, sa.exc.OperationalError)  # PostgreSQL cannot be reached
+    return isinstance(error, sa.exc.OperationalError)  # PostgreSQL is unreachable
 
 
 def is_disk_full(error: sa.exc.DBAPIError) -> bool:
-    """Whether there is no room left where the database keeps its files."""
+    """Whether the disk with the database's files is full."""
     return getattr(error.orig, "sqlstate", None) == "53100" or getattr(error.orig, "sqlite_errorname", None) in (
         "SQLITE_FULL",
         "SQLITE_IOERR_SHMSIZE",
@@ -223,13 +224,13 @@ def is_disk_full(error: sa.exc.DBAPIError) -> bool:
 
 
 def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:
-    """Insert a row unless there is one with the same `unique` columns; False if there was."""
+    """Insert a row unless one with the same `unique` columns exists; returns whether it was inserted."""
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
-    # The number of rows would do, but not every driver tells it of an INSERT.
+    # Not `rowcount`: not every driver reports it for an INSERT.
     return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
 
 
 def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
-    """The condition that a text contains `part`, whatever its case, with no character in it special."""
+    """The condition that a text contains `part`, case-insensitively and without wildcards."""
     return column.icontains(part, autoescape=True)

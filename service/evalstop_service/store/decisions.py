@@ -1,4 +1,4 @@
-"""Decisions, and the changes of their state."""
+"""Decisions and the history of their states."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from evalstop_service.store.tables import (
 )
 
 UNSEEN = timedelta(seconds=30)
-"""A veto window that ended so long ago, and no worker requested the stop: nothing could be written, no veto either."""
+"""After this long past its end, a pending veto window means that nothing could be written, vetoes included."""
 
 
 @dataclass(frozen=True)
 class DecisionChange:
-    """One step in the life of a decision: the state it came to, when, through whom and why."""
+    """One transition of a decision: its new state, when, by whom and why."""
 
     sequence: int
     state: DecisionState
@@ -55,7 +55,7 @@ class DecisionChange:
 
 @dataclass(frozen=True)
 class OverdueDecision:
-    """The key of a decision whose deadline is over, or whose stop is refused."""
+    """The key of a decision whose deadline has passed or whose stop was refused."""
 
     deadline_at: datetime
     id: UUID
@@ -67,9 +67,9 @@ class OverdueDecision:
 class Decision:
     """A stop verdict on record.
 
-    `action`: what it asks of receivers. `deadline_at`: when the service looks after it by itself; None: it does not.
-    `observed_probability`: the probability with which the run was let go on, so that its outcome is seen.
-    `state_reason`: why it is in its state. `guard_kinds`: the guards that hold it.
+    `action`: what receivers are asked to do. `deadline_at`: when the service acts on it by itself; None: never.
+    `observed_probability`: the probability with which the run was held out so that its outcome is observed.
+    `state_reason`: the reason for its state. `guard_kinds`: the guards that put it on hold.
     """
 
     id: UUID
@@ -98,36 +98,37 @@ class Decision:
         return self.action is Action.STOP and self.is_carried_out(now)
 
     def is_carried_out(self, now: datetime) -> bool:
-        """Whether it was requested, or its veto window is over."""
+        """Whether the stop was requested, or its veto window is over."""
         if self.state == DecisionState.PENDING:
             return self.due_at <= now
         return self.state in STOPPING
 
     @property
     def follows_run(self) -> bool:
-        """Whether it goes with its run into the next attempt: a parked job that resumes on idle GPUs is parked still,
-        and one that a person had return is not parked again."""
+        """Whether it applies to the run's next attempt too: a parked job that resumes on idle GPUs is still parked, and
+        one that a person resumed is not parked again."""
         staying = AWAITING_CONFIRMATION | {DecisionState.PARKED, DecisionState.UNDONE}
         return self.action is Action.PARK and self.state in staying
 
     def is_recovered(self, verdict: Verdict) -> bool:
-        """Whether a verdict ends it: the policy no longer suspects the run, by what came past the decision's step."""
+        """Whether a verdict ends it: past the decision's step the policy no longer suspects the run."""
         returning = self.action is Action.PARK and self.state in RETURNING
         return returning and verdict.verdict is Call.CONTINUE and verdict.step is not None and verdict.step > self.step
 
     @property
     def ordered(self) -> bool:
-        """Whether a person had the run stopped without a call from its policy: there is no evidence behind it."""
+        """Whether a person ordered the stop without a call from the policy: there is no evidence behind it."""
         return not self.verdict.evidence
 
     @property
     def life(self) -> Lifecycle:
-        """How it stands, as far as its row tells."""
+        """Its state for the state machine, as far as its row holds it."""
         held = frozenset(self.guard_kinds)
         return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, held, action=self.action)
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
-        """It in another state, for the reason of the last change; without a change of state the reason stays."""
+        """The decision in another state, with the reason of the last change; without a change of state the reason
+        stays."""
         held = life.guard_kinds if life.state is DecisionState.ON_HOLD else ()
         return replace(
             self,
@@ -147,15 +148,15 @@ def add_decision(tx: Transaction, decision: Decision) -> None:
 
 
 def lock_decision(tx: Transaction, decision: Decision) -> Decision:
-    """The decision as it stands now, locked until the transaction ends; its run was locked before."""
+    """The decision as it is now, locked until the transaction ends; its run was locked before."""
     wanted = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
-    # Locked alone and read afterwards, as a run is; what refers to its key need not wait.
+    # Locked first and read afterwards, like a run; rows that refer to its key need not wait.
     tx.execute(sa.select(decisions.c.id).where(*wanted).with_for_update(key_share=True))
     return Decision(**tx.execute(_SELECT.where(*wanted)).mappings().one())
 
 
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
-    """Move a decision on from the state in which it was read; False if another was faster."""
+    """Store a transition from the state in which the decision was read; False if another transaction was faster."""
     query = decisions.update().where(
         decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
     )
@@ -164,14 +165,14 @@ def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> boo
 
 
 def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decision:
-    """Make a decision that follows its run that of another attempt."""
+    """Assign a decision that follows its run to another attempt."""
     which = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
     tx.execute(decisions.update().where(*which).values(attempt=attempt))
     return replace(decision, attempt=attempt)
 
 
 def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
-    """Append to the history of a decision that was moved, or made, in this transaction."""
+    """Append to the history of a decision that this transaction changed or created."""
     tx.execute(
         decision_changes.insert().values(
             run_id=decision.run_id,
@@ -187,8 +188,8 @@ def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime
 
 
 def request_due_decisions(tx: Transaction, now: datetime) -> int:
-    """Move the decisions whose veto window is over from pending to requested; gives their number."""
-    # In one order, so that two workers cannot wait for each other.
+    """Move the decisions whose veto window is over from pending to requested; returns their number."""
+    # In a fixed order, so that two workers cannot deadlock.
     query = _SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
     due = query.where(_due(now)).order_by(decisions.c.due_at, decisions.c.id)
     count = 0
@@ -207,7 +208,7 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
 
 
 def is_any_unseen(tx: Transaction, now: datetime) -> bool:
-    """Whether any veto window ended so long ago that nothing can have been written then."""
+    """Whether some veto window ended so long ago that the service must have been unable to write."""
     return tx.execute(sa.select(sa.exists().where(_due(now - UNSEEN)))).scalar_one()
 
 
@@ -218,7 +219,7 @@ def is_any_due(tx: Transaction, now: datetime) -> bool:
 
 
 def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
-    """The runs of a project that have a pending decision, the longest pending first."""
+    """The runs of a project with a pending decision, longest pending first."""
     query = sa.select(decisions.c.run_id).where(_PENDING, decisions.c.project_id == project_id)
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
@@ -226,7 +227,7 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
 def list_overdue(
     tx: Transaction, now: datetime, after: OverdueDecision | None = None, limit: int = 100
 ) -> list[OverdueDecision]:
-    """Decisions whose deadline is over or whose stop is refused, by deadline, those after the one given last."""
+    """Decisions after the given one whose deadline has passed or whose stop was refused, by deadline."""
     table = decisions.c
     query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id)
     query = query.where((table.deadline_at <= now) | _REFUSED)
@@ -236,13 +237,13 @@ def list_overdue(
 
 
 def find_next_deadline(tx: Transaction) -> datetime | None:
-    """The first deadline of all decisions, over or not; None when there is none."""
+    """The earliest deadline of any decision, passed or not; None when there is none."""
     query = sa.select(decisions.c.deadline_at).where(decisions.c.deadline_at.is_not(None))
     return tx.execute(query.order_by(decisions.c.deadline_at).limit(1)).scalar()
 
 
 def is_any_refused(tx: Transaction) -> bool:
-    """Whether any stop is refused by all receivers that it is addressed to."""
+    """Whether any stop was refused by all receivers that it was addressed to."""
     return tx.execute(sa.select(sa.exists().where(_REFUSED))).scalar_one()
 
 
@@ -257,7 +258,7 @@ def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Dec
 
 
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
-    """The decision on the present attempt of each of these runs that has one."""
+    """The decision on the current attempt of each of these runs that has one."""
     query = _SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
     return {row["run_id"]: Decision(**row) for row in tx.execute(query).mappings()}
 
@@ -265,8 +266,8 @@ def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decis
 def count_issued_stops(
     tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]
 ) -> tuple[int, int]:
-    """How many stops of a project were or will be handed to receivers after a moment, and of these how many are of runs
-    that run no longer; that of the run and attempt `but_for` is left out."""
+    """How many stops of a project were or will be delivered to receivers after a moment, and how many of these are of
+    runs that no longer run; the run and attempt `but_for` are left out."""
     never = ("shadow", "held_out", "on_hold", "vetoed", "moot")
     query = (
         sa.select(sa.func.count(), sa.func.count().filter(runs.c.status != RunStatus.RUNNING))
@@ -294,9 +295,9 @@ def list_decisions(
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Decision]:
-    """A project's decisions, newest first, those made before the decision `before`.
+    """A project's decisions, newest first, older than the decision `before`.
 
-    `since`, `until`: made from then on, and before then.
+    `since`, `until`: created at or after, and before.
     """
     query = _SELECT.where(decisions.c.project_id == project_id)
     if state is not None:
@@ -334,7 +335,7 @@ _SELECT = (
 )
 
 
-# The state is spelled out, not bound: only then does SQLite see that the partial index answers.
+# The state is inlined, not bound: only then does SQLite use the partial index.
 _PENDING = decisions.c.state == sa.literal_column("'pending'")
 
 

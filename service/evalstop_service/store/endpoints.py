@@ -1,4 +1,4 @@
-"""Endpoints: where a project wants its events sent, and the secrets that sign them, as a encryption keeps them."""
+"""Endpoints: where a project wants its events sent, and the encrypted secrets that sign them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from evalstop_service.store.tables import deliveries, endpoints
 UNENCRYPTED = Encryption()
 """Stores secrets as plain text."""
 
-SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix of a secret, not one
 SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One URL with its subscription; secrets are as they are kept.
+    """One URL with its subscription; secrets are as stored.
 
-    `*` among `event_types` is all that tells of something. What asks to act is signed for receivers alone: for those
-    that name it. A chat, whose messages nobody obeys, gets that by `*` too.
+    `*` in `event_types` covers every informational event. Events that request an action are for receivers that name
+    them explicitly; a chat, whose messages nobody obeys, gets them by `*` too.
 
-    `signing_key` signs along, for receivers that know `public_key` alone and can forge nothing.
+    `signing_key` adds a signature for receivers that have only `public_key` and so cannot forge events.
 
-    `format` is `standard`, or one that people read. `failures` have come one after the other, up to now; nothing is
-    sent before `open_until`.
+    `format` is `standard`, or one for people to read. `failures`: consecutive, up to now. Nothing is sent before
+    `open_until`.
     """
 
     id: UUID
@@ -63,12 +63,12 @@ class Endpoint:
 
 
 def generate_secret() -> str:
-    """A fresh signing secret in the form of Standard Webhooks: `whsec_` and 32 random bytes in base64."""
+    """A new signing secret as Standard Webhooks defines it: `whsec_` and 32 random bytes in base64."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def generate_key_pair() -> tuple[str, str]:
-    """A fresh signing key `whsk_` and its public key `whpk_`, by Ed25519, in the form of Standard Webhooks."""
+    """A new Ed25519 signing key `whsk_` and its public key `whpk_`, as Standard Webhooks defines them."""
     private = Ed25519PrivateKey.generate()
     public = base64.b64encode(private.public_key().public_bytes_raw()).decode()
     return SIGNING_PREFIX + base64.b64encode(private.private_bytes_raw()).decode(), PUBLIC_PREFIX + public
@@ -77,7 +77,7 @@ def generate_key_pair() -> tuple[str, str]:
 def select_valid_secrets(
     secret: str, previous: str | None, previous_until: datetime | None, signing_key: str, now: datetime
 ) -> tuple[str, ...]:
-    """What to sign with: the present secret, the previous one while it is still good, and the signing key."""
+    """The keys to sign with: the current secret, the previous one while it is valid, and the signing key."""
     if previous is not None and previous_until is not None and now < previous_until:
         return (secret, previous, signing_key)
     return (secret, signing_key)
@@ -90,10 +90,10 @@ def add_endpoint(
     url: str,
     event_types: Iterable[str],
     now: datetime,
-    format: str = "standard",  # noqa: A002 - its name on the wire
+    format: str = "standard",  # noqa: A002 - its name in the API
     encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint:
-    """A new endpoint, enabled, with a secret and a pair of keys of its own."""
+    """Create an endpoint, enabled, with its own secret and key pair."""
     key = new_id()
     signing_key, public_key = generate_key_pair()
     row: dict[str, Any] = {
@@ -117,7 +117,7 @@ def add_endpoint(
 
 
 def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
-    """The endpoint of that id; None when the project has none, or has deleted it."""
+    """The endpoint with this id; None when the project has none, or it was deleted."""
     row = tx.execute(_of(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
     return None if row is None else _endpoint(row)
 
@@ -134,16 +134,16 @@ def update_endpoint(
     *,
     url: str | None = None,
     event_types: Iterable[str] | None = None,
-    format: str | None = None,  # noqa: A002 - its name on the wire
+    format: str | None = None,  # noqa: A002 - its name in the API
     enabled: bool | None = None,
 ) -> Endpoint | None:
-    """Change what is given and leave what is None; deliveries that wait go to the new URL.
+    """Change the fields that are not None; waiting deliveries go to the new URL.
 
-    With a new URL, or enabled, it is taken for one that works.
+    A new URL, or enabling the endpoint, resets its failures.
     """
     given = {"url": url, "event_types": event_types and list(event_types), "format": format, "enabled": enabled}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if url is not None or enabled:  # whatever it was that failed may be mended
+    if url is not None or enabled:  # the cause of the failures may be gone
         values |= {"failures": 0, "open_until": None}
     if values:
         tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
@@ -161,7 +161,7 @@ def rotate_secret(
     previous_valid_hours: float = 24.0,
     encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint | None:
-    """Give the endpoint a new secret; the one it had signs along for `previous_valid_hours`."""
+    """Give the endpoint a new secret; the previous one also signs for `previous_valid_hours`."""
     values = {
         "secret": encryption.encrypt(generate_secret(), endpoint_id),
         "previous_secret": endpoints.c.secret,
@@ -173,14 +173,14 @@ def rotate_secret(
 
 @dataclass(frozen=True)
 class ReencryptedSecrets:
-    """How many secrets were encrypted again, and how many of them had been plain text."""
+    """How many secrets were encrypted again, and how many of them were plain text before."""
 
     secrets: int
     were_plain: int
 
 
 def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSecrets:
-    """Encrypt every secret with the first key; raises UnreadableSecret, with nothing changed, if one is unreadable."""
+    """Encrypt every secret with the first key; raises UnreadableSecret and changes nothing if one cannot be read."""
     if not encryption.has_key:
         raise UnreadableSecret(f"no key is configured; set {SETTING}")
     columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret, endpoints.c.signing_key)
@@ -196,13 +196,13 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
 
 
 def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
-    """Delete the endpoint and cancel what waits for it; its past deliveries stay. False when there was none."""
+    """Delete the endpoint and cancel its waiting deliveries; past deliveries stay. False when there was none."""
     gone = tx.execute(
         sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
     if gone:
         waiting = sa.and_(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == sa.literal_column("'waiting'"))
-        # Locked in the order of keys, as workers settle them: else the two can wait in a ring.
+        # Locked in key order, as workers settle them: otherwise the two can deadlock.
         in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
         tx.execute(in_order.with_for_update())
         tx.execute(
@@ -214,7 +214,7 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
 
 
 def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
-    """Send nothing more there: the receiver said that it is gone for good."""
+    """Disable an endpoint that answered that it is gone for good."""
     tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
 
 

@@ -15,11 +15,11 @@ from evalstop_service.store.tables import eval_requests, runs
 
 
 class EvalRequest(msgspec.Struct, frozen=True):
-    """A paired evaluation that was asked for at a step, and its answer.
+    """A request for a paired evaluation at a step, and its answer.
 
-    `multiplier`: prompts, in those of a usual eval. `probability`: that the run had turned, when it was asked for;
-    `probability_after`: once it was answered. `difference`: the current score less the best one's, as the metric
-    counts. `actor`: who answered.
+    `multiplier`: the number of prompts, relative to a usual eval. `probability`: that the run had turned, at the
+    request; `probability_after`: after the answer. `difference`: the current score less the best one's, in the metric's
+    direction. `actor`: who answered.
     """
 
     id: UUID
@@ -43,16 +43,16 @@ class EvalRequest(msgspec.Struct, frozen=True):
 
     @property
     def seed(self) -> int:
-        """From which both evaluations draw their prompts."""
+        """The seed from which both evaluations draw their prompts."""
         return self.id.int & 0x7FFF_FFFF
 
     def is_open(self, now: datetime) -> bool:
-        """Whether an answer is awaited."""
+        """Whether it can still be answered."""
         return self.answered_at is None and now < self.deadline_at
 
 
 def add_request(tx: Transaction, request: EvalRequest) -> bool:
-    """Store a request; False if the run has one of this step."""
+    """Store a request; False if the run already has one for this step."""
     return insert_if_new(tx, eval_requests, msgspec.structs.asdict(request), ["run_id", "step"])
 
 
@@ -72,7 +72,7 @@ def find_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest
 
 
 def load_unanswered(tx: Transaction, steps: Mapping[UUID, int]) -> dict[UUID, EvalRequest]:
-    """Of each run the request of this step, if it has no answer."""
+    """For each run the request at its step, if it has no answer."""
     query = _ALL.where(eval_requests.c.run_id.in_(steps), eval_requests.c.answered_at.is_(None))
     found = [EvalRequest(*row) for row in tx.execute(query)]
     return {request.run_id: request for request in found if request.step == steps[request.run_id]}
@@ -87,7 +87,7 @@ def list_requests(tx: Transaction, run_id: UUID) -> list[EvalRequest]:
 def list_open_requests(
     tx: Transaction, project_id: UUID, run_ids: Sequence[UUID], now: datetime, limit: int
 ) -> list[EvalRequest]:
-    """The open requests of a project's running runs (of these, if any are named), those first that close first."""
+    """The open requests of a project's running runs (if any are named, of these), earliest deadline first."""
     query = _ALL.join(runs, (runs.c.id == eval_requests.c.run_id) & (runs.c.attempt == eval_requests.c.attempt)).where(
         eval_requests.c.project_id == project_id,
         eval_requests.c.answered_at.is_(None),

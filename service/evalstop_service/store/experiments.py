@@ -1,4 +1,4 @@
-"""Experiments: what clients of MLflow call the folders of their runs."""
+"""Experiments: MLflow's name for the folders of runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import experiments
 
 DEFAULT_NUMBER, DEFAULT_NAME = 0, "Default"
-"""The experiment of runs without one, including those that do not use MLflow."""
+"""The experiment of runs that have none, including those that do not use MLflow."""
 
 
 class Experiment(msgspec.Struct, frozen=True):
     """A row of experiments.
 
-    `number`: its id for clients, in its project; 0 is the default experiment, which is stored once it is changed.
-    `artifact_location`: the folder that has a folder of artifacts for each run.
+    `number`: the id that clients see, unique in the project; 0 is the default experiment, stored once it is changed.
+    `artifact_location`: the folder that holds one folder of artifacts for each run.
     """
 
     id: UUID
@@ -35,17 +35,17 @@ class Experiment(msgspec.Struct, frozen=True):
 
     @property
     def reference(self) -> UUID | None:
-        """What rows refer to it by: None for the default experiment, which need not be stored."""
+        """The value that rows refer to it by: None for the default experiment, which need not be stored."""
         return None if self.number == DEFAULT_NUMBER else self.id
 
 
 def add_experiment(tx: Transaction, experiment: Experiment) -> bool:
-    """Store a new experiment; False if the project, which is locked in this transaction, has one of that name."""
+    """Store a new experiment; False if the project, which is locked in this transaction, has one with that name."""
     return insert_if_new(tx, experiments, msgspec.structs.asdict(experiment), ["project_id", "name"])
 
 
 def save_experiment(tx: Transaction, experiment: Experiment) -> bool:
-    """Store what changed of an experiment; False if another one of the project has its name."""
+    """Store the changes of an experiment; False if another one of the project has its name."""
     taken = sa.select(experiments.c.id).where(
         experiments.c.project_id == experiment.project_id,
         experiments.c.name == experiment.name,
@@ -59,7 +59,7 @@ def save_experiment(tx: Transaction, experiment: Experiment) -> bool:
 
 
 def count_experiments(tx: Transaction, project_id: UUID) -> int:
-    """The highest number of an experiment of a project so far."""
+    """The highest experiment number of a project so far."""
     query = sa.select(sa.func.max(experiments.c.number)).where(experiments.c.project_id == project_id)
     return tx.execute(query).scalar_one() or 0
 
@@ -70,7 +70,7 @@ def find_experiment(tx: Transaction, project_id: UUID, number: int) -> Experimen
 
 
 def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Experiment]:
-    """Those of these experiments that exist."""
+    """The experiments with these ids, by id; ids that do not exist are left out."""
     query = sa.select(experiments).where(experiments.c.id.in_(ids))
     return {row["id"]: Experiment(**row) for row in tx.execute(query).mappings()}
 

@@ -1,4 +1,4 @@
-"""Identifiers: UUIDv7, which sort by the moment they were made."""
+"""Identifiers: UUIDv7, which sort by creation time."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from uuid_utils.compat import uuid7
 
 
 def new_id() -> UUID:
-    """A fresh UUIDv7."""
+    """A new UUIDv7."""
     return uuid7()

@@ -1,4 +1,4 @@
-"""What ingestion saves, and how it speaks to the database: the same on both, in the event loop's terms."""
+"""What ingestion reads and saves, as one asynchronous interface to both databases."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from evalstop_service.store.runs import Run
 T = TypeVar("T")
 
 FollowUp = Callable[[Transaction, Collection[UUID]], None]
-"""Writes, in the transaction of a save, what follows from it for the runs that were saved."""
+"""Writes the consequences for the saved runs, in the transaction that saves them."""
 
 
 class RunChange(msgspec.Struct, frozen=True):
-    """A run as it was loaded, the run as it is to be, and its new observations.
+    """A run as it was loaded, the run to save, and its new observations.
 
-    Of the row `IngestStore.save` writes what most messages change: `HOT_COLUMNS`. `runs.save_changes` writes the rest.
+    `IngestStore.save` writes the columns that most requests change, `HOT_COLUMNS`; `runs.save_changes` writes the rest.
     """
 
     before: Run
@@ -35,20 +35,20 @@ class IngestStore(Protocol):
     """The database as ingestion uses it, from one event loop."""
 
     async def read(self, query: Callable[[Transaction], T]) -> T:
-        """What a query gives. Its statements need not see the same moment."""
+        """The result of a query. Its statements need not share a snapshot."""
 
     async def save(self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None) -> Collection[UUID]:
-        """Save the runs whose versions are still what they were, each whole, in one transaction; gives their ids.
+        """Save, in one transaction, each run whose version is unchanged, with all its observations; returns their ids.
 
-        Raises DBAPIError. If its connection was lost, the transaction may have been committed all the same.
+        Raises DBAPIError. If its connection was lost, the transaction may have been committed.
         """
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close all connections."""
 
 
 def changed_json(before: object, after: object) -> str | None:
-    """A JSON column as it is to be written. None: it stays as it is, or is to be NULL, which `save_changes` writes."""
+    """A JSON column to write. None: leave it, or it becomes NULL, which `save_changes` writes."""
     if after is before or after is None:
         return None
     return msgspec.json.encode(after.for_json if isinstance(after, Verdict) else after).decode()

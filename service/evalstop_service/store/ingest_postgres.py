@@ -1,6 +1,6 @@
 """Ingestion on PostgreSQL: asyncpg on the event loop, and one statement that compares versions and saves.
 
-Where nothing follows from a save, the statement is a transaction of its own: one message there, one back.
+A save without consequences is this one statement, in a transaction of its own: one round trip.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from evalstop_service.store.ingest import FollowUp, RunChange, changed_json
 
 T = TypeVar("T")
 
-# Rows are compared as they are when their lock is had. PostgreSQL finds them by their ids, which come in ascending
-# order, so that two savers of the same runs wait for each other in line; a deadlock is tried again.
+# Rows are compared once they are locked. PostgreSQL locks them by ascending id, so that two concurrent saves of the
+# same runs wait for each other in order; a deadlock is retried.
 SAVE = """
 WITH moved AS (
     UPDATE runs SET
@@ -48,7 +48,7 @@ SELECT id FROM moved
 """
 
 
-# The internal error is what a connection says that the server is about to end.
+# A connection that the server is about to close raises InternalClientError.
 _FAILURES = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -59,14 +59,14 @@ _FAILURES = (
 
 
 class _Connection(NamedTuple):
-    """A connection as SQLAlchemy and as asyncpg know it. It is in autocommit: transactions are asyncpg's."""
+    """One connection as SQLAlchemy and as asyncpg see it, in autocommit: asyncpg manages transactions."""
 
     wrapped: AsyncConnection
     raw: asyncpg.Connection[asyncpg.Record]
 
 
 class PostgresIngest:
-    """An `IngestStore` on PostgreSQL. Connections are opened when they are needed, and stay open."""
+    """An `IngestStore` on PostgreSQL. Connections are opened on demand and kept open."""
 
     def __init__(self, database: Database) -> None:
         self._engine = database.async_engine()
@@ -96,7 +96,7 @@ class PostgresIngest:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[_Connection]:
-        """A connection for one use; after any error it is closed, whatever state it was in."""
+        """A connection for one use; closed after any error, whatever its state."""
         connection = None
         try:
             connection = await self._find_idle() or await self._connect()
@@ -141,7 +141,7 @@ def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ..
             point.step,
             point.value if point.value == point.value else None,
             point.stderr,
-            # As texts: asyncpg takes the first and the last moment that there is for the infinities.
+            # As text: asyncpg takes the earliest and the latest possible datetime for infinities.
             point.time.isoformat() if point.time is not None else None,
         )
         for change in changes
@@ -160,7 +160,7 @@ def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ..
 
 
 def _ended(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
-    """The query, after which SQLAlchemy believes to be in no transaction."""
+    """The query in a transaction block, so that SQLAlchemy is not left in a transaction."""
 
     def run(tx: Transaction) -> T:
         with tx.begin():
@@ -170,7 +170,7 @@ def _ended(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
 
 
 def _translated(error: Exception) -> sa.exc.DBAPIError:
-    """An error of asyncpg's as SQLAlchemy calls those of other statements."""
+    """An asyncpg error as the SQLAlchemy exception that any other statement would raise."""
     sqlstate: str | None = getattr(error, "sqlstate", None)
     lost = sqlstate is None or sqlstate.startswith(("08", "57P"))
     kind = sa.exc.DBAPIError

@@ -1,4 +1,4 @@
-"""Ingestion on the embedded database: a thread of its own, since SQLite has one writer and blocks who speaks to it."""
+"""Ingestion on the embedded database: in one thread, since SQLite has one writer and its calls block."""
 
 from __future__ import annotations
 

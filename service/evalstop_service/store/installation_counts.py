@@ -1,4 +1,4 @@
-"""Numbers about the whole installation, cheap enough to be asked for at every scrape."""
+"""Counts over the whole installation, cheap enough for every scrape."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from evalstop_service.store.tables import decision_changes, decisions, deliverie
 
 @dataclass(frozen=True)
 class InstallationCounts:
-    """Where an installation stands.
+    """The state of an installation.
 
-    `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `no_data_runs` a
-    metric that may stop them has no data, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
-    `on_hold`: stops that are held back, by the kind of guard; one that several hold back counts for each. `awaited`:
-    stops that were handed out and not confirmed yet, by state.
-    `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
-    attempts, in the hands of a worker, or in a veto window), `held` (their endpoint is disabled or gone).
-    `oldest_due_seconds`: for how long the longest due has been due; `oldest_waiting_seconds`: how long ago the oldest
-    that is not held was made; 0 for none. `quota_use`: of each quota the largest share that a project uses.
+    `running_runs`: those that have not ended. Of these, as of their last check, `stale_runs` are late with their posts
+    and `no_data_runs` have a watched metric without data. `paused_projects`: projects in which nothing is stopped.
+    `on_hold`: stops on hold by kind of guard; a stop counts for each guard that holds it. `awaited`: requested stops
+    that are not yet confirmed, by state. `open_endpoints`: endpoints with an open circuit breaker. Waiting deliveries:
+    `due`, `later` (between two attempts, leased to a worker, or in a veto window), `held` (the endpoint is disabled or
+    deleted). `oldest_due_seconds`: how long the oldest due delivery has been due; `oldest_waiting_seconds`: the age of
+    the oldest that is not held; 0 for none. `quota_use`: for each quota the largest share that any project uses.
     """
 
     running_runs: int
@@ -46,8 +45,8 @@ class InstallationCounts:
 
 
 def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
-    """The figures of this moment; reads what waits and what runs, not what has been."""
-    # A project at a time, so that the index of what is not pruned leads straight to the runs that have not ended.
+    """The current counts; reads waiting deliveries and running runs, no history."""
+    # One project at a time, so that the index of unpruned runs leads straight to the runs that have not ended.
     unended = runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
     running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, unended)
     running_runs = sum(tx.execute(sa.select(running.scalar_subquery()).select_from(projects)).scalars())
@@ -55,7 +54,7 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
     silent = sa.select(sa.func.count().filter(run_health.c.state == Liveness.STALE), sa.func.count().filter(no_data))
     stale_runs, no_data_runs = tx.execute(silent.where(run_health.c.next_check_at.is_not(None))).one()
     paused = sa.select(sa.func.count()).select_from(projects).where(projects.c.paused_at.is_not(None))
-    waiting = deliveries.c.state == sa.literal_column("'waiting'")  # spelled out, so that the partial index answers
+    waiting = deliveries.c.state == sa.literal_column("'waiting'")  # inlined, so that the partial index is used
     served = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))
     kind = sa.case((~served, "held"), (deliveries.c.due_at <= now, "due"), else_="later")
     query = (
@@ -83,7 +82,7 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
 
 
 def _on_hold(tx: Transaction) -> dict[str, int]:
-    """How many stops each kind of guard holds back, as the last change of each decision says."""
+    """How many stops each kind of guard holds, by the last change of each decision."""
     of_decision = (decision_changes.c.run_id == decisions.c.run_id) & (decision_changes.c.decision_id == decisions.c.id)
     last = sa.select(sa.func.max(decision_changes.c.sequence)).where(of_decision).correlate(decisions).scalar_subquery()
     query = (

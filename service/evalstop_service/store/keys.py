@@ -1,4 +1,4 @@
-"""Bearer keys: made here, shown once, kept as hashes."""
+"""Bearer keys: generated here, shown once, stored as hashes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from evalstop_service.store.tables import keys
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
 PREFIX = "esk_"
-"""By this, the 43 characters after it and the 6 of their checksum a scanner for leaked secrets knows a key."""
+"""Identifies a key to secret scanners, together with its 43 random characters and 6 characters of checksum."""
 
 _ALPHABET = string.digits + string.ascii_letters
 _RANDOM_CHARACTERS, _CHECKSUM_CHARACTERS = 43, 6  # 256 bits, and 32
 
 USE_SECONDS = 3600.0
-"""How exactly it is known when a key was used last."""
+"""The precision of `last_used_at`."""
 
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """What narrows a key beside its scopes.
+    """What restricts a key beside its scopes.
 
-    `expires_at`: None, never. `networks`: the addresses from which it is taken, none for all. `endpoint_ids`: the
+    `expires_at`: None, never. `networks`: the addresses from which it is accepted, none for all. `endpoint_ids`: the
     endpoints whose stops it may report on and fetch, none for all of the project.
     """
 
@@ -46,7 +46,7 @@ UNLIMITED = KeyLimits()
 
 @dataclass(frozen=True)
 class Key:
-    """What a key may do. `project_id` is None for a key to the whole installation."""
+    """A key and what it may do. `project_id` is None for a key to the whole installation."""
 
     id: UUID
     project_id: UUID | None
@@ -70,7 +70,7 @@ def create_key(
     now: datetime,
     limits: KeyLimits = UNLIMITED,
 ) -> tuple[Key, str]:
-    """Make a key; gives its row and the secret itself, which is stored nowhere."""
+    """Create a key; returns its row and the secret itself, which is not stored."""
     secret = generate_secret()
     key = Key(new_id(), project_id, name, scopes, now, None, **asdict(limits))
     lists = {"scopes": scopes, "networks": limits.networks, "endpoint_ids": [str(one) for one in key.endpoint_ids]}
@@ -79,13 +79,13 @@ def create_key(
 
 
 def generate_secret() -> str:
-    """A fresh secret: a prefix, 256 random bits, and a checksum by which what is no key is known as such."""
+    """A new secret: the prefix, 256 random bits, and a checksum by which malformed keys are recognized."""
     random = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
     return PREFIX + random + _checksum(random)
 
 
 def is_well_formed(secret: str) -> bool:
-    """Whether a text may be a key at all, by its prefix and checksum."""
+    """Whether a text has the prefix and checksum of a key."""
     random, checksum = secret[len(PREFIX) : -_CHECKSUM_CHARACTERS], secret[-_CHECKSUM_CHARACTERS:]
     return (
         secret.startswith(PREFIX)
@@ -96,19 +96,19 @@ def is_well_formed(secret: str) -> bool:
 
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
-    """The key in use with this secret, or with this one before it was rotated, while that is still taken."""
+    """The valid key with this secret, or whose previous secret this is while that is still accepted."""
     given = _hash(secret)
     present = (keys.c.hash == given) | ((keys.c.previous_hash == given) & (keys.c.previous_until > now))
     return _one(tx, present & _in_use(now))
 
 
 def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
-    """The key in use with this id."""
+    """The valid key with this id."""
     return _one(tx, (keys.c.id == key_id) & _in_use(now))
 
 
 def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
-    """Record that a key is used, once within `USE_SECONDS`."""
+    """Record that a key is used, at most once in `USE_SECONDS`."""
     long_ago = keys.c.last_used_at.is_(None) | (keys.c.last_used_at <= now - timedelta(seconds=USE_SECONDS))
     tx.execute(keys.update().where(keys.c.id == key_id, long_ago).values(last_used_at=now))
 
@@ -116,7 +116,8 @@ def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
 def rotate_key(
     tx: Transaction, project_id: UUID, key_id: UUID, now: datetime, previous_until: datetime
 ) -> tuple[Key, str] | None:
-    """Give a key a new secret; the present one is taken until `previous_until`. None if there is no such key in use."""
+    """Give a key a new secret; the current one is accepted until `previous_until`. None if there is no such valid
+    key."""
     secret = generate_secret()
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & _in_use(now)
     values = {"hash": _hash(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
@@ -125,18 +126,18 @@ def rotate_key(
 
 
 def list_keys(tx: Transaction, project_id: UUID) -> list[Key]:
-    """All keys of a project, the revoked ones too, oldest first."""
+    """All keys of a project, revoked ones included, oldest first."""
     query = sa.select(*_COLUMNS).where(keys.c.project_id == project_id).order_by(keys.c.id)
     return [_key(row) for row in tx.execute(query).mappings()]
 
 
 def has_any_key(tx: Transaction) -> bool:
-    """Whether any key was ever made."""
+    """Whether any key was ever created."""
     return tx.execute(sa.select(sa.exists().select_from(keys))).scalar_one()
 
 
 def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> Key | None:
-    """Take a key out of use for good; None if the project has no such key in use."""
+    """Revoke a key; None if the project has no such valid key."""
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
     change = keys.update().where(condition).values(revoked_at=now).returning(*_COLUMNS)
     row = tx.execute(change).mappings().one_or_none()
@@ -169,5 +170,5 @@ def _checksum(random: str) -> str:
 
 
 def _hash(secret: str) -> str:
-    # A secret of 256 random bits needs no slow hash: there is nothing to guess.
+    # A secret of 256 random bits needs no slow hash: it cannot be guessed.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What clients of MLflow say of a run beyond its labels: its experiment, params, times, inputs; and logged models."""
+"""What MLflow clients store beyond a run's labels: experiment, params, times, inputs; and logged models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalstop_service.store.tables import logged_models, mlflow_runs, runs
 
 
 class MlflowRun(msgspec.Struct, frozen=True):
-    """A row of mlflow_runs, or what stands for it in a run that has none.
+    """A row of mlflow_runs, or the defaults for a run that has none.
 
     `experiment_id`: None is the default experiment. `start_time`, `end_time`: milliseconds since 1970, as the client
     sent them. `inputs`, `outputs`: JSON objects as clients send them.
@@ -32,9 +32,9 @@ class MlflowRun(msgspec.Struct, frozen=True):
 
 
 class LoggedModel(msgspec.Struct, frozen=True):
-    """A model that a client of MLflow logs.
+    """A model that an MLflow client logged.
 
-    `run_id`: of the run that trained it; a model without one has its own id there. `document`: what is answered.
+    `run_id`: the run that trained it; for a model without one, the model's own id. `document`: the response body.
     """
 
     run_id: UUID
@@ -45,12 +45,12 @@ class LoggedModel(msgspec.Struct, frozen=True):
 
 
 def add_mlflow_run(tx: Transaction, run: MlflowRun) -> None:
-    """Store what a client said when it created the run."""
+    """Store what a client sent when it created the run."""
     tx.execute(mlflow_runs.insert().values(msgspec.structs.asdict(run)))
 
 
 def change_mlflow_run(tx: Transaction, run_id: UUID, change: Callable[[MlflowRun], MlflowRun]) -> None:
-    """Change what is on record of a run that was locked in this transaction."""
+    """Change the MLflow fields of a run that is locked in this transaction."""
     before = load_mlflow_runs(tx, [run_id])[run_id]
     after = change(before)
     if after != before:
@@ -60,7 +60,7 @@ def change_mlflow_run(tx: Transaction, run_id: UUID, change: Callable[[MlflowRun
 
 
 def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, MlflowRun]:
-    """What is on record of each of these runs."""
+    """The MLflow fields of each of these runs that has any."""
     known = {run_id: MlflowRun(run_id) for run_id in run_ids}
     for row in tx.execute(sa.select(mlflow_runs).where(mlflow_runs.c.run_id.in_(run_ids))).mappings():
         known[row["run_id"]] = MlflowRun(**row)
@@ -88,12 +88,12 @@ def add_logged_model(tx: Transaction, model: LoggedModel) -> None:
 
 
 def save_logged_model(tx: Transaction, model: LoggedModel) -> None:
-    """Store what changed of a model that was locked in this transaction."""
+    """Store the changes of a model that is locked in this transaction."""
     tx.execute(logged_models.update().where(logged_models.c.id == model.id).values(document=model.document))
 
 
 def find_logged_model(tx: Transaction, project_id: UUID, model_id: UUID, *, lock: bool = False) -> LoggedModel | None:
-    """The project's model with this id, if wanted locked until the transaction ends."""
+    """The project's model with this id; with `lock`, locked until the transaction ends."""
     query = sa.select(logged_models).where(logged_models.c.project_id == project_id, logged_models.c.id == model_id)
     row = tx.execute(query.with_for_update() if lock else query).mappings().one_or_none()
     return LoggedModel(**row) if row else None
@@ -110,6 +110,6 @@ def list_logged_models(
 
 
 def _is_of(table: sa.Table, experiment_ids: Sequence[UUID | None]) -> sa.ColumnElement[bool]:
-    """The condition that a row belongs to one of these experiments; None is the default one."""
+    """The condition that a row belongs to one of these experiments; None is the default experiment."""
     of_stored = table.c.experiment_id.in_([known for known in experiment_ids if known is not None])
     return sa.or_(of_stored, table.c.experiment_id.is_(None)) if None in experiment_ids else of_stored

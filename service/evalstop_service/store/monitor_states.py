@@ -1,4 +1,4 @@
-"""Kept monitors: a cache of where a run's monitor stood at some version of the run; it may lag or be missing."""
+"""Stored monitors: a cache of a run's monitor at some version of the run; it may lag or be missing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from evalstop_service.store.tables import monitor_states
 
 
 class StoredMonitorState(NamedTuple):
-    """The opaque state of a monitor, and the version of its run that it belongs to."""
+    """The opaque state of a monitor, and the run's version that it belongs to."""
 
     version: int
     state: str
 
 
 def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMonitorState]:
-    """Those of these runs' monitors that are kept."""
+    """The stored monitors of these runs."""
     query = sa.select(monitor_states.c.run_id, monitor_states.c.version, monitor_states.c.state)
     rows = tx.execute(query.where(monitor_states.c.run_id.in_(run_ids)))
     return {run_id: StoredMonitorState(version, state) for run_id, version, state in rows}
 
 
 def save_state(tx: Transaction, run_id: UUID, stored: StoredMonitorState, now: datetime) -> None:
-    """Store the monitor of a run, which is locked, in place of the one before."""
+    """Store the monitor of a run, which is locked, replacing the previous one."""
     insert = (postgresql if tx.dialect.name == "postgresql" else sqlite).insert(monitor_states)
     row = {"run_id": run_id, "version": stored.version, "state": stored.state, "saved_at": now}
     instead = {name: insert.excluded[name] for name in ("version", "state", "saved_at")}

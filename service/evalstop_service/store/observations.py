@@ -1,4 +1,4 @@
-"""Observations: what trainers measured, each identity once."""
+"""Observations: what trainers measured, one live value for each identity."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations
 from evalstop_service.store.tables.columns import Real
 
-_CHUNK = 500  # SQLite takes some thousands of variables in a statement; a plan for each length is not worth having
+_CHUNK = 500  # SQLite accepts some thousands of variables in a statement; a plan for each length is not worth having
 
 
 MAX_STEP = 2**53 - 1
-"""The largest integer that every JSON reader keeps exact."""
+"""The largest integer that every JSON reader keeps exactly."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tabs and ends of lines
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all except tabs and line ends
 
 
 class PostedObservation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One value of one metric at one step, in the trainer's own unit and direction; it may be NaN or infinite.
 
-    The bounds of its fields are held when it is decoded from JSON, which has neither NaN nor infinities.
+    The bounds of its fields are checked when it is decoded from JSON, which has neither NaN nor infinities.
     """
 
     metric: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -47,9 +47,9 @@ class PostedObservation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fi
     time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
     def __post_init__(self) -> None:
-        # Almost every name is printable, which is told faster than a pattern is searched.
+        # Almost every name is printable, which is faster to test than the pattern.
         if not self.metric.isprintable() and _CONTROL.search(self.metric):
-            raise ValueError("a metric's name may hold no control characters and no half surrogate pairs")
+            raise ValueError("a metric's name must not contain control characters or unpaired surrogates")
         if self.time is not None and self.time.year in (1, 9999):
             in_utc(self.time)
 
@@ -60,7 +60,7 @@ class PostedObservation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class StoredObservation:
-    """A point as it is on record, and what became of it."""
+    """An observation as stored, and whether it was superseded."""
 
     metric: str
     step: int
@@ -74,7 +74,7 @@ class StoredObservation:
 
 @dataclass(frozen=True)
 class LatestObservation:
-    """A metric's last live observation, and how many there are."""
+    """A metric's last live observation, and the number of its live observations."""
 
     metric: str
     count: int
@@ -111,7 +111,7 @@ def load_series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list
 def load_observations_after(
     tx: Transaction, run_id: UUID, metrics: Collection[str], step: int
 ) -> list[PostedObservation]:
-    """The live observations of these metrics at this step and past it, by ascending step."""
+    """The live observations of these metrics from this step on, by ascending step."""
     query = (
         sa.select(*_POINT)
         .where(
@@ -126,7 +126,7 @@ def load_observations_after(
 
 
 def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int]) -> list[PostedObservation]:
-    """The live observations of these metrics, of each from its step on, by ascending step."""
+    """The live observations of these metrics, each from its own step on, by ascending step."""
     points = load_observations_after(tx, run_id, first_steps.keys(), min(first_steps.values()))
     return [point for point in points if point.step >= first_steps[point.metric]]
 
@@ -134,10 +134,10 @@ def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int
 def load_last_steps_and_series(
     tx: Transaction, run_ids: Sequence[UUID], wanted: Mapping[tuple[UUID, str], int], most: int
 ) -> tuple[dict[UUID, dict[str, int]], dict[UUID, list[PostedObservation] | None]]:
-    """`load_last_steps`, and the live observations of each series (run, metric) at its step and past it.
+    """`load_last_steps`, and the live observations of each series (run, metric) from its step on.
 
-    These come without their times, a run's metric by metric as wanted, each by ascending step; None for a run of which
-    one metric has more than `most`. On PostgreSQL it is one statement, since a round trip costs more than its rows.
+    These come without their times, in the order of the series, each by ascending step; None for a run with a metric
+    that has more than `most`. On PostgreSQL this is one statement, since a round trip costs more than its rows.
     """
     series: dict[UUID, dict[str, list[PostedObservation]]] = defaultdict(dict)
     for run_id, metric in wanted:
@@ -173,7 +173,7 @@ def _observation(metric: str, step: int, value: float | None, stderr: float | No
 
 
 def load_last_steps(tx: Transaction, run_ids: Sequence[UUID], until: int = MAX_STEP) -> dict[UUID, dict[str, int]]:
-    """The highest live step of each metric of these runs, not past `until`; a run without any has an empty dict."""
+    """The highest live step of each metric of these runs, at most `until`; a run without any has an empty dict."""
     last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
     for run_id, metric, step in tx.execute(_LAST_STEPS[tx.dialect.name], _ids(tx, run_ids) | {"until": until}):
         last_steps[run_id][metric] = step
@@ -187,7 +187,7 @@ def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
 
 
 def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
-    """When the live observations at these steps were made, or received where the trainer gave no time."""
+    """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
     times = sa.select(observations.c.step, observations.c.observed_at, observations.c.received_at)
     found: dict[int, datetime] = {}
     for start in range(0, len(steps), _CHUNK):
@@ -202,20 +202,20 @@ def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int])
 
 
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
-    """Whether this attempt has observed anything."""
+    """Whether this attempt has any observation."""
     query = sa.exists().where(observations.c.run_id == run_id, observations.c.attempt == attempt)
     return tx.execute(sa.select(query)).scalar_one()
 
 
 def count_finite(tx: Transaction, run_id: UUID, metric: str, attempt: int) -> int:
-    """How many finite values of a metric this attempt observed, superseded ones too."""
+    """How many finite values of a metric this attempt observed, including superseded ones."""
     of_attempt = (observations.c.run_id == run_id, observations.c.metric == metric, observations.c.attempt == attempt)
     query = sa.select(sa.func.count()).where(*of_attempt, sa.func.abs(observations.c.value) <= sys.float_info.max)
     return tx.execute(query).scalar_one()
 
 
 def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
-    """Put the live observations past a step out of force; gives their number."""
+    """Mark the live observations after a step as superseded; returns their number."""
     summaries.forget_summaries_after(tx, run_id, after_step)
     query = observations.update().where(
         observations.c.run_id == run_id,
@@ -228,8 +228,8 @@ def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_at
 def replace_series(
     tx: Transaction, run: Run, metric: str, first_step: int, points: Sequence[PostedObservation], now: datetime
 ) -> None:
-    """Put these in the place of a metric's live observations at this step and past it. Those of before the run's last
-    resume are an earlier attempt's."""
+    """Replace a metric's live observations from this step on. Those before the run's last resume belong to an earlier
+    attempt."""
     tx.execute(
         sa.delete(observations).where(
             observations.c.run_id == run.id,
@@ -260,7 +260,7 @@ def replace_series(
 def list_observations(
     tx: Transaction, run_id: UUID, *, metric: str, after: tuple[int, int] | None = None, limit: int = 1000
 ) -> Sequence[StoredObservation]:
-    """One metric's observations, superseded ones too, by (step, superseded_by), past the key `after`."""
+    """One metric's observations including superseded ones, by (step, superseded_by), after the key `after`."""
     key = sa.tuple_(observations.c.step, observations.c.superseded_by)
     query = sa.select(*_POINT, observations.c.attempt, observations.c.superseded_by, observations.c.received_at).where(
         observations.c.run_id == run_id, observations.c.metric == metric
@@ -285,7 +285,7 @@ _POINT = (
     observations.c.observed_at,
 )
 
-# Each series is read where it lies, and no further than it is wanted.
+# Each series is read through its index, and only as far as wanted.
 _SERIES_ON_SQLITE = f"""
 WITH given (place, run_id, metric, step) AS (
     SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
@@ -303,8 +303,8 @@ FROM bounded AS given CROSS JOIN observations AS o ON o.run_id = given.run_id AN
 ORDER BY given.place, o.step
 """  # noqa: S608
 
-# From one metric of a run to the next by the index, and to the last live step of each. What lies past the run's last
-# step is superseded, and there may be very much of it.
+# Walk the index from one metric of a run to the next, and to the last live step of each. Observations past the
+# run's last step are superseded, and there may be very many.
 _ENDS = f"""
 WITH RECURSIVE found (run_id, last_step, metric) AS (
     SELECT runs.id, runs.last_step, (SELECT min(o.metric) FROM observations AS o WHERE o.run_id = runs.id)
@@ -328,7 +328,7 @@ WITH RECURSIVE found (run_id, last_step, metric) AS (
 _IDS_ON_POSTGRESQL = "unnest(:run_ids) AS wanted (id)"
 _STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
 
-# What is summarized is counted already.
+# Summarized observations are already counted.
 _LATEST_OBSERVATIONS = f"""
 SELECT ended.metric, (
     SELECT coalesce(sum(b.count), 0) FROM series_buckets AS b
@@ -346,7 +346,7 @@ ORDER BY ended.metric
 """  # noqa: S608
 
 
-# A series that nothing is wanted of is compared with NULL, which gives no rows.
+# For a series of which nothing is wanted, the step is NULL, and the comparison yields no rows.
 _STEPS_AND_SERIES = f"""
 SELECT ended.run_id, ended.metric, ended.step, o.step, o.value, o.stderr
 FROM ended
@@ -363,7 +363,7 @@ ORDER BY ended.run_id, ended.metric, o.step
 
 
 def _of_runs(query: str, *columns: sa.ColumnClause[Any]) -> dict[str, sa.TextualSelect]:
-    """A query of what `_ENDS` finds, by the dialect that it is written in."""
+    """A query on the result of `_ENDS`, by dialect."""
     until = sa.bindparam("until", type_=sa.BigInteger)
     array = sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid))
     on_postgresql = sa.text(_ENDS.format(ids=_IDS_ON_POSTGRESQL) + query)

@@ -1,4 +1,4 @@
-"""Outcomes: what turned out to be true of an attempt of a run, who or what said so, and when. Rows are only added."""
+"""Outcomes: what turned out to be true of an attempt, who or what reported it, and when. Rows are only added."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ def add_outcome(
 
 
 def list_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
-    """All that was ever said of an attempt, oldest first; the last counts."""
+    """All outcomes of an attempt, oldest first; the last one counts."""
     rows = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence))
     return [Outcome(*row) for row in rows]
 
 
 def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
-    """What counts of an attempt."""
+    """The outcome of an attempt that counts."""
     row = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence.desc()).limit(1)).one_or_none()
     return Outcome(*row) if row else None
 
 
 def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
-    """What counts of each of several attempts, of which something was ever said."""
+    """The outcome that counts for each of these attempts that has one."""
     return {attempt: said[-1] for attempt, said in load_history(tx, attempts).items()}
 
 
 def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], list[Outcome]]:
-    """All that was ever said of each of several attempts, oldest first."""
+    """All outcomes of each of these attempts, oldest first."""
     key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
     query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)
     found: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What needs a person's attention in a project: stops that wait, and running runs with a problem."""
+"""What needs a person's attention in a project: waiting stops, and running runs with a problem."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TO_DECIDE = (
     DecisionState.ON_HOLD,
     DecisionState.PARKED,
 )
-"""The states of a decision in which a person may have something to do, the most urgent first."""
+"""The states of a decision in which a person may have to act, most urgent first."""
 
 AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
-"""The states in which it is the scheduler's turn."""
+"""The states in which the scheduler has to act."""
 
 
 @dataclass(frozen=True)
 class WaitingStop:
-    """A decision that has not ended, of a run that is running or parked; `state_reason`: why it is in its state."""
+    """A decision that has not ended, on a running or parked run; `state_reason`: the reason for its state."""
 
     id: UUID
     run_id: UUID
@@ -62,17 +62,17 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Excerpt(Generic[Item]):
-    """The first of a kind, and how many there are."""
+    """The first items of a kind, and their total number."""
 
     items: Sequence[Item]
     count: int
 
 
 def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[WaitingStop]:
-    """Stops of running runs that a person can do something about, the most urgent first.
+    """Stops of running runs that a person can act on, most urgent first.
 
-    First those that are sent soonest unless somebody vetoes them, then those that failed, those that nobody confirmed,
-    those on hold, and jobs that are parked.
+    First those that will be sent unless somebody vetoes them, soonest first, then failed ones, unconfirmed ones, those
+    on hold, and parked jobs.
     """
     query = sa.select(
         decisions.c.id,
@@ -92,7 +92,7 @@ def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excer
 
 
 def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
-    """Stops that were requested, and of which nobody has said yet that the job is gone."""
+    """Stops that were requested and not yet confirmed."""
     query = _of_running_runs(sa.select(sa.func.count(decisions.c.id)), project_id, AWAITED)
     return int(tx.execute(query).scalar_one())
 
@@ -108,14 +108,14 @@ def count_suspect_runs(tx: Transaction, project_id: UUID) -> int:
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
-    """Running runs of which nothing was heard for longer than is usual for them, as of the last look at each."""
+    """Running runs that were late with their posts at their last check."""
     query = _looked_after(project_id, sa.literal("silent"), run_health.c.changed_at)
     rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), _NEWEST, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)
 
 
 def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
-    """Running runs with a watched metric without data, as of the last look at each."""
+    """Running runs that had a watched metric without data at their last check."""
     query = _looked_after(project_id, run_health.c.metric_faults, run_health.c.changed_at)
     rows, count = _first(tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), _NEWEST, limit)
     found = [dict(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Policies: named, versioned, never changed once stored. Their documents are opaque here."""
+"""Policies: named, versioned, immutable once stored. Their documents are opaque here."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class StoredPolicy:
 
     @property
     def reference(self) -> str:
-        """What it is asked for by."""
+        """The reference by which a run asks for it."""
         return f"{self.name}@{self.version}"
 
 
 def add_policy(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:
-    """Store a document as the next version of its name; the latest version itself if it says the same."""
-    projects.lock_project(tx, project.id)  # what two writers of one name wait for
+    """Store a document as the next version of its name; returns the latest version unchanged if it is equal."""
+    projects.lock_project(tx, project.id)  # serializes concurrent writers of one name
     latest = find_policy(tx, project.id, name)
     if latest is not None and latest.document == document:
         return latest
@@ -46,7 +46,7 @@ def add_policy(tx: Transaction, project: Project, name: str, document: dict[str,
 
 
 def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> StoredPolicy | None:
-    """That version of a project's policy, or its latest."""
+    """The given version of a project's policy, or its latest."""
     query = sa.select(policies).where(policies.c.project_id == project_id, policies.c.name == name)
     if version is not None:
         query = query.where(policies.c.version == version)
@@ -55,12 +55,12 @@ def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | Non
 
 
 def get_policy(tx: Transaction, policy_id: UUID) -> StoredPolicy:
-    """The policy with this id, which some row refers to."""
+    """The policy with this id, which must exist."""
     return StoredPolicy(**tx.execute(sa.select(policies).where(policies.c.id == policy_id)).mappings().one())
 
 
 def list_policies(tx: Transaction, project_id: UUID, name: str | None = None) -> list[StoredPolicy]:
-    """A project's policies with all their versions, by name, the newest version first."""
+    """A project's policies with all versions, by name, newest version first."""
     query = sa.select(policies).where(policies.c.project_id == project_id)
     if name is not None:
         query = query.where(policies.c.name == name)

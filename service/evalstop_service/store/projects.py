@@ -1,4 +1,4 @@
-"""Projects: the tenants."""
+"""Projects: the tenants of an installation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from evalstop_service.store.tables import projects
 
 @dataclass(frozen=True)
 class Project:
-    """A tenant, and what its runs get when they do not say otherwise.
+    """A tenant, and the defaults of its runs.
 
-    `retention_days`: so long after its end a run keeps its details; None means for ever. `paused_at`: since then
-    nothing is stopped. `stops_per_hour`, `stops_share`: as many stops there may be in an hour, and of the running runs
-    at most this share; None means without bound. `confirm_seconds`: so long a requested stop may wait for its
-    confirmation. `stale_seconds`: no run is stale that was heard of within this time. `seed`: of all that is left to
-    chance in it. `held_out_share`: of the stops, held out to learn whether they are right. `role_patterns`: which
-    metrics play which role, the first that fits a name; see `evalstop_detectors.roles.recognition`.
-    `second_person`: what ends jobs takes two people.
-    `max_mode`: nothing is stopped unless it is `enforce`. `allowed_policies`: those that trainers may choose, by `NAME`
-    or `NAME@VERSION`; None means any. `case_seconds`, `case_evals`, `case_gpu_hours`, `cases_per_key_and_day`: what a
-    case has to show to count towards a rollout stage.
+    `retention_days`: how long after its end a run keeps its details; None: for ever. `paused_at`: since then nothing is
+    stopped. `stops_per_hour`, `stops_share`: the most stops in an hour, and the largest share of the running runs;
+    None: no limit. `confirm_seconds`: how long a requested stop may wait for its confirmation. `stale_seconds`: a run
+    that reported within this time is never stale. `seed`: of all random choices in the project. `held_out_share`: the
+    share of stops held out to learn whether they are right. `role_patterns`: which metrics play which role, the first
+    that matches a name; see `evalstop_detectors.roles.recognition`. `second_person`: ending jobs takes two people.
+    `max_mode`: nothing is stopped unless it is `enforce`. `allowed_policies`: those that trainers may choose, as `NAME`
+    or `NAME@VERSION`; None: any. `case_seconds`, `case_evals`, `case_gpu_hours`, `cases_per_key_and_day`: the
+    requirements for a case to count towards a rollout stage.
     """
 
     id: UUID
@@ -61,7 +60,7 @@ class Project:
 
     @property
     def case_requirements(self) -> CaseRequirements:
-        """What a case has to show to count towards a rollout stage."""
+        """The requirements for a case to count towards a rollout stage."""
         return CaseRequirements(self.case_seconds, self.case_evals, self.case_gpu_hours, self.cases_per_key_and_day)
 
 
@@ -71,7 +70,7 @@ def add_project(tx: Transaction, project: Project) -> bool:
 
 
 def update_project(tx: Transaction, project: Project) -> None:
-    """Store other defaults for a project."""
+    """Store a project's changed settings."""
     tx.execute(
         projects.update()
         .where(projects.c.id == project.id)
@@ -82,11 +81,11 @@ def update_project(tx: Transaction, project: Project) -> None:
 
 
 def lock_project(tx: Transaction, project_id: UUID) -> Project:
-    """The project with this id, which some row refers to, locked until the transaction ends.
+    """The project with this id, which must exist, locked until the transaction ends.
 
-    Whoever locks a run as well locks it before its project, never after: two stops of a project then wait for each
-    other and for nobody else. The lock is the weaker one that lets rows be added which refer to the project: whoever
-    has added an event and comes to a decision afterwards would otherwise wait for another who did the same.
+    A run is always locked before its project, never after: two stops of a project then wait only for each other. The
+    lock mode permits concurrent inserts of rows that refer to the project: with a stronger one, two transactions that
+    each added an event and then made a decision would deadlock.
     """
     tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update(key_share=True))
     return get_project(tx, project_id)
@@ -98,7 +97,7 @@ def find_project(tx: Transaction, project_id: UUID) -> Project | None:
 
 
 def get_project(tx: Transaction, project_id: UUID) -> Project:
-    """The project with this id, which some row refers to."""
+    """The project with this id, which must exist."""
     return Project(**tx.execute(sa.select(projects).where(projects.c.id == project_id)).mappings().one())
 
 

@@ -1,4 +1,4 @@
-"""Proposals that wait for somebody's word, and what became of them."""
+"""Proposals that wait for confirmation, and what became of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Proposal:
     """What is proposed, by whom and why.
 
     `subject`: see `ProposalKind`. `summary`: what would be done, for people. `argument`: what carrying it out needs
-    beyond the subject. `words`: of those who are for it, the first of the person who proposed it; the service has none.
+    beyond the subject. `words`: the approvals, the proposer's first; the service gives none.
     """
 
     id: UUID
@@ -50,17 +50,17 @@ class Proposal:
 
 
 def add_proposal(tx: Transaction, proposal: Proposal) -> None:
-    """Store a new proposal; the database refuses a second open one of its kind and subject."""
+    """Store a new proposal; the database refuses a second open one of the same kind and subject."""
     tx.execute(proposals.insert().values(**vars(proposal)))
 
 
 def save_words(tx: Transaction, proposal: Proposal) -> None:
-    """Store who is for it by now."""
+    """Store the approvals."""
     tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(words=proposal.words))
 
 
 def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, now: datetime) -> bool:
-    """Close an open proposal, with its words; False if somebody did before."""
+    """Close an open proposal, with its approvals; False if it was closed already."""
     query = proposals.update().where(*_of(proposal.project_id, proposal.id), proposals.c.state == ProposalState.OPEN)
     return tx.execute(query.values(state=state, words=proposal.words, closed_at=now)).rowcount > 0
 

@@ -15,12 +15,12 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import endpoints, keys, policies, projects, runs
 
 COUNTED = (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY, Quota.KEYS, Quota.ENDPOINTS, Quota.POLICIES)
-"""What is counted by project; metrics are counted by run, where they come in."""
+"""What is counted by project; metrics are counted by run, where they arrive."""
 
 
 @dataclass(frozen=True)
 class QuotaUse:
-    """How many there are of one thing in a project, and the most there may be."""
+    """How many there are of one thing in a project, and the limit."""
 
     quota: Quota
     used: int
@@ -28,17 +28,17 @@ class QuotaUse:
 
 
 def require_room(tx: Transaction, project: Project, quota: Quota, now: datetime, *, added: int = 0) -> None:
-    """Raise QuotaReached when a project has all that it may have of this; `added`: in this transaction already."""
+    """Raise QuotaReached when a project is at its limit; `added`: rows that this transaction already added."""
     most = project.quotas.get(quota) + added
     table, condition = _counted(quota, now)
-    # No further than the quota: of a project that is far from it all are read, of none more than it may have.
+    # Counted no further than the quota: far below it all rows are read, otherwise never more than the limit.
     found = sa.select(sa.literal(1)).select_from(table).where(table.c.project_id == project.id, condition).limit(most)
     if tx.execute(sa.select(sa.func.count()).select_from(found.subquery())).scalar_one() >= most:
         raise QuotaReached(quota, most - added, seconds_to_wait(quota, now))
 
 
 def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> dict[UUID, list[QuotaUse]]:
-    """What projects use of their quotas: one, or all."""
+    """The quota use of one project, or of all."""
     counts = []
     for quota in COUNTED:
         table, condition = _counted(quota, now)
@@ -53,13 +53,13 @@ def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> 
 
 
 def find_highest_use(tx: Transaction, now: datetime) -> dict[Quota, float]:
-    """Of each quota the largest share that a project uses."""
+    """For each quota the largest share that any project uses."""
     uses = [use for used in load_use(tx, now).values() for use in used]
     return {quota: max((one.used / one.most for one in uses if one.quota is quota), default=0.0) for quota in COUNTED}
 
 
 def _counted(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElement[bool]]:
-    """What counts towards a quota: rows of a table."""
+    """The table and the rows of it that count towards a quota."""
     match quota:
         case Quota.OPEN_RUNS:
             return runs, runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)

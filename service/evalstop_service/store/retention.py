@@ -1,6 +1,6 @@
-"""Removes the details of runs that ended long ago: marked first, then emptied a few thousand rows a transaction.
+"""Removes the details of runs that ended long ago: runs are marked first, then emptied a few thousand rows at a time.
 
-Marking skips locked runs and makes ingestion refuse the run from then on; deleting touches rows that nothing else uses.
+Marking skips locked runs, and from then on ingestion refuses the run; deleting touches rows that nothing else uses.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ REMOVED = (
     series_buckets,
     run_health,
 )
-"""The details of a run, in an order in which no row is left without the one that it refers to.
+"""The tables with the details of a run, ordered so that no row outlives the row that it refers to.
 
-The run with its last verdict and best checkpoint stays, and all that tells how often a decision was right.
+The run stays, with its last verdict and best checkpoint, and so does everything that shows how often decisions were
+right.
 """
 
 _LOCK = 0x45_56_50_52  # any fixed number: one process at a time
@@ -54,7 +55,7 @@ _RUNS_AT_A_TIME = 50
 
 @dataclass(frozen=True)
 class DeletePosition:
-    """How far the emptying of a run has come: this table, up to and with this key."""
+    """How far the deletion of a run's details has come: this table, up to and including this key."""
 
     run_id: UUID
     table: str
@@ -63,7 +64,7 @@ class DeletePosition:
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """What one transaction removed. `position`: where it stopped in the middle of a table; `left`: there is more."""
+    """The result of one transaction. `position`: where it stopped within a table; `left`: more rows remain."""
 
     rows: int
     position: DeletePosition | None
@@ -72,7 +73,8 @@ class DeletedRows:
 
 @contextmanager
 def hold_retention_lock(database: Database) -> Iterator[bool]:
-    """Whether nobody else prunes; nobody will until the block ends. The embedded database has one process."""
+    """Yields whether this process holds the lock on pruning, until the block ends. The embedded database has one
+    process."""
     if database.embedded:
         yield True
         return
@@ -88,14 +90,14 @@ def hold_retention_lock(database: Database) -> Iterator[bool]:
 def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:
     """Up to `limit` runs of a project that ended before a moment and still have their details, longest ended first.
 
-    One with a delivery that waits for an endpoint in service is left alone until that is settled.
+    A run with a delivery that waits for an active endpoint is left out until the delivery is settled.
     """
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before))
     return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
 
 
 def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
-    """How many runs `old` would find without a limit, and how many rows they hold."""
+    """How many runs `_old` matches without a limit, and how many rows they hold."""
     found = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before)).subquery()
     rows = [
         tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(found.c.id)))).scalar_one()
@@ -105,11 +107,11 @@ def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime
 
 
 def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
-    """Mark those of these runs as pruned that are old still and that nobody holds at the moment; gives their number."""
+    """Mark those of these runs as pruned that are still old and not locked; returns their number."""
     query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _old(ended_before)).order_by(runs.c.id)
     taken = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
     if taken:
-        # Another version, so that no cache takes the run for what it was.
+        # A new version, so that run caches reload the run.
         values = {"pruned_at": now, "version": runs.c.version + 1}
         tx.execute(runs.update().where(runs.c.id.in_(taken)).values(values))
         tx.execute(run_deletions.insert(), [{"run_id": run_id, "started_at": now} for run_id in taken])
@@ -117,10 +119,10 @@ def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, 
 
 
 def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = None) -> DeletedRows:
-    """Remove up to `limit` rows of runs that are marked.
+    """Remove up to `limit` rows of marked runs.
 
-    `since`: where the transaction before this one stopped, so that what it removed is not walked over again: the index
-    keeps removed rows until the next vacuum.
+    `since`: where the previous transaction stopped, so that the rows that it removed are not scanned again: the index
+    keeps them until the next vacuum.
     """
     query = sa.select(run_deletions.c.run_id).order_by(run_deletions.c.run_id).limit(_RUNS_AT_A_TIME)
     waiting = list(tx.execute(query).scalars())
@@ -151,7 +153,7 @@ def _old(ended_before: datetime) -> sa.ColumnElement[bool]:
 def _remove(
     tx: Transaction, table: sa.Table, run_id: UUID, limit: int, after: tuple[Any, ...] | None
 ) -> tuple[int, tuple[Any, ...] | None]:
-    """Remove up to `limit` rows of a run past a key; gives their number, and their last key if more are left."""
+    """Remove up to `limit` rows of a run after a key; returns their number, and the last key if more remain."""
     columns = [column for column in table.primary_key if column.name != "run_id"]
     of_run = table.c.run_id == run_id
     if not columns:

@@ -1,4 +1,4 @@
-"""Rollout stages: how much a policy may do by itself in a project, by what it has shown."""
+"""Rollout stages: how much a policy may do by itself in a project, by its measured precision."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from evalstop_service.store.tables import policies, rollout_stages, runs
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """The stage that a policy has come to, and since when, by which numbers.
+    """The stage of a policy, since when, and the numbers behind it.
 
-    `required_precision`: the line that the lower bound of its precision has to pass. `canary_share`: of its stops, the
-    share to carry out while it is a canary. `version`: of the policy that has shown it; any other is in shadow.
+    `required_precision`: the bound that the lower limit of its precision has to pass. `canary_share`: the share of its
+    stops that is carried out while it is a canary. `version`: the policy version that earned it; others are in shadow.
     """
 
     project_id: UUID
@@ -33,13 +33,13 @@ class RolloutStage:
 
 
 def find_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
-    """What a policy may do by itself; None: all that its runs' mode says."""
+    """The rollout stage of a policy; None: only its runs' mode counts."""
     row = tx.execute(sa.select(rollout_stages).where(*_of(project_id, policy_name))).mappings().one_or_none()
     return RolloutStage(**row) if row else None
 
 
 def lock_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
-    """The same, locked until the transaction ends."""
+    """The rollout stage of a policy, locked until the transaction ends."""
     query = sa.select(rollout_stages).where(*_of(project_id, policy_name)).with_for_update()
     row = tx.execute(query).mappings().one_or_none()
     return RolloutStage(**row) if row else None
@@ -54,18 +54,18 @@ def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[Rollout
 
 
 def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
-    """Store a rollout stage in place of what the policy had before; its project is locked, or its row."""
+    """Store a policy's rollout stage, replacing the previous one; its project or its row is locked."""
     delete_stage(tx, rollout_stage.project_id, rollout_stage.policy_name)
     tx.execute(rollout_stages.insert().values(**vars(rollout_stage)))
 
 
 def delete_stage(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
-    """Have the mode of its runs alone count again; False if it did."""
+    """Delete a policy's rollout stage, so that only its runs' mode counts; False if there was none."""
     return tx.execute(rollout_stages.delete().where(*_of(project_id, policy_name))).rowcount > 0
 
 
 def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
-    """The run that was opened last with any version of a policy."""
+    """The most recently opened run with any version of a policy."""
     query = sa.select(runs.c.id).join(policies, policies.c.id == runs.c.policy_id)
     query = query.where(runs.c.project_id == project_id, policies.c.name == policy_name)
     found: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()

@@ -1,4 +1,4 @@
-"""What people say of runs; a run of which nothing was said has no row."""
+"""Descriptions that people give runs; a run without one has no row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalstop_service.store.tables import run_descriptions
 
 
 def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunDescription]:
-    """What is said of each of these runs."""
+    """The descriptions of these runs."""
     found = dict.fromkeys(run_ids, NOTHING_SAID)
     table = run_descriptions.c
     query = sa.select(table.run_id, table.owner, table.group, table.tags, table.notes)
@@ -27,7 +27,7 @@ def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, 
 def save_description(
     tx: Transaction, project_id: UUID, run_id: UUID, description: RunDescription, now: datetime
 ) -> None:
-    """Store what is said of a run from now on."""
+    """Store the description of a run."""
     values = msgspec.structs.asdict(description) | {"tags": list(description.tags), "changed_at": now}
     if not insert_if_new(tx, run_descriptions, values | {"run_id": run_id, "project_id": project_id}, ["run_id"]):
         tx.execute(run_descriptions.update().where(run_descriptions.c.run_id == run_id).values(values))

@@ -1,7 +1,7 @@
-"""Run health: whether a run is alive, when to check it again, and which of its metrics bring no data.
+"""Run health: whether a run is alive, when to check it again, and which of its metrics have no data.
 
-Ingestion writes only a step past its budget here: a run's row says when it last posted. A change that depends on the
-run's row locks that row first; a heartbeat locks the health row alone.
+Ingestion writes here only to record a step past its budget: a run's row says when it last posted. A change that depends
+on the run's row locks that row first; a heartbeat locks only the health row.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations, run_health
 
 POSTS_LOOKED_AT = 2000
-"""Of each metric so many of the newest values tell when there were posts."""
+"""How many of the newest values of each metric are used for the times of posts."""
 
 
 @dataclass(frozen=True)
 class RunHealth:
-    """How a run was when it was last looked at.
+    """The health of a run at its last check.
 
     `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
-    `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched
-    metrics without data. `changed_at`: since when `state` is what it is. `costly_step_seconds`: what a step of its
-    detectors took in a commit, the last time that was past the budget.
+    `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched metrics without data.
+    `changed_at`: when `state` last changed. `costly_step_seconds`: the time that its detectors took in the last commit
+    that exceeded the budget.
     """
 
     run_id: UUID
@@ -56,7 +56,7 @@ def start_checks(
     *,
     heartbeat_at: datetime | None = None,
 ) -> None:
-    """Have a run looked after from now on, as one that is alive: it was opened, or it goes on after its end."""
+    """Start to check a run, as alive: it was opened, or it continues after its end."""
     fresh = RunHealth(run_id, project_id, Liveness.ALIVE, next_check_at, now, heartbeat_at)
     if not insert_if_new(tx, run_health, vars(fresh), ["run_id"]):
         again = {"state": Liveness.ALIVE, "next_check_at": next_check_at, "changed_at": now}
@@ -64,13 +64,13 @@ def start_checks(
 
 
 def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
-    """Record a sign of life of a run that is being looked after, or will be."""
+    """Record a heartbeat of a run that is or will be checked."""
     if tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(heartbeat_at=now)).rowcount == 0:
         start_checks(tx, run_id, project_id, now, now, heartbeat_at=now)
 
 
 def record_costly_step(tx: Transaction, run_id: UUID, seconds: float) -> None:
-    """Record what a step of a run's detectors took, which is past the budget."""
+    """Record the time of a detector step that exceeded the budget."""
     tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(costly_step_seconds=seconds))
 
 
@@ -84,14 +84,14 @@ _NOT_OF_LOOKS = ("run_id", "heartbeat_at", "costly_step_seconds")
 
 
 def save_health(tx: Transaction, pulse: RunHealth) -> None:
-    """Store what a look at a run, which is locked, has found; its heartbeats are not the look's to change."""
+    """Store the result of checking a run, which is locked; heartbeats are left unchanged."""
     found = {name: value for name, value in vars(pulse).items() if name not in _NOT_OF_LOOKS}
     tx.execute(run_health.update().where(run_health.c.run_id == pulse.run_id).values(found))
 
 
 def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
-    """Up to `limit` runs to check now, longest due first, locked until the transaction ends; rows that another process
-    has locked are skipped."""
+    """Up to `limit` runs to check now, longest due first, locked until the transaction ends; rows that another
+    transaction has locked are skipped."""
     query = (
         sa.select(run_health).where(run_health.c.next_check_at <= now).order_by(run_health.c.next_check_at).limit(limit)
     )
@@ -99,7 +99,7 @@ def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHeal
 
 
 def find_next_check(tx: Transaction) -> datetime | None:
-    """When the next look is due; None when no run is being looked after."""
+    """When the next check is due; None when no run is checked."""
     query = (
         sa.select(run_health.c.next_check_at)
         .where(run_health.c.next_check_at.is_not(None))
@@ -111,7 +111,7 @@ def find_next_check(tx: Transaction) -> datetime | None:
 
 
 def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
-    """Put off the next look at runs of which there is nothing new; None: there will be none."""
+    """Postpone the next check of unchanged runs; None: no further check."""
     if looks:
         later = (
             run_health.update()
@@ -122,7 +122,7 @@ def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> N
 
 
 def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
-    """Of each watched metric the moments at which its newest values came, as `liveness.measure_cadence` wants them."""
+    """For each watched metric the times of its newest values, as `liveness.measure_cadence` takes them."""
     return [
         list(tx.execute(_newest(run, metric, POSTS_LOOKED_AT).with_only_columns(observations.c.received_at)).scalars())
         for metric in run.metrics
@@ -150,7 +150,8 @@ def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tu
 
 
 def _newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
-    """A metric's newest live observations. What lies past the run's last step is superseded, and may be very much."""
+    """A metric's newest live observations. Those past the run's last step are superseded, and there may be very
+    many."""
     table = observations.c
     last_step = -1 if run.last_step is None else run.last_step
     return (

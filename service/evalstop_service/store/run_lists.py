@@ -1,4 +1,4 @@
-"""Runs as they are listed: filtered, ordered, page by page; and what tells that a list or a run has changed."""
+"""Lists of runs: filtered, ordered and paged; and revisions that show whether a list or a run has changed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _SEARCHED = 20_000
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs of a project: those whose name contains `name`, of this status, and so on; None: any.
+    """Which runs of a project are wanted: those whose name contains `name`, with this status, and so on; None: any.
 
-    `labels`: names and values that it has, all of them; `tags`: all of them. `since`, `until`: opened from then on, and
-    before then.
-    `order`: `newest`, `updated` or `step`, the highest first. `before`: those that come after this run, as it stood
-    when its `place` in the order (its `updated_at` or `last_step`) was told; with `newest` the id is enough.
+    `labels`, `tags`: the run must have all of them. `since`, `until`: opened at or after, and before.
+    `order`: `newest`, `updated` or `step`, the highest first. `before`: the runs after this one, by its `place` in the
+    order (`updated_at` or `last_step`) when the previous page was read; for `newest` the id is enough.
     """
 
     name: str | None = None
@@ -48,9 +47,9 @@ class RunFilter:
 
     @property
     def bounded(self) -> bool:
-        """Whether no index finds them, so that only the newest runs are looked at.
+        """Whether no index applies, so that only the newest runs are searched.
 
-        What changes with every post has no index: each post would have to write to it.
+        Columns that change with every post have no index, which each post would have to update.
         """
         rare = self.name is not None and len(self.name) < _TRIGRAM
         unindexed = (self.verdict, self.mode, self.policy, self.tags, self.labels, self.since, self.until)
@@ -63,18 +62,19 @@ def list_runs(
     wanted: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> list[Run]:
-    """A project's runs, newest first, or as they are wanted.
+    """A project's runs, newest first or in the requested order.
 
-    What no index finds is looked for in the newest 20,000 runs: see `RunFilter.bounded`.
+    Without a matching index the newest 20,000 runs are searched: see `RunFilter.bounded`.
     """
-    # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
+    # The page comes first, from an index in its order: with the joins inside, a planner without statistics sorts all
+    # runs.
     page = _page(tx, sa.select(*runs.c), project_id, wanted, limit).subquery()
     query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
     return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
 
 
 class ListedVerdict(NamedTuple):
-    """What ranks a run."""
+    """The columns by which a run is ranked."""
 
     run_id: UUID
     name: str
@@ -82,13 +82,13 @@ class ListedVerdict(NamedTuple):
 
 
 def list_verdicts(tx: Transaction, project_id: UUID, wanted: RunFilter, limit: int) -> list[ListedVerdict]:
-    """Of the runs that `list_runs` of the same arguments lists, which reads whole rows."""
+    """The verdicts of the runs that `list_runs` returns for the same arguments, without reading whole rows."""
     query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
     return [ListedVerdict(*row) for row in tx.execute(_page(tx, query, project_id, wanted, limit))]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
-    """Differs whenever the run, its pulse, or anything on record about its decisions, has changed."""
+    """A value that changes whenever the run, its health, or its decisions change."""
     return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
@@ -98,7 +98,8 @@ def read_list_revision(
     wanted: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> str:
-    """Differs whenever `list_runs` of the same arguments would, or the decisions on those runs."""
+    """A value that changes whenever the result of `list_runs` for the same arguments, or a decision on those runs,
+    changes."""
     return _digest(tx, _page(tx, _REVISION, project_id, wanted, limit))
 
 
@@ -152,7 +153,7 @@ def _page(tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: RunF
 
 
 def _described(tx: Transaction, project_id: UUID, wanted: RunFilter) -> sa.Select[Any]:
-    """The ids of the runs of which this is said."""
+    """The ids of the runs whose description matches."""
     table = run_descriptions.c
     query = sa.select(table.run_id).where(table.project_id == project_id)
     if wanted.owner is not None:
@@ -177,7 +178,7 @@ def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
 
 
 def _after(wanted: RunFilter) -> sa.ColumnElement[bool]:
-    """Those that come after the run `before` in the order."""
+    """The condition for runs after the run `before` in the order."""
     older = runs.c.id < wanted.before
     if wanted.order == "newest" or wanted.place is None:
         return older

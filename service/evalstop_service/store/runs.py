@@ -1,4 +1,4 @@
-"""Runs: what is known of each, and where its monitor stands."""
+"""Runs: one row each."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from evalstop_service.store.tables import (
 class Run(msgspec.Struct, frozen=True):
     """A row of runs, with the name of its policy.
 
-    `turn` is None while the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer
-    said them, see `runs.metric_roles`. `pruned_at`: since then its details are gone, or on their way, and nothing can
-    be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where its trainer
-    says that it runs. `opening`: the id of the request that opened it. `opened_by`: the key that did.
-    `eval_share`: of its time, what one eval takes, 0 if nobody knows; None: nobody evaluates checkpoints on request.
+    `turn` is None until the run has ended. `recognition`: how the roles in `metrics` were found; None when the trainer
+    gave them, see `runs.metric_roles`. `pruned_at`: since then its details are being or have been removed, and nothing
+    can be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where it runs, as
+    given by its trainer. `opening`: the id of the request that opened it. `opened_by`: the key that did. `eval_share`:
+    the share of its time that one eval takes, 0 if unknown; None: checkpoints are not evaluated on request.
     """
 
     id: UUID
@@ -70,7 +70,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def best_is_outdated(self) -> bool:
-        """Whether the best checkpoint was measured before the eval changed: none has been measured since."""
+        """Whether no checkpoint has been measured since the eval changed."""
         if self.best_checkpoint is None or self.last_step is None:
             return False
         newest = find_version(self.eval_changes, self.last_step)
@@ -78,12 +78,12 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def length_known(self) -> bool:
-        """Whether the planned length was told, and is not overrun: then decisions come sooner."""
+        """Whether the planned length is known and not exceeded: decisions are then faster."""
         return self.total_steps is not None and (self.last_step or 0) <= self.total_steps
 
 
 class RunChanges(TypedDict, total=False):
-    """What of a run takes other values, when observations or a checkpoint came in or it goes on."""
+    """The fields that may change when observations or a checkpoint arrive, or when the run resumes."""
 
     status: RunStatus
     attempt: int
@@ -97,12 +97,12 @@ class RunChanges(TypedDict, total=False):
 
 
 FOUND_AGAIN: RunChanges = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
-"""What changes when a lost run reports again."""
+"""The changes when a lost run reports again."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How an attempt of a run began: from a step of an earlier one, or, None, anew."""
+    """How an attempt began: resumed from a step of an earlier attempt, or (None) from scratch."""
 
     resumed_from_step: int | None
     started_at: datetime
@@ -129,18 +129,18 @@ def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: 
 
 
 def get_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Attempt:
-    """How this attempt of a run, which there is, began."""
+    """How an existing attempt of a run began."""
     query = sa.select(attempts.c.resumed_from_step, attempts.c.started_at)
     return Attempt(*tx.execute(query.where(attempts.c.run_id == run_id, attempts.c.attempt == attempt)).one())
 
 
 def get_resumed_step(tx: Transaction, run: Run) -> int | None:
-    """The step from which the present attempt was resumed; None for the first."""
+    """The step from which the current attempt was resumed; None for the first."""
     return get_attempt(tx, run.id, run.attempt).resumed_from_step
 
 
 def load_attempt_starts(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, datetime]:
-    """When the present attempt of each of these runs began."""
+    """When the current attempt of each of these runs began."""
     query = sa.select(runs.c.id, attempts.c.started_at).join(
         attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt)
     )
@@ -163,9 +163,9 @@ def find_run_by_opening(tx: Transaction, project_id: UUID, opening: UUID) -> Run
 
 
 def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | None, *, ended: bool) -> Run | None:
-    """The run that was opened by this name, whatever name it got: the newest of this job, else the newest of any.
+    """The run opened under this name, whatever name it got: the newest of this job, else the newest of any.
 
-    Unless `ended`, only runs that have not ended count, and of other jobs only where `job` is None.
+    Unless `ended`, only runs that have not ended count, and runs of other jobs only if `job` is None.
     """
     query = _SELECT.where(runs.c.project_id == project_id, (runs.c.name == name) | (runs.c.opened_as == name))
     if not ended:
@@ -177,16 +177,16 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The run, locked until the transaction ends."""
-    # Locked alone and read afterwards: in a join PostgreSQL finds no row when it had to wait for the lock and the run
-    # came out of the wait with another policy.
+    # Locked first and read afterwards: in a join, PostgreSQL finds no row if the run's policy changed while it waited
+    # for the lock.
     wanted = (runs.c.project_id == project_id, runs.c.id == run_id)
     tx.execute(sa.select(runs.c.id).where(*wanted).with_for_update())
     return _one(tx, _SELECT.where(*wanted))
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """The versions of those of these runs that exist, locked until the transaction ends, the lowest id first."""
-    # Whoever locks many does it in this order, so that no two can wait for each other.
+    """The versions of those of these runs that exist, locked until the transaction ends, in ascending order of id."""
+    # A fixed lock order prevents deadlocks between transactions that lock many runs.
     query = sa.select(runs.c.id, runs.c.version).where(runs.c.id.in_(run_ids)).order_by(runs.c.id)
     return {row.id: row.version for row in tx.execute(query.with_for_update())}
 
@@ -203,7 +203,7 @@ def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
 
 
 class RunWithCounts(NamedTuple):
-    """A run, whether its present attempt has a decision, and how many live checkpoints it has."""
+    """A run, whether its current attempt has a decision, and the number of its live checkpoints."""
 
     run: Run
     has_decision: bool
@@ -211,7 +211,7 @@ class RunWithCounts(NamedTuple):
 
 
 def load_runs_with_counts(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, RunWithCounts]:
-    """Those of these runs that exist, with what tells whether more has to be read of them."""
+    """Those of these runs that exist, with the counts that show whether more has to be read."""
     rows = tx.execute(_SELECT_WITH_COUNTS.where(runs.c.id.in_(run_ids))).mappings()
     return {row["id"]: _with_counts(**row) for row in rows}
 
@@ -221,7 +221,7 @@ def _with_counts(*, has_decision: bool, checkpoint_count: int, **columns: Any) -
 
 
 def save_changes(tx: Transaction, before: Run, run: Run) -> None:
-    """Store all in which a run differs from what it was, in a transaction that has saved it already."""
+    """Store every column in which a run differs from `before`, in the transaction that has already saved it."""
     names = [name for name in _INGESTED if getattr(run, name) != getattr(before, name)]
     if names:
         tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
@@ -234,7 +234,7 @@ def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
 
 
 POLICY_COLUMNS = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
-"""What a run is read with besides its row."""
+"""Columns read with a run that are not in its row."""
 
 _SELECT = sa.select(*runs.c, *POLICY_COLUMNS).join(policies, policies.c.id == runs.c.policy_id)
 

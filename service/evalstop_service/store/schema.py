@@ -1,4 +1,4 @@
-"""Brings the schema of a database to head, and says where it stands."""
+"""Migrates the schema of a database, and reports its revision."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 
 _LOCK = 0x45_56_53_54  # any fixed number: replicas that start together migrate one after the other
 _WAIT_SECONDS = 0.1
-_LOCK_TIMEOUT_SECONDS = 2  # whoever comes after a waiting migration waits behind it, and no trainer should for longer
-_GAVE_WAY = ("55P03", "40P01")  # a lock was not available, or a deadlock was broken here
+_LOCK_TIMEOUT_SECONDS = 2  # statements queue behind a waiting migration, and no trainer should wait for longer
+_GAVE_WAY = ("55P03", "40P01")  # a lock was not available, or a deadlock was resolved by cancelling the migration
 _TRIES = 100
 
 
 class Phase(StrEnum):
-    """Which migrations: those the new code needs, those the old code must be gone for, or both."""
+    """Which migrations to apply: those the new code needs, those that require the old code to be gone, or both."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -38,9 +38,10 @@ class Phase(StrEnum):
 
 
 def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = MIGRATIONS) -> None:
-    """Apply every migration of this phase that is missing; harmless when there is none.
+    """Apply all missing migrations of this phase, if any.
 
-    On SQLite in one transaction, on PostgreSQL in one a migration, or in many where it says so.
+    SQLite: all in one transaction. PostgreSQL: one transaction for each migration, or several where the migration says
+    so.
     """
     target = needed_revision(folder) if phase is Phase.BEFORE else head_revision(folder)
     with _alone(database) as connection:
@@ -48,10 +49,10 @@ def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = 
         config.attributes.update(connection=connection, metadata=metadata)
         for tries_left in reversed(range(_TRIES)):
             try:
-                command.upgrade(config, target)  # which passes over a target that lies behind
+                command.upgrade(config, target)  # which skips a target that is behind the current revision
                 return
             except CommandError as error:
-                raise ServiceError(f"{error}; it seems that a newer EvalStop made this schema") from error
+                raise ServiceError(f"{error}; the schema was probably created by a newer EvalStop") from error
             except sa.exc.OperationalError as error:
                 if not tries_left or getattr(error.orig, "sqlstate", None) not in _GAVE_WAY:
                     raise
@@ -59,7 +60,7 @@ def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = 
 
 
 def current_revision(database: Database) -> str | None:
-    """The revision that the database is at; None for an empty one."""
+    """The revision of the database; None for an empty one."""
     with database.reading() as tx:
         return MigrationContext.configure(tx).get_current_revision()
 
@@ -70,12 +71,12 @@ def head_revision(folder: Path = MIGRATIONS) -> str:
 
 
 def needed_revision(folder: Path = MIGRATIONS) -> str:
-    """The oldest revision that this code runs on: what comes after it may as well be done once the code is deployed."""
+    """The oldest revision that this code runs on: later migrations may wait until the code is deployed."""
     return [script for script in _revisions(folder) if script.module.deploy == Phase.BEFORE][-1].revision
 
 
 def is_served(revision: str | None, folder: Path = MIGRATIONS) -> bool:
-    """Whether this code runs on a schema at this revision; one that a newer EvalStop made is compatible by promise."""
+    """Whether this code runs on a schema at this revision; newer, unknown revisions are compatible by promise."""
     known = [script.revision for script in _revisions(folder)]
     return revision is not None and (
         revision not in known or known.index(revision) >= known.index(needed_revision(folder))
@@ -83,7 +84,7 @@ def is_served(revision: str | None, folder: Path = MIGRATIONS) -> bool:
 
 
 def require_schema(database: Database) -> None:
-    """Raise ServiceError unless this code runs on the schema of the database."""
+    """Raise ServiceError unless this code runs on the database's schema."""
     revision = current_revision(database)
     if not is_served(revision):
         raise ServiceError(
@@ -93,13 +94,13 @@ def require_schema(database: Database) -> None:
 
 @contextmanager
 def _alone(database: Database) -> Iterator[sa.Connection]:
-    """A connection to migrate on, while nobody else does."""
+    """A connection for migrations, with a lock that keeps other processes from migrating."""
     if database.embedded:
         with database.transaction() as tx:
             yield tx
         return
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
-        # Asked again and again: whoever waits inside of PostgreSQL holds a snapshot, which others may wait for.
+        # Polled: a statement that waits inside PostgreSQL holds a snapshot, which others may wait for.
         while not guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one():
             time.sleep(_WAIT_SECONDS)
         try:
@@ -115,7 +116,7 @@ def _alone(database: Database) -> Iterator[sa.Connection]:
 
 @cache
 def _revisions(folder: Path) -> list[Script]:
-    """All of them, the oldest first."""
+    """All migrations, oldest first."""
     found = list(ScriptDirectory.from_config(_config(folder)).walk_revisions())[::-1]
     if not found:
         raise LookupError(f"there are no migrations in {folder}")

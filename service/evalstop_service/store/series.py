@@ -1,10 +1,9 @@
-"""One metric of a run at a chosen resolution: of every stretch the lowest, the highest and the last value.
+"""One metric of a run at a chosen resolution: the lowest, the highest and the last value of each bucket.
 
-What lies well behind the newest observation is summarized once, 128 live observations a row, in the background or, at
-the latest, when somebody looks: a million of them are then read from 8,000 rows. The rows of a series always cover its
-beginning without a gap: every live observation up to the last of them. Whoever stores an observation there, or puts one
-out of force, drops the rows from there on in the same transaction, with the run locked; so what is read is exact,
-whatever happened before.
+Observations well behind the newest are summarized once, 128 live observations a row, in the background or, at the
+latest, when they are read: a million of them are then read from 8,000 rows. The summaries of a series cover its
+beginning without a gap: every live observation up to the last one summarized. A transaction that adds or supersedes an
+observation in that range deletes the summaries from there on, with the run locked; so reads are always exact.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from evalstop_service.store.tables import series_buckets
 
 OBSERVATIONS_A_ROW = 128
 OBSERVATIONS_AT_A_TIME = 8192
-"""How many are summarized in one go; fewer stay as they are, so that what comes a little late undoes nothing."""
+"""How many observations are summarized at a time; fewer are left, so that slightly late observations undo nothing."""
 
 FEW = 10_000
-"""Up to so many observations are read one by one."""
+"""Up to this many observations are read individually."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Neighboring live observations: `lowest` and `highest` of the finite ones, None when there are none."""
+    """Adjacent live observations: `lowest` and `highest` of the finite ones, None when there are none."""
 
     first_step: int
     last_step: int
@@ -50,13 +49,13 @@ class Bucket:
 def load_buckets(
     tx: Transaction, run_id: UUID, metric: str, first_step: int, last_step: int, buckets: int
 ) -> list[Bucket]:
-    """The live observations between two steps, both included, in at most so many buckets of about equal count."""
+    """The live observations between two steps, both included, in at most `buckets` buckets of about equal count."""
     bounds = {"run_id": run_id, "metric": metric}
     inside = {**bounds, "first_step": first_step, "last_step": last_step}
     count, covered_from, covered_to = tx.execute(_COVERED, inside).one()
     if count <= FEW:
         return _merged(tx.execute(_ONE_BY_ONE, inside).all(), buckets)
-    # What is covered only in part, at the ends, and what is not covered yet is read one by one.
+    # Partially covered ends and observations not yet summarized are read individually.
     before = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": first_step, "last_step": covered_from - 1}).all()
     covered = tx.execute(_SUMMARIES, inside).all()
     after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step}).all()
@@ -66,9 +65,9 @@ def load_buckets(
 def catch_up_summaries(
     database: Database, run_id: UUID, metric: str, pause: Callable[[float], bool] = lambda _: False
 ) -> bool:
-    """Summarize what was observed since the last time, with the run held for some ten milliseconds at a time.
+    """Summarize new observations, with the run locked for some ten milliseconds at a time.
 
-    After each time `pause` is told how many seconds it took; whether that said that it is time to end.
+    After each time `pause` gets the seconds that it took. Returns whether `pause` asked to stop.
     """
     begun = time.perf_counter()
     with database.reading() as tx:
@@ -85,7 +84,7 @@ def catch_up_summaries(
 
 
 def list_running_runs(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[tuple[UUID, int]]:
-    """The next running runs of a project by id, each with its last step; -1 for one that has observed nothing."""
+    """The next running runs of a project by id, each with its last step; -1 if it has no observations."""
     query = sa.select(run_rows.c.id, sa.func.coalesce(run_rows.c.last_step, -1)).where(
         run_rows.c.project_id == project_id, run_rows.c.status == RunStatus.RUNNING, run_rows.c.id > after
     )
@@ -93,22 +92,22 @@ def list_running_runs(tx: Transaction, project_id: UUID, after: UUID, limit: int
 
 
 def is_long_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
-    """Whether a series has too many live observations to be read one by one."""
+    """Whether a series has too many live observations to be read individually."""
     return tx.execute(_IS_LONG, {"run_id": run_id, "metric": metric}).first() is not None
 
 
 def is_behind(tx: Transaction, run_id: UUID, metric: str) -> bool:
-    """Whether there is something for `summarize` to do."""
+    """Whether `summarize_series` has something to do."""
     return tx.execute(_IS_BEHIND, {"run_id": run_id, "metric": metric}).first() is not None
 
 
 def summarize_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
-    """Summarize some of what is not yet, in a run that is locked; False when there was nothing worth it."""
+    """Summarize some of the remaining observations of a locked run; False when there are too few."""
     return tx.execute(_SUMMARIZE, {"run_id": run_id, "metric": metric}).first() is not None
 
 
 def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) -> None:
-    """Drop the summaries that something new or gone at (run, metric, step) makes wrong, the runs being locked."""
+    """Delete the summaries invalidated by changes at (run, metric, step); the runs are locked."""
     lowest: dict[tuple[UUID, str], int] = {}
     for run_id, metric, step in changes:
         known = lowest.get((run_id, metric))
@@ -120,12 +119,12 @@ def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) 
 
 
 def forget_summaries_after(tx: Transaction, run_id: UUID, step: int) -> None:
-    """Drop the summaries of all that a run observed past a step."""
+    """Delete the summaries of all that a run observed after a step."""
     tx.execute(sa.delete(series_buckets).where(series_buckets.c.run_id == run_id, series_buckets.c.last_step > step))
 
 
 def _merged(parts: Sequence[Sequence[Any]], buckets: int) -> list[Bucket]:
-    """Parts in the order of their steps, put together until there are at most so many."""
+    """Merge parts in step order into at most this many buckets."""
     total = sum(part[2] for part in parts)
     merged: list[Bucket] = []
     reached = place = 0

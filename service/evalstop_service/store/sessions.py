@@ -1,4 +1,4 @@
-"""Sessions of those who signed in to the pages. Only the hash of a session's token is kept."""
+"""Sessions of users signed in to the dashboard. Only the hash of a session's token is stored."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PREFIX = "ess_"
 
 @dataclass(frozen=True)
 class Session:
-    """Who signed in, with the key `key_id` or by an issuer's word.
+    """A signed-in user, identified by the key `key_id` or by an OpenID issuer.
 
-    `grants`: what that word lets them be where, names of projects to roles, `*` for all.
+    `grants`: the roles that the issuer's claims give, by project name, `*` for all projects.
     """
 
     issuer: str
@@ -36,7 +36,7 @@ class Session:
 
 
 def create_session(tx: Transaction, session: Session) -> str:
-    """Begin a session, and give its token; those that have expired are forgotten."""
+    """Create a session and return its token; expired sessions are deleted."""
     tx.execute(sessions.delete().where(sessions.c.expires_at <= session.created_at))
     token = PREFIX + secrets.token_urlsafe(32)
     tx.execute(sessions.insert().values(hash=_hash(token), **vars(session)))
@@ -44,14 +44,14 @@ def create_session(tx: Transaction, session: Session) -> str:
 
 
 def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
-    """The session of this token, unless it has ended or expired."""
+    """The session with this token, unless it has ended or expired."""
     query = sa.select(*_COLUMNS).where(sessions.c.hash == _hash(token), sessions.c.expires_at > now)
     row = tx.execute(query).one_or_none()
     return Session(**row._mapping) if row else None
 
 
 def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: datetime) -> list[Session]:
-    """The sessions in which a project is open to somebody, oldest first."""
+    """The sessions with access to a project, oldest first."""
     of_project = sa.select(keys.c.id).where(keys.c.project_id == project_id, keys.c.revoked_at.is_(None))
     wanted = sessions.c.key_id.in_(of_project) | sessions.c.key_id.is_(None)
     query = sa.select(*_COLUMNS).where(sessions.c.expires_at > now, wanted).order_by(sessions.c.id)
@@ -60,7 +60,7 @@ def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: dat
 
 
 def delete_session(tx: Transaction, session_id: UUID) -> None:
-    """End a session for good."""
+    """Delete a session."""
     tx.execute(sessions.delete().where(sessions.c.id == session_id))
 
 
@@ -68,4 +68,4 @@ _COLUMNS = [column for column in sessions.c if column.name != "hash"]
 
 
 def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()  # of 256 random bits: there is nothing to guess
+    return hashlib.sha256(token.encode()).hexdigest()  # of 256 random bits, which cannot be guessed

@@ -1,4 +1,4 @@
-"""Outlines of series: a few stretches of each, to be drawn small, for many runs at once."""
+"""Sparklines: the outlines of many series at once, in a few segments each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import LIVE, observations
 
 OUTLINED = 1_000
-"""Up to so many observations a series is read as a whole for its outline."""
+"""Up to this many observations, all of a series are read for its outline."""
 
 Series = tuple[UUID, str]
 """A run and the name of one of its metrics."""
 
 
 class Segment(NamedTuple):
-    """Some neighbouring values of a series: where they end, the lowest and the highest of them."""
+    """Adjacent values of a series: the step where they end, the lowest and the highest of them."""
 
     step: int
     lowest: float
@@ -30,9 +30,9 @@ class Segment(NamedTuple):
 
 
 def load_segments(tx: Transaction, wanted: Collection[Series], stretches: int) -> dict[Series, list[Segment]]:
-    """The finite live values of each in at most so many stretches of equal length, by ascending step.
+    """The finite live values of each series in at most `stretches` segments of equal length, by ascending step.
 
-    Of a series longer than `OUTLINED` as many single values, evenly over its steps: it is not read as a whole.
+    A series longer than `OUTLINED` is not read as a whole: that many single values are taken, evenly over its steps.
     """
     known = _load_bounds(tx, wanted)
     short, long = ([bounds for bounds in known if bounds.long is is_long] for is_long in (False, True))
@@ -44,7 +44,7 @@ def load_segments(tx: Transaction, wanted: Collection[Series], stretches: int) -
 
 
 class _Bounds(NamedTuple):
-    """A series that has live observations: its first and its last step, and whether it has more than `OUTLINED`."""
+    """A series with live observations: its first and last step, and whether it has more than `OUTLINED`."""
 
     run_id: UUID
     metric: str
@@ -69,7 +69,7 @@ def _load_bounds(tx: Transaction, wanted: Collection[Series]) -> list[_Bounds]:
 
 
 def _outline(tx: Transaction, known: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
-    """The number of a series, and of each of its stretches the last step, the lowest and the highest finite value."""
+    """The number of a series, and for each of its segments the last step, the lowest and the highest finite value."""
     if not known:
         return []
     bounds = _bounds_cte(known)
@@ -86,7 +86,7 @@ def _outline(tx: Transaction, known: Sequence[_Bounds], stretches: int) -> Seque
 
 
 def _sample(tx: Transaction, known: Sequence[_Bounds], places: int) -> list[tuple[int, int, float, float]]:
-    """The number of a series, and its first value at or past each of so many steps, evenly from first to last."""
+    """The number of a series, and its first value at or after each of `places` steps, evenly from first to last."""
     if not known:
         return []
     bounds = _bounds_cte(known)
@@ -102,9 +102,9 @@ def _sample(tx: Transaction, known: Sequence[_Bounds], places: int) -> list[tupl
 
 
 def _bounds_cte(known: Sequence[_Bounds]) -> sa.CTE:
-    """One row for each of these series: joined, each is looked up where it lies, whatever a planner thinks of many.
+    """One row for each of these series: in a join each is looked up by index, whatever the planner's estimates.
 
-    They are numbered, because a number is quicker to read than an id, thousands of times.
+    They are numbered, because reading a number thousands of times is faster than reading an id.
     """
     columns = [sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)]
     columns += [sa.column(name, sa.BigInteger) for name in ("first", "last", "number")]

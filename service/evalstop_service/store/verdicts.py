@@ -1,4 +1,4 @@
-"""Verdicts: one row each time that a run's verdict changed."""
+"""Verdicts: one row for each change of a run's verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalstop_service.store.tables import verdicts
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A verdict as it was reached, and when."""
+    """A verdict, and when it was reached."""
 
     sequence: int
     attempt: int
@@ -32,7 +32,7 @@ def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, n
 
 
 def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool:
-    """Whether a verdict on this attempt ever called for that."""
+    """Whether any verdict on this attempt made this call."""
     query = sa.exists().where(
         verdicts.c.run_id == run_id,
         verdicts.c.attempt == attempt,
@@ -42,7 +42,7 @@ def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool
 
 
 def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
-    """A run's changes of verdict, newest first, those before the sequence number `before`."""
+    """A run's verdict changes, newest first, before the sequence number `before`."""
     query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.verdict, verdicts.c.at)
     query = query.where(verdicts.c.run_id == run_id)
     if before is not None:

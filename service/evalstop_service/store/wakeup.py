@@ -1,7 +1,7 @@
-"""Wakes the workers once a transaction that left them something to do is committed.
+"""Wakes the workers when a transaction that left work for them commits.
 
-On PostgreSQL by NOTIFY, which fires on commit and reaches every worker that listens. The embedded database cannot
-notify other processes; a worker in the same process is called when the connection returns to its pool.
+PostgreSQL: by NOTIFY, which fires on commit and reaches every listening worker. The embedded database cannot notify
+other processes; a worker in the same process is called when the connection returns to its pool.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def wake_workers(tx: Transaction) -> None:
 
 @contextmanager
 def calling_on_commit(database: Database, callback: Callable[[], None]) -> Iterator[None]:
-    """Within the block, call `callback`, from any thread, after each transaction here that wakes the workers.
+    """Within the block, call `callback`, from any thread, after each transaction of this process that wakes the
+    workers.
 
-    It is called after a rollback too, which is harmless. It is not called for transactions of PostgreSQL.
+    It is also called after a rollback, which is harmless, and never for transactions on PostgreSQL.
     """
 
     def returned(_connection: object, record: sa.pool.ConnectionPoolEntry) -> None:

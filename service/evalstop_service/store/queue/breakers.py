@@ -1,9 +1,9 @@
-"""Circuit breakers: an endpoint that fails time after time is left alone for a while, and then tried once.
+"""Circuit breakers: after consecutive failures an endpoint is left alone for a while, and then tried once.
 
-closed ──(so many failures, one after the other)──> open ──(`open_until`)──> one attempt ──> closed, or open again
+closed ──(consecutive failures)──> open ──(`open_until`)──> one attempt ──> closed, or open again
 
-What waits for an open endpoint is not claimed, so no attempt of it is spent. Whoever makes the one attempt moves
-`open_until` to the end of its lease: workers meet in the endpoint's row, and one that dies leaves the turn to another.
+Deliveries to an open endpoint are not claimed, so they use up no attempts. The worker that makes the one attempt moves
+`open_until` to the end of its lease. Workers compete for the endpoint's row, and if one dies, another may try later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evalstop_service.store.tables import endpoints
 
 @dataclass(frozen=True)
 class BreakerLimits:
-    """After `failures` one after the other, nothing is sent for `seconds`."""
+    """After this many consecutive `failures`, nothing is sent for `seconds`."""
 
     failures: int = 10
     seconds: float = 30.0
@@ -29,7 +29,7 @@ class BreakerLimits:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """One attempt at an endpoint; `well`: it answered like one that works, be it with a refusal of the event."""
+    """One attempt at an endpoint; `well`: the endpoint works, even if it refused the event."""
 
     endpoint_id: UUID
     at: datetime
@@ -37,9 +37,11 @@ class AttemptResult:
 
 
 def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
-    """Of endpoints whose `open_until` was `seen` to be over: those that are this worker's to try, and nobody else's.
+    """Claim the trial attempts of endpoints whose `open_until`, as `seen`, has passed; returns those that this worker
+    got.
 
-    An endpoint that another transaction has locked is passed over, so that nobody waits here with deliveries locked.
+    Endpoints that another transaction has locked are skipped, so that no one waits here while holding locks on
+    deliveries.
     """
     mine = set()
     for endpoint_id, open_until in seen.items():
@@ -56,7 +58,7 @@ def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: da
 
 
 def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> frozenset[UUID]:
-    """Count what failed one after the other; returns the endpoints that are open since. Their rows are locked."""
+    """Count consecutive failures; returns the endpoints whose breaker opened. Their rows are locked."""
     attempts: dict[UUID, list[AttemptResult]] = {}
     for one in sorted(tried, key=lambda one: one.at):
         attempts.setdefault(one.endpoint_id, []).append(one)

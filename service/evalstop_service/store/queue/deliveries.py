@@ -1,4 +1,4 @@
-"""Deliveries as an operator sees them: found, listed, with their attempts, and sent again by hand."""
+"""Deliveries for operators: find, list with attempts, retry by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evalstop_service.store.tables import deliveries, delivery_attempts, endpoin
 
 @dataclass(frozen=True)
 class Delivery:
-    """One event on its way to one endpoint. `attempts` counts those begun; `due_at` tells when the next may begin."""
+    """One event on its way to one endpoint. `attempts`: attempts begun. `due_at`: when the next may begin."""
 
     id: UUID
     run_id: UUID
@@ -37,7 +37,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class DeliveryAttempt:
-    """One sending that was settled; a number that is missing belongs to a worker that died."""
+    """One settled attempt; a missing number belongs to a worker that died."""
 
     number: int
     at: datetime
@@ -50,7 +50,7 @@ class DeliveryAttempt:
 
 @dataclass(frozen=True)
 class DeliveryContent:
-    """What a delivery carries, and the format in which its endpoint gets it."""
+    """The event that a delivery carries, and the format of its endpoint."""
 
     body: str
     format: str
@@ -75,9 +75,9 @@ def list_deliveries(
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Delivery]:
-    """A project's deliveries, newest first, those made before the delivery `before`.
+    """A project's deliveries, newest first, older than the delivery `before`.
 
-    `since`, `until`: made from then on, and before then.
+    `since`, `until`: created at or after, and before.
     """
     query = _of(project_id)
     if state is not None:
@@ -108,7 +108,7 @@ def list_attempts(tx: Transaction, delivery: Delivery) -> list[DeliveryAttempt]:
 
 
 def get_content(tx: Transaction, delivery: Delivery) -> DeliveryContent:
-    """What a delivery carries."""
+    """The event that a delivery carries, and the format of its endpoint."""
     query = _of_delivery(sa.select(events.c.body, endpoints.c.format)).where(
         deliveries.c.run_id == delivery.run_id, deliveries.c.id == delivery.id
     )
@@ -116,9 +116,9 @@ def get_content(tx: Transaction, delivery: Delivery) -> DeliveryContent:
 
 
 def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -> bool:
-    """Send a dead delivery again, now. False when it is not dead (any more), or its endpoint was deleted.
+    """Retry a dead delivery now. False when it is not dead, or its endpoint was deleted.
 
-    Attempts go on counting: once they have reached the worker's most, each retry by hand is one further attempt.
+    Attempts keep counting: at the worker's limit, each retry by hand allows one more attempt.
     """
     present = sa.select(endpoints.c.id).where(endpoints.c.project_id == project_id, endpoints.c.deleted_at.is_(None))
     revived = (
@@ -142,7 +142,7 @@ def _of(project_id: UUID) -> sa.Select[Any]:
 
 
 def _of_delivery(query: sa.Select[Any]) -> sa.Select[Any]:
-    """With the event that a delivery carries, and the endpoint that it is for."""
+    """Join the event and the endpoint of each delivery."""
     of_event = (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id)
     return (
         query.select_from(deliveries).join(events, of_event).join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)

@@ -3,8 +3,8 @@
 A worker claims a waiting delivery by moving its `due_at` to the end of the lease. Each claim increments `attempts`, and
 that number identifies the lease: a worker that settles with an older number changes nothing.
 
-Times are compared with one clock for all workers: PostgreSQL's own, and on the embedded database the machine's. Should
-it be set back, nothing is claimed twice; what would have to wait for the clock to catch up is found by
+Times are compared with one clock for all workers: PostgreSQL's, or the machine's on the embedded database. If that is
+set back, nothing is claimed twice; deliveries that would wait for the clock to catch up are found by
 `queues.find_misdated`.
 """
 
@@ -28,14 +28,15 @@ from evalstop_service.store.tables import deliveries, moment_text
 from evalstop_service.store.tables import endpoints as targets
 
 UNREADABLE_PAUSE_SECONDS = 60.0
-"""Until it is looked again whether there is a key for a secret that none opened."""
+"""How long a delivery waits when no key decrypts its secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDelivery:
-    """A delivery that one worker holds until `lease_until`; `attempts` counts this one. It was due at `due_at`.
+    """A delivery that one worker holds until `lease_until`; `attempts` includes this one. It was due at `due_at`.
 
-    `failures`: of its endpoint, one after the other, when it was claimed. `open_until`: it is the one attempt after it.
+    `failures`: consecutive failures of its endpoint at the claim. `open_until`: set if this is the one trial attempt of
+    an open circuit breaker.
     """
 
     run_id: UUID
@@ -55,12 +56,12 @@ class ClaimedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The endpoint took the event."""
+    """The endpoint accepted the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It may work later: send again, not before `due_at`."""
+    """A later attempt may succeed: not before `due_at`."""
 
     due_at: datetime
     error: str
@@ -68,7 +69,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Sending again would change nothing; `gone`: the endpoint wants no event any more."""
+    """A retry would change nothing; `gone`: the endpoint wants no more events."""
 
     error: str
     gone: bool = False
@@ -76,7 +77,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """It was not tried: any worker may have it at once."""
+    """It was not attempted: any worker may claim it at once."""
 
 
 Result = Delivered | Retry | Dead | Released
@@ -84,7 +85,7 @@ Result = Delivered | Retry | Dead | Released
 
 @dataclass(frozen=True, slots=True)
 class FinishedAttempt:
-    """What became of a claimed delivery, and when; `answer`: the start of what came back."""
+    """The result of a claimed delivery, and when; `answer`: the start of the response body."""
 
     claimed: ClaimedDelivery
     result: Result
@@ -96,9 +97,9 @@ class FinishedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What was recorded: the deliveries still held, and those cancelled meanwhile. All others had been taken over.
+    """The deliveries still held, and those cancelled meanwhile. All others had been taken over by other workers.
 
-    `opened`: endpoints that have failed so often that nothing is sent there for a while.
+    `opened`: endpoints whose circuit breaker opened.
     """
 
     kept: frozenset[UUID]
@@ -152,7 +153,7 @@ def settle_deliveries(
     gone = {one.claimed.endpoint_id for one in ended if isinstance(one.result, Dead) and one.result.gone}
     tried = [one for one in ended if not isinstance(one.result, Released)] if breaker is not None else []
     shaky = {one.claimed.endpoint_id for one in tried if one.claimed.failures or not _went_well(one)}
-    if gone or shaky:  # the endpoint's row before the delivery's, as deleting one does: else the two can deadlock
+    if gone or shaky:  # endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock
         lock = sa.select(targets.c.id).where(targets.c.id.in_(gone | shaky)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
     write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
@@ -176,7 +177,7 @@ def settle_deliveries(
 
 
 def _went_well(ended: FinishedAttempt) -> bool:
-    """Whether the endpoint works: it took the event, or has read it and will never like it."""
+    """Whether the endpoint works: it accepted the event, or answered that it never will."""
     answered = ended.status_code is not None and ended.status_code < 500
     return isinstance(ended.result, Delivered) or (isinstance(ended.result, Dead) and answered)
 
@@ -184,7 +185,8 @@ def _went_well(ended: FinishedAttempt) -> bool:
 def _ready(
     tx: Transaction, taken: list[ClaimedDelivery], now: datetime, lease_until: datetime, encryption: Encryption
 ) -> list[ClaimedDelivery]:
-    """What was taken, with its secrets opened; what is another worker's to try, or has no key, is put back."""
+    """Decrypt the secrets of claimed deliveries; put back those whose trial another worker has, or that no key
+    decrypts."""
     turns = {one.endpoint_id: one.open_until for one in taken if one.open_until is not None}
     mine = breakers.claim_trials(tx, turns, lease_until) if turns else set()
     ready = []
@@ -202,7 +204,7 @@ def _ready(
 
 
 def _put_back(tx: Transaction, claimed: ClaimedDelivery, due_at: datetime, error: str | None) -> None:
-    """Undo a claim that nobody has seen yet."""
+    """Undo an uncommitted claim."""
     table = deliveries.c
     values: dict[str, Any] = {"due_at": due_at, "attempts": table.attempts - 1}
     if error is not None:
@@ -242,7 +244,7 @@ def _claim_sqlite(
     keys = [(one.run_id.hex, one.id.hex) for one in found]
     connection = driver_connection(tx)
     connection.executemany(_TAKE_SQLITE, [(moment_text(lease_until), *key) for key in keys])
-    # The look read the queues alone, lest the bodies of what is passed over be read with it.
+    # The due deliveries were found in the queues alone, so that the bodies of skipped ones are not read.
     contents = [connection.execute(_CONTENTS_SQLITE, key).fetchone() for key in keys]
     return [
         ClaimedDelivery(
@@ -292,7 +294,7 @@ def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UU
 
 
 def _row(ended: FinishedAttempt) -> dict[str, Any]:
-    """What becomes of the delivery's row, and what is kept of the attempt."""
+    """The new state of the delivery's row, and the attempt to log."""
     claimed, result = ended.claimed, ended.result
     state, due_at, error = "waiting", claimed.due_at, None
     match result:
@@ -348,7 +350,7 @@ _CHANGE_SQLITE = _CHANGE.format_map(_OF_PARAMETERS) + "WHERE run_id = :of_run AN
 
 _LOG_SQLITE = _LOG + " VALUES (:of_run, :of_id, :number, :ended_at, :took_ms, :code, :error, :sent_to, :answer)"
 
-# On PostgreSQL one statement each, since every further one is a trip there and back.
+# One statement each on PostgreSQL, since every further one is a round trip.
 _CLAIM_POSTGRESQL = (
     queues.QUEUES  # noqa: S608 - of constants alone
     + ", head AS MATERIALIZED ("
@@ -370,7 +372,7 @@ ORDER BY taken.due_at, taken.id
 """
 )
 
-# Rows are locked in the order of their keys, as those lock them who cancel many at once.
+# Rows are locked in key order, as bulk cancellation locks them.
 _SETTLE_POSTGRESQL = (
     "WITH"  # noqa: S608 - of constants alone
     """ ended AS MATERIALIZED (

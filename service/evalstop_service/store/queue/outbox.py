@@ -1,8 +1,8 @@
 """The outbox: events, written in the transaction that caused them, with their deliveries.
 
-waiting ──> delivered         a worker holds a waiting delivery for a time: see `leases`
+waiting ──> delivered         a worker leases a waiting delivery: see `leases`
    │  └───> dead ──> waiting  (by hand)
-   └──────> cancelled         the stop no longer holds or is asked for anew, or its endpoint was deleted
+   └──────> cancelled         the stop no longer holds or is requested again, or its endpoint was deleted
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from evalstop_service.store.tables import endpoints as targets_of
 
 @dataclass(frozen=True)
 class StopReach:
-    """Whether a stop is `addressed` to any receiver, and whether it was `tried` to send it to one.
+    """Whether a stop is `addressed` to any receiver, and whether any delivery of it was `tried`.
 
-    `refusal`: what one of them answered, if all refused it.
+    `refusal`: the answer of one receiver, if all refused.
     """
 
     addressed: bool
@@ -43,7 +43,7 @@ def add_event(
     *,
     project_id: UUID,
     run_id: UUID,
-    type: EventType,  # noqa: A002 - its name on the wire
+    type: EventType,  # noqa: A002 - its name in the API
     data: dict[str, Any],
     now: datetime,
     due_at: datetime | None = None,
@@ -51,9 +51,9 @@ def add_event(
 ) -> UUID:
     """Write an event and one delivery for each endpoint that subscribed to it; returns the event's id (`webhook-id`).
 
-    `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a veto window); None means at once,
-    whatever the clocks of this machine and of the database's say. The workers are woken by the commit. A stop takes the
-    place of earlier stops of its decision that still wait for the same endpoint, lest it hear of all of them at once.
+    `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a veto window); None: at once, even if
+    this machine's clock is ahead of the database's. The commit wakes the workers. A stop replaces earlier stops of its
+    decision that still wait for the same endpoint, so that the endpoint does not get all of them at once.
     """
     event_id = new_id()
     body = json.dumps({"type": type, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"), allow_nan=False)
@@ -80,7 +80,7 @@ def add_event(
 def add_deliveries(
     tx: Transaction, wanted: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime, due_at: datetime | None = None
 ) -> list[UUID]:
-    """A delivery for each run, event, type of event and endpoint; returns their ids. The commit wakes the workers."""
+    """Add one delivery for each (run, event, event type, endpoint); returns their ids. The commit wakes the workers."""
     at_once = due_at is None or due_at <= now
     rows: list[dict[str, Any]] = [
         {
@@ -98,7 +98,7 @@ def add_deliveries(
     ]
     if rows:
         statement = sa.insert(deliveries)
-        if at_once and tx.dialect.name == "postgresql":  # where a clock ahead of the database's would cost that time
+        if at_once and tx.dialect.name == "postgresql":  # a clock ahead of the database's would delay it
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
         wakeup.wake_workers(tx)
@@ -106,16 +106,16 @@ def add_deliveries(
 
 
 def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:
-    """Cancel what waits to be sent of a decision's stop; returns how many deliveries.
+    """Cancel the waiting deliveries of a decision's stop; returns their number.
 
-    A delivery that a worker holds may still arrive. Events that tell of the decision, such as `run.stopped`,
+    A delivery that a worker holds may still arrive. Events that report on the decision, such as `run.stopped`,
     are still delivered.
     """
     return _cancel(tx, run_id, _stops(run_id, decision_id), now, why)
 
 
 def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopReach:
-    """How far the stop of a decision has come towards receivers; who reads messages in a chat is none."""
+    """How far a decision's stop has come towards its receivers; chat endpoints do not count."""
     query = (
         sa.select(
             sa.func.count(),
@@ -136,7 +136,7 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
 
 
 def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> frozenset[UUID]:
-    """The endpoints that the stop of a decision is, or was to be, sent to."""
+    """The endpoints that a decision's stop is or was addressed to."""
     query = sa.select(deliveries.c.endpoint_id).where(
         deliveries.c.run_id == run_id, deliveries.c.event_id.in_(_stops(run_id, decision_id))
     )
@@ -158,7 +158,7 @@ def _cancel(
         deliveries.c.state == DeliveryState.WAITING,
         *wanted,
     )
-    # Locked in the order of keys, as workers settle them: else the two can wait in a ring.
+    # Locked in key order, as workers settle them: otherwise the two can deadlock.
     found = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())
     if not found:
         return 0

@@ -1,7 +1,7 @@
-"""Deliveries that are fetched: the receiver itself claims what waits for its pull endpoint, and settles it.
+"""Pull deliveries: the receiver itself claims what waits for its pull endpoint, and settles it.
 
-A pull endpoint is one whose url is `pull:<name>`. No worker takes what waits for it; all else is as for any other
-delivery: the lease, the attempts that tell leases apart, the states.
+A pull endpoint has the URL `pull:<name>`. Workers skip its deliveries; everything else is as for any delivery: the
+lease, the attempt number that identifies it, the states.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def add_pull_endpoint(
     now: datetime,
     encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> Endpoint:
-    """A new pull endpoint, with a secret of its own."""
+    """Create a pull endpoint with its own secret."""
     return endpoints.add_endpoint(
         tx, project_id, url=PREFIX + name, event_types=event_types, now=now, encryption=encryption
     )
 
 
 def find_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
-    """The project's pull endpoint of that id; None when there is none, or when it is one that events are sent to."""
+    """The project's pull endpoint with this id; None when there is none, or it is a push endpoint."""
     endpoint = endpoints.find_endpoint(tx, project_id, endpoint_id)
     return endpoint if endpoint is not None and endpoint.url.startswith(PREFIX) else None
 
 
 def is_any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
-    """Whether anything waits for the endpoint: a read, so that those who wait leave the write lock alone."""
+    """Whether anything waits for the endpoint. This only reads, so that long polls do not take the write lock."""
     return tx.execute(sa.select(sa.exists().where(_is_due(endpoint_id, now)))).scalar_one()
 
 
@@ -57,9 +57,9 @@ def claim_deliveries(
     limit: int,
     encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> list[ClaimedDelivery]:
-    """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones.
+    """Claim up to `limit` deliveries, longest due first, for `lease_seconds`; concurrent claims get different ones.
 
-    Raises UnreadableSecret when no key at hand opens the endpoint's secrets.
+    Raises UnreadableSecret when no configured key decrypts the endpoint's secrets.
     """
     table = deliveries.c
     query = (
@@ -99,7 +99,7 @@ def claim_deliveries(
 def settle_delivery(
     tx: Transaction, endpoint: Endpoint, delivery_id: UUID, attempt: int, result: Result, status_code: int, at: datetime
 ) -> bool | None:
-    """Record what a receiver made of a delivery. False: its lease had run out, or it was cancelled; None: unknown."""
+    """Record the receiver's result. False: the lease had expired, or it was cancelled; None: unknown delivery."""
     query = sa.select(deliveries.c.run_id, deliveries.c.event_id, deliveries.c.due_at)
     row = tx.execute(query.where(deliveries.c.id == delivery_id, deliveries.c.endpoint_id == endpoint.id)).one_or_none()
     if row is None:
@@ -123,7 +123,7 @@ def settle_delivery(
 
 
 def _is_due(endpoint_id: UUID, now: datetime) -> sa.ColumnElement[bool]:
-    # The state is spelled out, not bound, so that the partial index answers.
+    # The state is inlined, not bound, so that the partial index is used.
     waiting = deliveries.c.state == sa.literal_column("'waiting'")
     turn = sa.text(queues.HAS_ITS_TURN.format(now=":now")).bindparams(sa.bindparam("now", now, UtcTime))
     return sa.and_(waiting, deliveries.c.endpoint_id == endpoint_id, deliveries.c.due_at <= now, turn)

@@ -1,11 +1,11 @@
-"""Queues: what waits for each endpoint, when it comes due, and what the clock left behind.
+"""Queues: the deliveries that wait for each endpoint, when they are due, and those misdated by a clock change.
 
-What is due is looked for endpoint by endpoint, each from the head of its own queue in the index, so that a look costs
-as much with ten as with a hundred thousand deliveries waiting.
+Due deliveries are looked up endpoint by endpoint, each from the head of its own queue in the index, so that a lookup
+costs the same with ten as with a hundred thousand deliveries waiting.
 
-The events of one run reach one endpoint in the order in which they were made: a delivery has its turn when nothing
-earlier of its run still waits for the same endpoint, be it in a worker's hands or between two attempts. What is urgent
-has its turn before what is not. What was never due, a stop within its veto window, holds up nothing.
+The events of one run reach one endpoint in the order of their creation: a delivery has its turn when no earlier one of
+its run still waits for the same endpoint, leased or between two attempts. Urgent deliveries go before others. A
+delivery that was never due, such as a stop within its veto window, blocks nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evalstop_service.store.tables import UtcTime, deliveries
 
 @dataclass(frozen=True, slots=True)
 class DueDelivery:
-    """The key of a delivery that may be claimed; `open_until`: it is the one attempt at an endpoint that failed."""
+    """The key of a delivery that may be claimed; `open_until`: set if it is the trial attempt at a failing endpoint."""
 
     run_id: UUID
     id: UUID
@@ -41,8 +41,8 @@ def find_due_deliveries(
 ) -> list[DueDelivery]:
     """Up to `limit` deliveries to claim, longest due first, and at most `per_endpoint` of one endpoint.
 
-    `room`: endpoints for which it is another number than `per_endpoint`. On PostgreSQL what is found is locked, and
-    what another transaction has locked is passed over.
+    `room`: endpoints with a limit other than `per_endpoint`. On PostgreSQL the result is locked, and rows that another
+    transaction has locked are skipped.
     """
     room = room or {}
     if tx.dialect.name == "postgresql":
@@ -75,8 +75,8 @@ def claim_parameters(now: datetime, limit: int, per_endpoint: int, room: Mapping
 def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
     """The time that leases and due times are compared with, and whether the veto window of any decision is over.
 
-    It is PostgreSQL's own time, one for the workers of any number of machines; on the embedded database this
-    machine's, which is `here`.
+    It is PostgreSQL's clock, one for the workers of any number of machines; on the embedded database this machine's
+    clock, `here`.
     """
     if tx.dialect.name == "postgresql":
         now, over = tx.execute(_MOMENT).one()
@@ -85,16 +85,16 @@ def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
 
 
 def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
-    """When, after `now`, a delivery or the veto window of a decision is the next to come due; None: nothing waits."""
+    """The next time after `now` at which a delivery or the veto window of a decision is due; None: nothing waits."""
     moments = tx.execute(_NEXT, {"now": now}).one()
     return min((read_clock for read_clock in moments if read_clock is not None), default=None)
 
 
 def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[DueDelivery]:
-    """Deliveries put off for longer than anybody puts one off: the clock was set back since.
+    """Deliveries postponed for longer than any delay used here: the clock was set back meanwhile.
 
-    Those never tried may be made due at once. Of the others a worker may still hold one: make those due that are the
-    same after all leases have run out. Reads all that waits.
+    Those never attempted may be made due at once. A worker may still hold one of the others: make due those that are
+    unchanged after all leases have expired. Reads all waiting deliveries.
     """
     table = deliveries.c
     waits = sa.and_(table.state == sa.literal_column("'waiting'"), table.due_at > now)
@@ -105,7 +105,7 @@ def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> fro
 
 
 def make_due(tx: Transaction, found: Iterable[DueDelivery], now: datetime) -> None:
-    """Make due now what is still as it was found."""
+    """Make the deliveries due now that have not changed since they were found."""
     rows = [
         {"of_run": one.run_id, "of_id": one.id, "as_found": one.attempts, "until": one.due_at, "now": now}
         for one in sorted(found, key=lambda one: (one.run_id, one.id))
@@ -126,8 +126,8 @@ _HASTEN = (
     .values(due_at=sa.bindparam("now"))
 )
 
-# The endpoints for which anything waits, each found by one step into the index from the one before. The state is
-# spelled out, not bound, so that a plan made for any parameters may use the partial index.
+# The endpoints with a waiting delivery, each found by one index lookup after the previous one. The state is
+# inlined, not bound, so that a generic plan can use the partial index.
 QUEUES = """
 WITH RECURSIVE queue (endpoint_id) AS (
     SELECT * FROM (
@@ -145,7 +145,7 @@ WITH RECURSIVE queue (endpoint_id) AS (
 _HEAD = """SELECT head.run_id, head.id, head.endpoint_id, head.attempts, head.due_at, endpoints.open_until
 FROM queue"""
 
-# What waits for a pull endpoint is fetched by its receiver: see `pull`.
+# Deliveries of a pull endpoint are fetched by its receiver: see `pull`.
 _SERVED = """
 JOIN endpoints ON endpoints.id = queue.endpoint_id AND endpoints.enabled AND endpoints.deleted_at IS NULL
     AND substr(endpoints.url, 1, 5) <> 'pull:'
@@ -160,7 +160,7 @@ HAS_ITS_TURN = """(
         AND (earlier.urgent OR NOT deliveries.urgent) AND (earlier.attempts > 0 OR earlier.due_at <= {now})
     LIMIT 1
 ) IS NULL"""
-"""A condition on `deliveries`. No NOT EXISTS, which PostgreSQL may join with all that waits."""
+"""A condition on `deliveries`. Not NOT EXISTS, which PostgreSQL may turn into a join with all waiting deliveries."""
 
 _DUE_TYPES: dict[str, Any] = {
     "run_id": sa.Uuid,
@@ -191,7 +191,7 @@ CROSS JOIN LATERAL (
 ORDER BY head.due_at, head.id LIMIT %(limit)s
 """
 )
-"""What is due, locked, one queue after another: to be read after `QUEUES`, with `claim_parameters`."""
+"""The due deliveries, locked, one queue after another; append it to `QUEUES`, with `claim_parameters`."""
 
 _DUE_SQLITE = (
     sa.text(

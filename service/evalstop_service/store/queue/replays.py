@@ -1,8 +1,8 @@
-"""Events sent once more: new deliveries of what was announced, under the ids under which it was.
+"""Replays: new deliveries of past events, under their original event ids.
 
-A stop is replayed only while it still holds: its decision is to end the job, and the run has not gone on in a new
-attempt. `run.resume_requested` is replayed only while the stop is taken back. Else a replay could end a job that a
-person let go on.
+A stop is replayed only while it still holds: the decision is to end the job, and the run has not resumed in a new
+attempt. `run.resume_requested` is replayed only while the stop is taken back. Otherwise a replay could end a job that a
+person let continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evalstop_service.store.tables import decisions, events, runs
 
 @dataclass(frozen=True)
 class Replay:
-    """The new deliveries, how many events were `passed_over`, and the last event looked at if there may be more."""
+    """The new deliveries, how many events were `passed_over`, and the last event examined if there may be more."""
 
     deliveries: Sequence[UUID]
     passed_over: int
@@ -43,9 +43,9 @@ def replay_range(
     limit: int,
     now: datetime,
 ) -> Replay:
-    """Send the events of a project from `since` to before `until` once more, oldest first, at most `limit` of them.
+    """Replay the events of a project from `since` to before `until`, oldest first, at most `limit` of them.
 
-    `types`: these alone. `after`: those made after this one, to go on where an earlier replay had to end.
+    `types`: only these. `after`: only events after this one, to continue an earlier replay.
     """
     query = _events(project_id).where(events.c.created_at >= since, events.c.created_at < until)
     if types is not None:
@@ -58,13 +58,13 @@ def replay_range(
 
 
 def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
-    """Send one event of a project once more; the new delivery. None: there is none, or it holds no longer."""
+    """Replay one event; returns the new delivery. None: there is no such event, or it no longer holds."""
     made = _send(tx, endpoint_id, tx.execute(_events(project_id).where(events.c.id == event_id)).all(), now)
     return made[0] if made else None
 
 
 def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
-    """Whether an event may be sent (again) now, which is always so but for stops and for stops taken back."""
+    """Whether an event may be replayed now; only stops and resume requests may not."""
     return bool(_holding(tx, tx.execute(_events(project_id).where(events.c.id == event_id)).all()))
 
 
@@ -79,7 +79,7 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
 
 
 def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:
-    """Those of the events that still hold; they do until this is committed."""
+    """The events that still hold; they keep holding until this transaction ends."""
     states = _states(tx, [event for event in found if event.type in URGENT_EVENTS])
     return [
         event
@@ -91,7 +91,7 @@ def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:
 
 
 def _states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:
-    """The states of decisions on the present attempts of their runs; both stay as they are until this is committed."""
+    """The states of decisions on the current attempts of their runs; both are locked until this transaction ends."""
     if not stops:
         return {}
     of_runs = sa.select(runs.c.id, runs.c.attempt).where(runs.c.id.in_({event.run_id for event in stops}))

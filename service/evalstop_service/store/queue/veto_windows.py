@@ -1,4 +1,4 @@
-"""Veto windows that are extended because no veto could be heard: the stop waits as long, and caches learn of it."""
+"""Extends veto windows when no veto could be received: the stop waits that long, and run caches are invalidated."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from evalstop_service.store.decisions import UNSEEN
 from evalstop_service.store.tables import decisions, deliveries, events, projects, runs
 
 EXTENSION_SECONDS = 60.0
-"""For a veto after one could not be heard; a project with a shorter veto window gives that."""
+"""The extension after an outage; a project with a shorter veto window gets that instead."""
 
-_PENDING = decisions.c.state == sa.literal_column("'pending'")  # spelled out for the partial index
+_PENDING = decisions.c.state == sa.literal_column("'pending'")  # inlined, so that the partial index is used
 
 
 def extend_windows(
@@ -30,10 +30,10 @@ def extend_windows(
     ended_before: datetime | None = None,
     project_ids: Collection[UUID] | None = None,
 ) -> int:
-    """Have pending stops wait until a veto can be said; returns how many. A longer window stays as it is.
+    """Extend the veto windows of pending stops; returns how many. A longer window stays as it is.
 
-    `ended_before`: only those whose window ended before. `project_ids`: only those of these projects. Runs are locked
-    first, in the order of their ids.
+    `ended_before`: only windows that ended before. `project_ids`: only these projects. Runs are locked first, in the
+    order of their ids.
     """
     which = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
     if project_ids is not None:
@@ -61,7 +61,7 @@ def extend_windows(
 
 
 def extend_unseen_windows(tx: Transaction, now: datetime) -> int:
-    """Extend the windows that ended while nobody could write; returns how many."""
+    """Extend the windows that ended while nothing could be written; returns how many."""
     return extend_windows(tx, now, "the veto window ended while the service could not write", now - UNSEEN)
 
 
@@ -83,5 +83,5 @@ def _extend(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) 
 
 
 def _raise_versions(tx: Transaction, run_ids: Sequence[UUID]) -> None:
-    """Have processes that hold these runs in their cache load the decisions anew."""
+    """Make processes that cache these runs reload their decisions."""
     tx.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(version=runs.c.version + 1))

@@ -1,4 +1,4 @@
-"""The tables. Every table that grows carries the run's id first in its key, so that it can be spread by run."""
+"""The tables. Every table that grows has the run's id first in its key, so that it can be partitioned by run."""
 
 from evalstop_service.store.tables.columns import UtcTime, metadata, moment_text
 from evalstop_service.store.tables.decisions import (

@@ -1,4 +1,4 @@
-"""What the tables are made of: types of columns, and the keys of what belongs to a run."""
+"""Building blocks of the tables: column types, and the keys of rows that belong to a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ metadata = sa.MetaData(
 
 
 class UtcTime(sa.TypeDecorator[datetime]):
-    """A moment in UTC; SQLite forgets the zone, so it is put back."""
+    """A moment in UTC; SQLite drops the time zone, so it is restored."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -36,12 +36,12 @@ class UtcTime(sa.TypeDecorator[datetime]):
 
 
 def moment_text(moment: datetime) -> str:
-    """A moment as SQLite holds it."""
+    """A moment in the text form that SQLite stores."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 class EnumText(sa.TypeDecorator[StrEnum]):
-    """A text that is one of the values of an enum."""
+    """A text column with the values of an enum."""
 
     impl = sa.Text
     cache_ok = True
@@ -58,7 +58,7 @@ class EnumText(sa.TypeDecorator[StrEnum]):
 
 
 class StructJson(sa.TypeDecorator[Any]):
-    """A struct as a JSON document; None is NULL. Fields that the struct does not have are skipped when it is read."""
+    """A struct as a JSON document; None is NULL. Unknown fields are skipped on reading."""
 
     impl = sa.JSON
     cache_ok = True
@@ -68,7 +68,7 @@ class StructJson(sa.TypeDecorator[Any]):
         self.kind = kind
 
     def coerce_compared_value(self, op: Any, value: Any) -> Any:
-        """What a part of the document is compared with is no such document."""
+        """A value compared with a part of the document is not itself such a document."""
         return self.impl_instance.coerce_compared_value(op, value)
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
@@ -79,7 +79,7 @@ class StructJson(sa.TypeDecorator[Any]):
 
 
 class Real(sa.TypeDecorator[float]):
-    """A double that may be NaN. SQLite turns NaN into NULL by itself, so NULL stands for NaN in both databases."""
+    """A double that may be NaN. SQLite turns NaN into NULL, so NULL stands for NaN in both databases."""
 
     impl = sa.Double
     cache_ok = True
@@ -92,7 +92,7 @@ class Real(sa.TypeDecorator[float]):
 
 
 def own_id(**options: Any) -> sa.Column[Any]:
-    """The id of the row itself."""
+    """The primary key of the row itself."""
     return sa.Column("id", sa.Uuid, **options)
 
 
@@ -102,7 +102,7 @@ def of_run() -> sa.Column[Any]:
 
 
 def part_of(parent: str, column: str, **options: Any) -> tuple[sa.schema.SchemaItem, ...]:
-    """The key of a row that belongs to a row of `parent`: the run's id and, called `column`, the parent's."""
+    """The key of a row that belongs to a row of `parent`: the run's id and the parent's id, the latter as `column`."""
     return (
         sa.Column("run_id", sa.Uuid, primary_key=True),
         sa.Column(column, sa.Uuid, **options),

@@ -1,4 +1,4 @@
-"""What was decided of a run, and whether it was right."""
+"""Decisions on runs, and whether they were right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ decisions = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("action", EnumText(Action), nullable=False, server_default="stop"),
     sa.Column("state", EnumText(DecisionState), nullable=False),
-    sa.Column("state_reason", sa.Text, nullable=False, server_default=""),  # of its last change
+    sa.Column("state_reason", sa.Text, nullable=False, server_default=""),  # of its last transition
     sa.Column("guard_kinds", sa.JSON, nullable=False, server_default="[]"),  # while it is on hold
     sa.Column("step", sa.BigInteger, nullable=False),
     sa.Column("verdict", StructJson(Verdict), nullable=False),
@@ -27,15 +27,13 @@ decisions = sa.Table(
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
     sa.Column("due_at", UtcTime, nullable=False),  # the end of the veto window
     sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("deadline_at", UtcTime),  # when the service has to look after it by itself; NULL: never
+    sa.Column("deadline_at", UtcTime),  # when the service has to act by itself; NULL: never
     sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
-    sa.Column(
-        "observed_probability", sa.Double, nullable=False
-    ),  # of letting the run go on, so that its outcome is seen
-    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
+    sa.Column("observed_probability", sa.Double, nullable=False),  # of the hold-out that lets its outcome be observed
+    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: a concurrent second one is rejected
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
-    sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # how many there were within an hour
+    sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
     sa.Index(
         "ix_decisions_due_at",
         "due_at",
@@ -62,7 +60,7 @@ decision_changes = sa.Table(
     sa.Column("at", UtcTime, nullable=False),
 )
 
-# What turned out to be true of an attempt, whether or not it was flagged: the last row counts.
+# What turned out to be true of an attempt, flagged or not; the last row counts.
 outcomes = sa.Table(
     "outcomes",
     metadata,
@@ -71,15 +69,15 @@ outcomes = sa.Table(
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
     sa.Column("turn_step", sa.BigInteger),
-    sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person said so
+    sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person reported it
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("note", sa.Text, nullable=False),
-    sa.Column("assessment", StructJson(RunAssessment)),  # the numbers behind it; NULL: a person said so
+    sa.Column("assessment", StructJson(RunAssessment)),  # the numbers behind it; NULL: a person reported it
     sa.Column("at", UtcTime, nullable=False),
 )
 
-# An attempt that has ended, in one row: what was decided, what was true, what it cost. Made of the rows above; all that
-# is estimated is counted here.
+# Attempts that have ended, one row each: decision, outcome and cost. Derived from the tables above; all estimates are
+# computed from these rows.
 cases = sa.Table(
     "cases",
     metadata,
@@ -92,7 +90,7 @@ cases = sa.Table(
     sa.Column("run_outcome", EnumText(RunOutcome), nullable=False),
     sa.Column("derived", sa.Boolean, nullable=False),
     sa.Column("turn_step", sa.BigInteger),
-    sa.Column("decision_id", sa.Uuid),  # NULL: never flagged, as is all that follows of the decision
+    sa.Column("decision_id", sa.Uuid),  # NULL: never flagged; then all columns about the decision are NULL
     sa.Column("treatment", EnumText(Treatment)),
     sa.Column("observed_probability", sa.Double),
     sa.Column("decided_step", sa.BigInteger),
@@ -100,19 +98,19 @@ cases = sa.Table(
     sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
     sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
     sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision
-    sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
-    sa.Column("gpu_hours_saved", sa.Double),  # by a stop, by its pace; of one not carried out, measured
+    sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: the number of GPUs is not known
+    sa.Column("gpu_hours_saved", sa.Double),  # by a stop, extrapolated; by one not carried out, measured
     sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
-    sa.Column("parked_seconds", sa.Double),  # how long its job was set aside; NULL: never
-    # By which it counts towards a rollout stage, or does not.
+    sa.Column("parked_seconds", sa.Double),  # how long its job was parked; NULL: never
+    # Whether it counts towards a rollout stage depends on these.
     sa.Column("seconds", sa.Double, nullable=False),
     sa.Column("evals", sa.Integer, nullable=False),  # finite ones
-    sa.Column("key_id", sa.Uuid),  # that opened its run
+    sa.Column("key_id", sa.Uuid),  # the key that opened its run
     sa.Column("ended_at", UtcTime, nullable=False),
-    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # another whenever the row is made anew
+    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # changes whenever the row is rewritten
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
     sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
-    sa.Index(  # the few that were flagged; and all others, in an index so small that it is read whole
+    sa.Index(  # two partial indexes: the few flagged cases, and all others in an index small enough to be read whole
         "ix_cases_flagged",
         "project_id",
         "policy_id",
@@ -130,7 +128,7 @@ cases = sa.Table(
     ),
 )
 
-# A policy tried on the runs of the past, before it is let loose.
+# A policy replayed on past runs before it is used.
 backtests = sa.Table(
     "backtests",
     metadata,
@@ -143,7 +141,7 @@ backtests = sa.Table(
     sa.Column("done", sa.Integer, nullable=False, server_default="0"),
     sa.Column("findings", sa.JSON, nullable=False),
     sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("lease_until", UtcTime),  # while a worker is at it
+    sa.Column("lease_until", UtcTime),  # of the worker that runs it
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
     sa.Index("ix_backtests_project_id_id", "project_id", "id"),

@@ -1,4 +1,4 @@
-"""A project, and what belongs to it rather than to one of its runs."""
+"""Projects, and rows that belong to a project rather than to one of its runs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ projects = sa.Table(
     sa.Column("default_policy", sa.Text, nullable=False),
     sa.Column("default_mode", EnumText(Mode), nullable=False),
     sa.Column("max_mode", EnumText(Mode), nullable=False, server_default="shadow"),  # what trainers may ask for
-    sa.Column("allowed_policies", sa.JSON(none_as_null=True)),  # that trainers may choose; NULL: any
+    sa.Column("allowed_policies", sa.JSON(none_as_null=True)),  # those that trainers may choose; NULL: any
     sa.Column("veto_window_seconds", sa.Double, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
-    sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until somebody says so
+    sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until it is resumed
     sa.Column("paused_by", sa.Text),
     sa.Column("paused_reason", sa.Text),
-    # The blast radius: at most so many stops an hour, and of the running runs at most this share; NULL: no bound.
+    # The most stops in an hour, and the largest share of the running runs that may be stopped; NULL: no limit.
     sa.Column("stops_per_hour", sa.Integer, server_default="30"),
     sa.Column("stops_share", sa.Double, server_default="0.5"),
-    sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # then a stop is escalated
-    sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
-    sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all that is left to chance in it
-    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops
-    sa.Column("second_person", sa.Boolean, nullable=False, server_default=sa.false()),  # for what ends jobs
-    # What a case has to show to count towards a rollout stage.
+    sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # after this a stop is escalated
+    sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale earlier
+    sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all random choices in the project
+    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # share of its stops
+    sa.Column("second_person", sa.Boolean, nullable=False, server_default=sa.false()),  # for ending jobs
+    # Requirements for a case to count towards a rollout stage.
     sa.Column("case_seconds", sa.Double, nullable=False, server_default="600"),
     sa.Column("case_evals", sa.Integer, nullable=False, server_default="8"),
     sa.Column("case_gpu_hours", sa.Double, nullable=False, server_default="0.1"),
     sa.Column("cases_per_key_and_day", sa.Integer, nullable=False, server_default="20"),
-    sa.Column("price_per_gpu_hour", sa.Double),  # NULL: not said
+    sa.Column("price_per_gpu_hour", sa.Double),  # NULL: unknown
     sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
-    sa.Column("quotas", StructJson(Quotas), nullable=False, server_default="{}"),  # what is left out has its default
-    sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that fits a metric's name
+    sa.Column("quotas", StructJson(Quotas), nullable=False, server_default="{}"),  # missing quotas have their defaults
+    sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that matches a metric's name
 )
 
 keys = sa.Table(
@@ -57,14 +57,14 @@ keys = sa.Table(
     sa.Column("revoked_at", UtcTime),
     sa.Column("expires_at", UtcTime),  # NULL: never
     sa.Column("last_used_at", UtcTime),  # to the hour
-    sa.Column("networks", sa.JSON, nullable=False),  # from which it is taken; none: from anywhere
-    sa.Column("endpoint_ids", sa.JSON, nullable=False),  # whose stops it reports on; none: all of the project
+    sa.Column("networks", sa.JSON, nullable=False),  # from which it is accepted; empty: any
+    sa.Column("endpoint_ids", sa.JSON, nullable=False),  # whose stops it reports on; empty: all of the project
     sa.Column("previous_hash", sa.Text, unique=True),  # of the secret before it was rotated
     sa.Column("previous_until", UtcTime),
 )
 
-# Who is signed in to the pages: by a key, or by somebody else's word (OpenID Connect), and then what they may do:
-# project name -> role.
+# Users signed in to the dashboard: by a key, or by an OpenID Connect issuer, whose grants map project names to
+# roles.
 sessions = sa.Table(
     "sessions",
     metadata,
@@ -91,21 +91,21 @@ policies = sa.Table(
     sa.UniqueConstraint("project_id", "name", "version"),
 )
 
-# How much a policy may do by itself in a project, by what it has shown; no row: as much as its runs' mode says.
+# How much a policy may do by itself in a project, by its measured precision; no row: only its runs' mode counts.
 rollout_stages = sa.Table(
     "rollout_stages",
     metadata,
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
     sa.Column("policy_name", sa.Text, primary_key=True),
     sa.Column("stage", EnumText(Stage), nullable=False),
-    sa.Column("required_precision", sa.Double, nullable=False),  # the lower bound has to pass it
-    sa.Column("canary_share", sa.Double, nullable=False),  # of its stops, while it is a canary
+    sa.Column("required_precision", sa.Double, nullable=False),  # which the lower confidence bound has to pass
+    sa.Column("canary_share", sa.Double, nullable=False),  # share of its stops that a canary carries out
     sa.Column("since", UtcTime, nullable=False),
-    sa.Column("numbers", StructJson(StageNumbers), nullable=False),  # by which it came to its stage
-    sa.Column("version", sa.Integer, nullable=False),  # of the policy that has shown it
+    sa.Column("numbers", StructJson(StageNumbers), nullable=False),  # behind its stage
+    sa.Column("version", sa.Integer, nullable=False),  # of the policy that earned it
 )
 
-# What waits for somebody's word before it is done, and what became of it.
+# Proposals that wait for confirmation, and what became of them.
 proposals = sa.Table(
     "proposals",
     metadata,
@@ -132,7 +132,7 @@ proposals = sa.Table(
     ),
 )
 
-# What people and keys did, in the transaction that did it. Chained a moment later: until then the last three are NULL.
+# What people and keys did, written in the same transaction. Chained a moment later: until then the last three are NULL.
 audit_log = sa.Table(
     "audit_log",
     metadata,
@@ -156,7 +156,7 @@ sa.Index(
     sqlite_where=audit_log.c.position.is_(None),
 )
 
-# Where each project's chain ends. Whoever appends to it holds this row.
+# The end of each project's chain. A transaction that appends to the chain locks this row.
 audit_chains = sa.Table(
     "audit_chains",
     metadata,

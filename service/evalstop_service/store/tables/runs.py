@@ -1,4 +1,4 @@
-"""A run, and all that is recorded while it goes on."""
+"""Runs, and everything recorded while they run."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ runs = sa.Table(
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
     sa.Column("mode", EnumText(Mode), nullable=False),
     sa.Column("total_steps", sa.BigInteger),
-    # Of the run's time, what one eval takes, 0 if nobody knows; NULL: nobody evaluates checkpoints on request.
+    # Share of the run's time that one eval takes, 0 if unknown; NULL: checkpoints are not evaluated on request.
     sa.Column("eval_share", sa.Double),
     sa.Column("last_step", sa.BigInteger),
     sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
-    # The version at which the past last changed: a monitor kept at an earlier one has to be rebuilt.
+    # The version of the last change to past data: a monitor stored at an earlier version has to be rebuilt.
     sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
     sa.Column("verdict", StructJson(Verdict), nullable=False),
     sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
     sa.Column("raw_maximum", StructJson(RawMaximum)),
     sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended
-    sa.Column("recognition", StructJson(Recognition)),  # how its metrics got their roles; NULL: its trainer said so
+    sa.Column("recognition", StructJson(Recognition)),  # how its metrics got their roles; NULL: given by the trainer
     sa.Column("eval_changes", StructJson(tuple[EvalChange, ...]), nullable=False, server_default="[]"),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
-    sa.Column("pruned_at", UtcTime),  # since then its details are gone, or on their way
-    sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, where that was taken
-    sa.Column("job", sa.Text),  # what its trainer says of where it runs; whoever says the same attaches to it
-    sa.Column("opening", sa.Uuid),  # the request that opened it, which may be sent again
-    sa.Column("opened_by", sa.Uuid),  # the key that says by its labels which job it is; NULL: any of the project
+    sa.Column("pruned_at", UtcTime),  # since then its details are being or have been removed
+    sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, if it was taken
+    sa.Column("job", sa.Text),  # where it runs, as given by its trainer; a trainer that gives the same attaches to it
+    sa.Column("opening", sa.Uuid),  # the id of the request that opened it, which may be retried
+    sa.Column("opened_by", sa.Uuid),  # the key whose labels identify the job; NULL: any key of the project
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_runs_project_id_opened_as", "project_id", "opened_as", **_where("opened_as IS NOT NULL")),
     sa.Index("uq_runs_project_id_opening", "project_id", "opening", unique=True, **_where("opening IS NOT NULL")),
@@ -67,7 +67,7 @@ runs = sa.Table(
     ),
 )
 
-# What people say of a run. In a table of its own it makes no new version of the run, which replicas would reload.
+# What people say of a run. In its own table, so that a change does not create a new version that replicas reload.
 run_descriptions = sa.Table(
     "run_descriptions",
     metadata,
@@ -92,10 +92,10 @@ attempts = sa.Table(
 )
 
 LIVE = 0
-"""`superseded_by` of an observation or a checkpoint that counts."""
+"""`superseded_by` of live observations and checkpoints."""
 
-# The identity of a live observation is (run, metric, step): `superseded_by` is 0 for it, and for a superseded one the
-# attempt that took its place, so that the key itself keeps an identity from being counted twice.
+# The key of an observation is (run, metric, step, superseded_by). `superseded_by` is 0 for the live one and otherwise
+# the attempt that replaced it, so the key itself keeps an observation from being counted twice.
 observations = sa.Table(
     "observations",
     metadata,
@@ -122,8 +122,8 @@ checkpoints = sa.Table(
     sa.Column("created_at", UtcTime, nullable=False),
 )
 
-# Paired evaluations that were asked for, and what they showed. `difference` is the current score less the best one's,
-# in the unit and direction of the eval metric; the observation that it became counts for the verdict.
+# Requests for paired evaluations, and their answers. `difference`: the current score less the best one's, in the
+# unit and direction of the eval metric; it is stored as an observation, which counts for the verdict.
 eval_requests = sa.Table(
     "eval_requests",
     metadata,
@@ -158,8 +158,8 @@ verdicts = sa.Table(
     sa.Column("at", UtcTime, nullable=False),
 )
 
-# A cache of what can be rebuilt from the observations; it may lag behind the run. The run's row is locked by whoever
-# writes here, as with observations, so that neither needs a foreign key.
+# A cache that can be rebuilt from the observations; it may lag behind the run. Writers lock the run's row, as for
+# observations, so neither needs a foreign key.
 monitor_states = sa.Table(
     "monitor_states",
     metadata,
@@ -169,7 +169,7 @@ monitor_states = sa.Table(
     sa.Column("saved_at", UtcTime, nullable=False),
 )
 
-# What `store.series` summarizes: neighboring live observations, so many a row.
+# Summaries for `store.series`: adjacent live observations, a fixed number in a row.
 series_buckets = sa.Table(
     "series_buckets",
     metadata,
@@ -185,7 +185,7 @@ series_buckets = sa.Table(
     sa.Column("infinite_count", sa.Integer, nullable=False),
 )
 
-# Whether a run is alive, as far as its posts and heartbeats tell; ingestion writes only a step past its budget here.
+# Run health, from posts and heartbeats; ingestion writes here only to record a step past its budget.
 run_health = sa.Table(
     "run_health",
     metadata,
@@ -194,9 +194,9 @@ run_health = sa.Table(
     sa.Column("state", EnumText(Liveness), nullable=False),
     sa.Column("next_check_at", UtcTime),  # NULL: the run has ended
     sa.Column("heartbeat_at", UtcTime),
-    sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts
+    sa.Column("cadence_seconds", sa.Double),  # measured: between two posts
     sa.Column("metric_faults", StructJson(tuple[MetricFault, ...]), nullable=False),
-    sa.Column("costly_step_seconds", sa.Double),  # of its detectors, in one commit; NULL: within their budget so far
+    sa.Column("costly_step_seconds", sa.Double),  # of its detectors, in one commit; NULL: never over budget
     sa.Column("changed_at", UtcTime, nullable=False),
     sa.Index(
         "ix_run_health_next_check_at",
@@ -206,7 +206,7 @@ run_health = sa.Table(
     ),
 )
 
-# The runs whose details are being removed: a row until the last of them is gone, so that what broke off goes on.
+# Runs whose details are being removed: the row stays until all are gone, so that an interrupted removal continues.
 run_deletions = sa.Table(
     "run_deletions",
     metadata,
@@ -214,13 +214,13 @@ run_deletions = sa.Table(
     sa.Column("started_at", UtcTime, nullable=False),
 )
 
-# What clients of MLflow call their runs' folders.
+# Experiments, MLflow's name for the folders of runs.
 experiments = sa.Table(
     "experiments",
     metadata,
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),  # its id for clients; 0 is the default experiment
+    sa.Column("number", sa.Integer, nullable=False),  # the id that clients see; 0 is the default experiment
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("artifact_location", sa.Text, nullable=False),
     sa.Column("tags", sa.JSON, nullable=False),
@@ -231,12 +231,12 @@ experiments = sa.Table(
     sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
 )
 
-# What clients of MLflow say of a run beyond its labels. Times are milliseconds since 1970, as they send them.
+# What MLflow clients store beyond a run's labels. Times are milliseconds since 1970, as clients send them.
 mlflow_runs = sa.Table(
     "mlflow_runs",
     metadata,
     of_run(),
-    sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),  # NULL: the default one
+    sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),  # NULL: the default experiment
     sa.Column("start_time", sa.BigInteger),
     sa.Column("end_time", sa.BigInteger),
     sa.Column("deleted", sa.Boolean, nullable=False),
@@ -245,7 +245,7 @@ mlflow_runs = sa.Table(
     sa.Column("outputs", sa.JSON, nullable=False),
 )
 
-# Models that clients of MLflow log. `run_id`: of the run that trained it; a model without one has its own id there.
+# Models that MLflow clients logged. `run_id`: the run that trained it; for a model without one, its own id.
 logged_models = sa.Table(
     "logged_models",
     metadata,

@@ -1,4 +1,4 @@
-"""What is told to whom, and how often it was tried."""
+"""Webhook endpoints, events and deliveries."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ endpoints = sa.Table(
     sa.Column("secret", sa.Text, nullable=False),
     sa.Column("previous_secret", sa.Text),
     sa.Column("previous_secret_until", UtcTime),
-    sa.Column("signing_key", sa.Text, nullable=False),  # private, which signs along; receivers have the public one
+    sa.Column("signing_key", sa.Text, nullable=False),  # private; receivers have the public key
     sa.Column("public_key", sa.Text, nullable=False),
     sa.Column("enabled", sa.Boolean, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deleted_at", UtcTime),
     sa.Column("format", sa.Text, nullable=False, server_default="standard"),
-    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # one after the other, up to now
-    sa.Column("open_until", UtcTime),  # the circuit breaker: nothing is sent before
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # consecutive, up to now
+    sa.Column("open_until", UtcTime),  # circuit breaker: nothing is sent before
 )
 
 events = sa.Table(
@@ -35,7 +35,7 @@ events = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("decision_id", sa.Uuid),
     sa.Column("type", sa.Text, nullable=False),
-    sa.Column("body", sa.Text, nullable=False),  # the bytes that are signed, so that every attempt sends the same
+    sa.Column("body", sa.Text, nullable=False),  # the signed bytes, so that every attempt sends the same
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Index("ix_events_project_id_id", "project_id", "id"),
 )
@@ -48,14 +48,14 @@ deliveries = sa.Table(
     sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
     sa.Column("state", EnumText(DeliveryState), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("due_at", UtcTime, nullable=False),  # while a worker holds it: the end of its lease
-    sa.Column("urgent", sa.Boolean, nullable=False, server_default=sa.false()),  # overtakes what is not, of its run
+    sa.Column("due_at", UtcTime, nullable=False),  # while leased: the end of the lease
+    sa.Column("urgent", sa.Boolean, nullable=False, server_default=sa.false()),  # overtakes others of its run
     sa.Column("last_error", sa.Text),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("settled_at", UtcTime),
     sa.Index("ix_deliveries_id", "id"),
     sa.Index("ix_deliveries_event_id", "event_id"),
-    sa.Index(  # the queue of each endpoint, from its head
+    sa.Index(  # the queue of each endpoint
         "ix_deliveries_endpoint_id",
         "endpoint_id",
         "due_at",
@@ -63,7 +63,7 @@ deliveries = sa.Table(
         sqlite_where=sa.text("state = 'waiting'"),
         postgresql_where=sa.text("state = 'waiting'"),
     ),
-    sa.Index(  # what goes first, of a run to an endpoint
+    sa.Index(  # the urgent deliveries of a run to an endpoint
         "ix_deliveries_endpoint_id_run_id",
         "endpoint_id",
         "run_id",
@@ -82,6 +82,6 @@ delivery_attempts = sa.Table(
     sa.Column("duration_ms", sa.Double, nullable=False),
     sa.Column("status_code", sa.Integer),
     sa.Column("error", sa.Text),
-    sa.Column("url", sa.Text),  # where it was sent, which the endpoint may have changed since
-    sa.Column("answer", sa.Text),  # how its body began
+    sa.Column("url", sa.Text),  # where it was sent; the endpoint may have changed since
+    sa.Column("answer", sa.Text),  # the start of the response body
 )
