@@ -30,7 +30,7 @@ BEYOND_SCHEMA = {
     r"/metrics/literal": "said beside the next one, because the word auto may stand there too",
     r"one metric a role": "JSON Schema cannot compare the members of an object",
     r"a \[ that is not closed": "no regular expression counts brackets",
-    r"was right if it did not turn|a stop is right at the turn": "whether a label can be true depends on the record",
+    r"did not turn: omit turn_step|a stop is right at or after": "whether a label can be true depends on the record",
     r"the scrape holds no|has \d+ values in the scrape|has no timestamp": "a scrape is text",
     r"the body is not (OpenMetrics|the text format)|a step is a whole number from": "a scrape is text",
     r"step, step_label, step_metric: one of them|group_by names two periods": "OpenAPI relates no parameters",

@@ -1,1 +1,1 @@
-"""Decisions: their transitions, what people and receivers say of them, guards, deadlines and stale runs."""
+"""Decisions: transitions, commands of people, reports of receivers, guards, deadlines and stale runs."""

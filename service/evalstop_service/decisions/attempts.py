@@ -1,4 +1,4 @@
-"""Attempts: what is left of one when the next begins, be it by a resume, a reopening or a person's order."""
+"""Attempts: closing one when the next begins, through a resume, a reopening or a person's order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 
 SPENT = STOPPING | {DecisionState.MOOT}
-"""The stop of an attempt was sent, or will never be: a run that goes on in it could not be stopped any more. A decision
-that follows its run is none of them."""
+"""States in which the stop of an attempt was or never will be sent: a run that continues could no longer be stopped.
+Decisions that follow their run are not included."""
 
 
 def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
-    """Have the stop of a run's present attempt end no later one, and record its case; the run is locked."""
+    """Cancel the undelivered stop of a run's current attempt, and record its case; the run is locked."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if decision is not None:  # a stop that is not delivered yet is not for the attempt that begins now
+    if decision is not None:  # an undelivered stop must not apply to the attempt that begins now
         tried = outbox.read_stop_reach(tx, run.id, decision.id).tried
         transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), RunResumed(now, step, tried))
     if run.ended_at is None:
@@ -31,7 +31,7 @@ def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
 
 
 def carry_decision(tx: Transaction, run: Run) -> Decision | None:
-    """Have a decision that follows the run leave the attempt before this one; None: the run begins without one."""
+    """Detach a decision that follows the run from the previous attempt; None: the run begins without one."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt - 1)
     if decision is None or not decision.follows_run:
         return None
@@ -40,9 +40,9 @@ def carry_decision(tx: Transaction, run: Run) -> Decision | None:
 
 
 def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
-    """The run, which is locked, in a new attempt that goes on where the present one is: all that it has seen counts.
+    """The run, which is locked, in a new attempt that continues from the same step: all its observations count.
 
-    Its row is for the caller to save.
+    The caller saves its row.
     """
     step = run.last_step or 0
     leave_attempt(tx, run, step, now)
@@ -51,6 +51,6 @@ def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
 
 
 def is_spent(tx: Transaction, run: Run) -> bool:
-    """Whether the stop of the run's present attempt was carried out, or can be no more."""
+    """Whether the stop of the run's current attempt was sent, or can no longer be."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     return decision is not None and decision.state in SPENT and not decision.follows_run

@@ -1,7 +1,7 @@
-"""What people and receivers do to a decision, and how a run ends.
+"""Commands of people and receivers on decisions, and how a run ends.
 
-What people do is in the audit log as well, under the identity that they proved (`proved`), not the name that they give
-(`actor`). Repeating a command changes nothing. Each command locks the run before its decision.
+Commands of people are also in the audit log, under the authenticated identity (`proved`), not the name that they give
+(`actor`). Commands are idempotent. Each locks the run before its decision.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
 OVER = STOPPED | {DecisionState.FAILED, DecisionState.MOOT, DecisionState.UNDONE}
-"""States from which a stop is not requested any more."""
+"""States in which a stop can no longer be requested."""
 
 _ENDS = {RunStatus.COMPLETED: EventType.COMPLETED, RunStatus.FAILED: EventType.FAILED}
 
 ACTIONS = {Vetoed: "decision.vetoed", Released: "decision.released", Undone: "decision.undone"}
-"""What the audit log calls the commands."""
+"""The names of the commands in the audit log."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a person says was true of a decision, or of a run that was left alone; `turn_step`: None, if not known."""
+    """A person's judgment of a decision, or of a run that was left alone; `turn_step`: None, if not known."""
 
     outcome: DecisionOutcome
     turn_step: int | None
@@ -66,8 +66,8 @@ def apply_command(
     command: Vetoed | Released | Undone,
     proved: str | None = None,
 ) -> Decision:
-    """Veto, release or undo a stop; raises Conflict if it was requested already, its project is paused, or it was never
-    requested. The guards of a release are found here."""
+    """Veto, release or undo a stop; raises Conflict if it was already requested, its project is paused, or it was never
+    requested. The guards of a release are evaluated here."""
     with database.transaction() as tx:
         return carry_out_command(tx, project_id, decision_id, command, proved)
 
@@ -75,7 +75,7 @@ def apply_command(
 def carry_out_command(
     tx: Transaction, project_id: UUID, decision_id: UUID, command: Vetoed | Released | Undone, proved: str | None = None
 ) -> Decision:
-    """The same within a transaction."""
+    """Like `apply_command`, within a transaction."""
     run, decision = _lock_decision(tx, project_id, decision_id)
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
@@ -94,11 +94,11 @@ def carry_out_command(
 def stop_run(
     database: Database, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
 ) -> Decision:
-    """Stop a run at once because a person orders it; raises Conflict when it has ended, or its stop is under way.
+    """Stop a run at once on a person's order; raises Conflict when it has ended, or its stop is in progress.
 
-    1. A run whose stop was carried out, undone or moot, and that goes on, begins a new attempt: receivers ignore a
+    1. If the run continues although its stop was carried out, undone or moot, begin a new attempt: receivers ignore a
        decision that they have seen before.
-    2. Create the decision, or move the one that the policy made to `requested`.
+    2. Create the decision, or move the policy's one to `requested`.
     3. Raise the version of the run, so that processes with the run in their cache load the decision.
     4. Write the audit log.
     """
@@ -109,7 +109,7 @@ def stop_run(
 def order_run_stop(
     tx: Transaction, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
 ) -> Decision:
-    """The same within a transaction."""
+    """Like `stop_run`, within a transaction."""
     run = _lock_run(tx, project_id, run_id)
     if run.status not in UNENDED:
         raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
@@ -126,13 +126,12 @@ def order_run_stop(
 def record_report(
     database: Database, project_id: UUID, decision_id: UUID, report: Reported, proved: str | None = None
 ) -> Decision:
-    """Record what a receiver reports; raises Conflict on a report that the state does not allow.
+    """Record a receiver's report; raises Conflict if the decision's state does not allow it.
 
-    1. A confirmation ends the run, if it is still in the attempt that was to be stopped. A run whose job is parked is
-       parked, even if its trainer said at its end that it failed.
-    2. Move the decision; its event names the change point that the ended run shows.
-    3. Record the case of the attempt, now that run and decision are final.
-    4. Write the audit log: a receiver names itself, and its key is what it proved.
+    1. A confirmation ends the run, if it is still in the attempt that was to be stopped. A run whose job is parked
+    becomes parked, even if its trainer reported a failure at its end. 2. Move the decision; its event contains the
+    change point of the ended run. 3. Record the case of the attempt, now that run and decision are final. 4. Write the
+    audit log: the receiver gives its own name, its key is the proved identity.
     """
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         confirms = report.state == DecisionState.CONFIRMED
@@ -181,11 +180,11 @@ def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | 
     step = label.turn_step
     if label.outcome == DecisionOutcome.RIGHT and step is not None:
         if decision is None:
-            raise Invalid("to let a run continue was right if it did not turn: leave out turn_step, or say wrong")
+            raise Invalid("letting a run continue was right if it did not turn: omit turn_step, or label it wrong")
         if step > decision.step:
             raise Invalid(
-                f"a stop is right at the turn or after it, and this one was decided at step {decision.step}, "
-                f"before {step}: say wrong, or another turn_step"
+                f"a stop is right at or after the turn, but this one was decided at step {decision.step}, "
+                f"before {step}: label it wrong, or give another turn_step"
             )
     details: dict[str, Any] = {"outcome": label.outcome, "turn_step": step, "note": label.note}
     outcomes.add_outcome(tx, run.id, attempt, **details, actor=label.actor, now=label.at)
@@ -203,9 +202,9 @@ def finish_run(
     obeyed: UUID | None = None,
     actor: str = SERVICE,
 ) -> Run:
-    """Record that a trainer ended its run; a run that was stopped stays stopped.
+    """Record that a trainer ended its run; a stopped run stays stopped.
 
-    `obeyed`: the decision for which it ended the run; `actor`: the key that says so.
+    `obeyed`: the decision for which it ended the run; `actor`: the key of the report.
     """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
@@ -222,11 +221,12 @@ def finish_run(
 def end_run(
     tx: Transaction, run: Run, status: str, now: datetime, *, obeyed: UUID | None = None, actor: str = SERVICE
 ) -> Run:
-    """End a run, which is locked and was not stopped: as its trainer reports, or because it is lost.
+    """End a run, which is locked and was not stopped: its trainer reported its end, or it is lost.
 
-    1. A run that its trainer ended for a stop that was requested is stopped, and its decision obeyed.
+    1. A run that its trainer ended because of a requested stop is stopped, and its decision obeyed.
     2. Save the run with its change point in hindsight.
-    3. Otherwise its decision is moot, unless a receiver may have the stop: then only the scheduler can confirm the end.
+    3. Otherwise its decision becomes moot, unless a receiver may have the stop: then only the scheduler can confirm the
+       end.
     4. Record the case of the attempt.
     """
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
@@ -242,7 +242,7 @@ def end_run(
 
 
 def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
-    """The run, which goes on if it was parked and its decision no longer is: its case is open again, and its liveness
+    """The run, set running if it was parked and its decision no longer is: its case is deleted, and its liveness
     checked."""
     if run.status != RunStatus.PARKED or decision.state != DecisionState.UNDONE:
         return run

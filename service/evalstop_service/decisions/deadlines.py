@@ -1,8 +1,8 @@
 """Deadlines: escalates or fails requested stops that no receiver confirmed in time, and rechecks stops on hold.
 
-A stop that every receiver refuses, such as one that is too large for them, has failed at once.
+A stop that every receiver refuses, for example because it is too large, fails at once.
 
-Any number of processes may do this at the same time.
+Any number of processes may do this concurrently.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from evalstop_service.store.queue import outbox, queues
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""The longest time between two checks, because any process may set a deadline meanwhile; a check reads one index, and
-the deliveries of the stops that await their confirmation."""
+"""The longest time between two checks, since other processes may set deadlines meanwhile; a check reads one index and
+the deliveries of unconfirmed stops."""
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
@@ -45,9 +45,9 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 
 def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: False) -> None:
-    """Process all decisions whose deadline has passed, in a transaction each, until `pause` asks to end.
+    """Process all decisions whose deadline has passed, each in its own transaction, until `pause` asks to stop.
 
-    A decision that fails does not delay the others; its error is raised at the end.
+    An error does not delay the other decisions; it is raised at the end.
     """
     failure: Exception | None = None
     last: OverdueDecision | None = None
@@ -61,7 +61,7 @@ def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: F
                 return
             try:
                 _process_decision(database, overdue, now)
-            except sa.exc.OperationalError:  # the database is away: the others would fail as well
+            except sa.exc.OperationalError:  # the database is unreachable: the others would fail as well
                 raise
             except Exception as error:
                 error.add_note(f"while processing the overdue decision {overdue.id}")
@@ -77,7 +77,7 @@ def _process_decision(database: Database, overdue: OverdueDecision, now: datetim
         decision = decisions.find_decision(tx, overdue.project_id, overdue.id)
         if run is None or decision is None:
             return
-        decision = decisions.lock_decision(tx, decision)  # as it is now: another process may have been faster
+        decision = decisions.lock_decision(tx, decision)  # reread: another process may have changed it
         if decision.state == DecisionState.ON_HOLD:
             moved = transitions.recheck_guards(tx, run, decision, now)
         else:

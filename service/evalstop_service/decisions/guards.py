@@ -2,19 +2,19 @@
 
 | kind | the stop is on hold because | until |
 |---|---|---|
-| `paused` | somebody paused the project | the project is resumed |
+| `paused` | the project is paused | the project is resumed |
 | `stops_per_hour` | the project has reached its limit of stops within an hour | time passes, or the limit is raised |
 | `stops_share` | too large a share of its runs would be stopped within an hour | time passes, or the limit is raised |
-| `stale` | the run has not reported for long, or is lost | it reports again |
+| `stale` | the run is late with its reports, or is lost | it reports again |
 | `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
-| `cannot_park` | no endpoint asks for `run.park_requested`, so nobody can park the job | an endpoint does |
+| `cannot_park` | no endpoint subscribes to `run.park_requested`, so nobody can park the job | an endpoint does |
 
 A policy may override `stale`, `metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of
-decisions. A transaction that decides holds the lock of the project until its commit, so of two stops at the same time
-the second counts the first. That lock is taken after the lock of the run, everywhere (see `projects.lock`). A
-transaction that decides on runs of several projects takes the locks in the order of the messages; the database breaks a
-deadlock of two such, and ingestion tries again.
+decisions. A transaction that decides locks the project until its commit, so of two concurrent stops the second counts
+the first. This lock is always taken after the lock of the run (see `projects.lock_project`). A transaction that decides
+on runs of several projects locks them in the order of the messages; the database resolves a deadlock of two such
+transactions, and ingestion retries.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
 WINDOW = timedelta(hours=1)
-"""Within which stops are counted."""
+"""The window in which stops are counted."""
 
 FEWEST_STOPS, FEWEST_RUNS = 10, 20
-"""The share of the runs that are stopped is looked at from so many stops or so many runs on: of three runs two may well
-turn within the same hour."""
+"""The share is checked from this many stops or runs on: two of three runs may well turn within the same hour."""
 
 
 def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
@@ -60,7 +59,7 @@ def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> t
 
 
 def find_pause(project: Project) -> tuple[Guard, ...]:
-    """The guard of a paused project, none otherwise."""
+    """The guard of a paused project; none if it is not paused."""
     if project.paused_at is None:
         return ()
     why = f": {project.paused_reason}" if project.paused_reason else ""
@@ -74,11 +73,11 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
         return
     stops, ended = decisions.count_issued_stops(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
     if most is not None and stops >= most:
-        reason = f"{stops} runs were stopped within an hour, and the project allows {most}"
+        reason = f"{stops} runs were stopped within an hour; the limit of the project is {most}"
         yield Guard(GuardKind.STOPS_PER_HOUR, reason, {"stops": stops, "stops_per_hour": most})
     if share is not None and stops > 0:  # one stop is always allowed
         # The share is of the runs that there would be if none had been stopped. Running runs are counted only up to
-        # the number that allows one more stop, or makes the share tell something.
+        # the number that allows one more stop, or from which the share is checked.
         enough = math.ceil((stops + 1) / share - 1e-9)
         total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))
         if total < enough and (stops >= FEWEST_STOPS or total >= FEWEST_RUNS):
@@ -103,7 +102,7 @@ def _find_run_guards(
     if run.best_checkpoint is None:
         yield Guard(GuardKind.NO_CHECKPOINT, "no checkpoint with an eval is registered")
     if policy is not None and policy.action is Action.PARK and not _can_park(tx, project):
-        reason = "no endpoint asks for run.park_requested, so nobody can park the job"
+        reason = "no endpoint subscribes to run.park_requested, so nobody can park the job"
         yield Guard(GuardKind.CANNOT_PARK, reason)
 
 

@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 def pause_project(
     database: Database, project_id: UUID, actor: str, reason: str, now: datetime, proved: str | None = None
 ) -> Project:
-    """Pause a project, and return when all its pending stops are on hold. Pausing a paused project changes nothing.
+    """Pause a project; returns when all its pending stops are on hold. Pausing a paused project changes nothing.
 
-    1. Set the pause under the lock that every decision takes: a stop either is on record by now, or finds the pause.
-    2. Put the pending stops on hold, in transactions of their own: many runs must not be locked at the same time.
+    1. Set the pause under the lock that every decision takes: a stop is either stored before it, or sees the pause.
+    2. Put the pending stops on hold, each in its own transaction, so that many runs are never locked at once.
 
-    `actor` is what the caller says, `proved` who the caller is known to be, where they differ.
+    `actor` is the name that the caller gives, `proved` the authenticated identity, where they differ.
     """
     with database.transaction() as tx:
         project = projects.lock_project(tx, project_id)

@@ -1,11 +1,11 @@
-"""What takes a second person in projects that ask for one, and the word that confirms a proposal.
+"""Actions that require a second person in some projects, and the approvals of proposals.
 
     stop, release, change ──> project without second_person ──> done
                           └─> with it: proposed, in this person's name ──> another one confirms, or asks for the same
     rollout stage's step up: proposed by the service ──────────────────┘   (to `enforce`, with second_person: two)
-                                                                       ──> done, in the transaction of the last word
+                                                                       ──> done, in the transaction of the last approval
 
-A person is told from another by the identity that they proved: their OpenID subject, or their key.
+Persons are distinguished by their authenticated identity: their OpenID subject, or their key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evalstop_service.store.proposals import Proposal
 
 
 def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrdered) -> Proposal | None:
-    """Stop a run because a person orders it, or propose to; gives the proposal that waits, None: it is done."""
+    """Stop a run on a person's order, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
         if not projects.get_project(tx, author.project_id).second_person:
             commands.order_run_stop(tx, author.project_id, run_id, command, author.actor)
@@ -41,7 +41,7 @@ def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrde
 
 
 def release_stop(database: Database, author: Author, decision_id: UUID, command: Released) -> Proposal | None:
-    """Release a stop on hold, or propose to; gives the proposal that waits, None: it is done."""
+    """Release a stop on hold, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
         if not projects.get_project(tx, author.project_id).second_person:
             commands.carry_out_command(tx, author.project_id, decision_id, command, author.actor)
@@ -54,7 +54,8 @@ def release_stop(database: Database, author: Author, decision_id: UUID, command:
 
 
 def change_project(database: Database, author: Author, change: ProjectChange) -> Proposal | None:
-    """Change settings of a project, or propose to if they let more be ended; gives the proposal, None: it is done."""
+    """Change settings of a project, or propose it if they permit more stops; returns the proposal, None if it is
+    done."""
     with database.transaction() as tx:
         project = projects.get_project(tx, author.project_id)
         widened = project_settings.describe_widening(project, change)
@@ -67,7 +68,7 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
 
 
 def remove_stage(database: Database, author: Author, policy_name: str) -> Proposal | None:
-    """Have the mode of a policy's runs alone count again, or propose to; gives the proposal, None: it is done."""
+    """Remove a policy's rollout stage, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
         held = rollout_stages.find_stage(tx, author.project_id, policy_name)
         if held is None or not projects.get_project(tx, author.project_id).second_person:
@@ -86,7 +87,7 @@ def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Propo
 
 
 def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reason: str = "") -> Proposal:
-    """Say a person's word for a proposal, which the last word needed carries out; raises Conflict if it is not open.
+    """Approve a proposal; the last approval needed carries it out. Raises Conflict if it is not open.
 
     `reason`: for the audit log.
     """
@@ -95,7 +96,7 @@ def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reas
 
 
 def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
-    """Close a proposal without doing it; whoever proposed it may do so too. Repeating it changes nothing."""
+    """Close a proposal without carrying it out; its author may do so too. Idempotent."""
     with database.transaction() as tx:
         proposal = find_proposal(tx, author.project_id, proposal_id)
         if proposal.state is ProposalState.REFUSED:
@@ -113,11 +114,11 @@ def _propose(
     reason: str,
     argument: str = "",
 ) -> Proposal | None:
-    """Propose something in a person's name; where another has proposed the very same, this is the second word."""
+    """Propose an action in a person's name; if another person has proposed the same, this is the second approval."""
     before = proposals.find_newest(tx, author.project_id, kind, subject)
     if before is not None and before.is_open(author.at):
         if before.argument != argument:
-            raise Conflict(f"another proposal is open, of {before.proposed_by}: {before.summary}; confirm or refuse it")
+            raise Conflict(f"another proposal by {before.proposed_by} is open: {before.summary}; confirm or refuse it")
         agreed = _add_word(tx, author, before)
         return agreed if agreed.state is ProposalState.OPEN else None
     if before is not None and before.state is ProposalState.OPEN:
@@ -141,13 +142,13 @@ def _propose(
 
 
 def _add_word(tx: Transaction, author: Author, proposal: Proposal, reason: str = "") -> Proposal:
-    """Add a person's word; with the last one needed carry it out.
+    """Add a person's approval; with the last one needed, carry the proposal out.
 
     1. Carry it out first, under its own locks: run before decision before project.
-    2. Close the proposal, unless somebody did meanwhile: then nothing of this is done.
+    2. Close the proposal, unless it was closed meanwhile: then everything is rolled back.
     """
     if not proposal.is_open(author.at):
-        raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it anew")
+        raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it again")
     word = _word(author)
     if any(said.identity == word.identity for said in proposal.words):
         return proposal
@@ -191,7 +192,7 @@ def _close(
     tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str, reason: str = ""
 ) -> None:
     if not proposals.close_proposal(tx, proposal, state, author.at):
-        raise Conflict(f"the proposal {proposal.id} was closed at the same time; read it and try again")
+        raise Conflict(f"the proposal {proposal.id} was closed concurrently; reload it and try again")
     details = {"summary": proposal.summary, "proposed_by": proposal.proposed_by}
     details |= {"reason": reason} if reason else {}
     author.record(tx, action, f"proposal {proposal.id}", details)

@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 
 RUNS_AT_A_TIME = 200
 CHECK_SECONDS = 5.0
-"""The longest time between two checks: a run that is opened meanwhile may be due before all others."""
+"""The longest time between two checks: a run opened meanwhile may be due before all others."""
 
 RETRY_SECONDS = 60.0
-"""After so long another process may record a change that was found."""
+"""When another process may record a change that this one found."""
 
 Policies = dict[UUID, Policy | None]
-"""Policies by their ids; None is one that cannot be read."""
+"""Policies by id; None for one that cannot be read."""
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
@@ -65,7 +65,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 
 def check_due_runs(database: Database, now: datetime, known_policies: Policies | None = None) -> int:
-    """Check some of the runs that are due, and record what changed; gives their number, 0 when none was due.
+    """Check some of the due runs, and record changes; returns the number checked, 0 when none was due.
 
     `known_policies`: a cache, filled here.
     """
@@ -83,7 +83,7 @@ def check_due_runs(database: Database, now: datetime, known_policies: Policies |
 def _find_unchanged(
     tx: Transaction, due: list[RunHealth], known_policies: Policies, now: datetime
 ) -> dict[UUID, datetime | None]:
-    """When to check each run again in which nothing changed; None for those that have ended."""
+    """When to check each unchanged run again; None for those that have ended."""
     loaded = runs.load_runs(tx, [record.run_id for record in due])
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
     settings = {
@@ -98,7 +98,7 @@ def _find_unchanged(
             continue
         stale_seconds = settings[run.project_id].stale_seconds
         state, check_at = _assess(run, record, stale_seconds, record.cadence_seconds, now)
-        # A cadence that raises the run's limit is measured again at each check: the run may report more often now.
+        # A cadence that raises the run's limit is measured again at each check: the run may now report more often.
         is_slow = liveness.stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
         if (
             state == record.state
@@ -123,7 +123,7 @@ def _assess(
 
 
 def _record_change(database: Database, due: RunHealth, now: datetime) -> None:
-    """Record what changed in a run, and announce it.
+    """Record and announce a change in a run.
 
     1. Lock the run and read everything again: the trainer may have reported since the check.
     2. Measure the cadence, which a check does not do because it reads many rows.
@@ -173,7 +173,7 @@ def _apply_liveness(tx: Transaction, project: Project, run: Run, record: RunHeal
 def _find_metric_faults(
     tx: Transaction, running: Collection[Run], known_policies: Policies
 ) -> dict[UUID, tuple[MetricFault, ...]]:
-    """The metric faults of each run; none where its policy cannot be read, which must not stop the other checks."""
+    """The metric faults of each run; none if its policy cannot be read, which must not prevent the other checks."""
     for policy_id in {run.policy_id for run in running} - known_policies.keys():
         known_policies[policy_id] = policies.read_policy(tx, policy_id)
     readable = [(run, policy) for run in running if (policy := known_policies[run.policy_id]) is not None]

@@ -1,6 +1,6 @@
 """Creates decisions and moves them to their next state: load, apply the event, write.
 
-The only module that turns the instructions of the life cycle into rows. Callers hold the lock of the run. Locks are
+Only this module turns the instructions of the life cycle into rows. Callers hold the lock of the run. Locks are
 taken in one order, run before decision before project, so that transactions cannot deadlock.
 """
 
@@ -44,13 +44,13 @@ from evalstop_service.webhooks import events
 
 
 def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
-    """Record the stop verdict of a run as a decision, and carry it out as far as it may be.
+    """Record the stop verdict of a run as a decision, and carry it out as far as permitted.
 
     1. Draw whether the rollout stage of the policy enforces this stop, and whether it is held out. Each draw depends
-       on the seed of the project and the decision's id alone, so that anybody can repeat it.
-    2. Only a stop that would be carried out is checked against the guards, under the lock of the project: of two stops
-       at the same time the second counts the first.
-    3. Keep the probability with which the run goes on, by which evaluation weighs the case.
+       only on the project's seed and the decision's id, so that anybody can repeat it.
+    2. Only a stop that would be carried out is checked against the guards, under the lock of the project: of two
+       concurrent stops the second counts the first.
+    3. Store the probability with which the run continues, by which evaluation weights the case.
     4. Write the decision, its history and its events.
     """
     decision_id, project = new_id(), projects.get_project(tx, run.project_id)
@@ -86,9 +86,9 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
 
 
 def order_stop(tx: Transaction, run: Run, command: StopOrdered) -> Decision:
-    """Stop a run, which is locked, because a person orders it; raises Conflict when it cannot be stopped.
+    """Stop a run, which is locked, on a person's order; raises Conflict when it cannot be stopped.
 
-    Where the policy has not called for a stop the decision has the person's reason and no evidence.
+    If the policy has not called for a stop, the decision has the person's reason and no evidence.
     """
     project = projects.lock_project(tx, run.project_id)
     event = replace(command, paused=bool(guards.find_pause(project)))
@@ -150,7 +150,7 @@ def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -
     _raise_refusal(instructions)
     moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):
-        raise Conflict(f"the decision {decision.id} was changed at the same time; read it and try again")
+        raise Conflict(f"the decision {decision.id} was changed concurrently; reload it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
         cases.recompute_case(tx, run, decision.attempt)
@@ -158,7 +158,7 @@ def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -
 
 
 def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
-    """Check the guards of a stop on hold again; the decision was locked after its run."""
+    """Recheck the guards of a stop on hold; the decision was locked after its run."""
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
@@ -179,9 +179,9 @@ def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime)
 
 
 def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Guard], now: datetime) -> int:
-    """Put all pending stops of a project on hold, in a transaction each; gives their number.
+    """Put all pending stops of a project on hold, each in its own transaction; returns their number.
 
-    Call it after the commit that raised the guards: later decisions find them by themselves.
+    Call it after the commit that raised the guards: later decisions evaluate them themselves.
     """
     with database.reading() as tx:
         run_ids = decisions.list_pending_runs(tx, project_id)
@@ -213,7 +213,7 @@ def _carry_out(
             case decision_lifecycle.Cancel(why):
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
             case decision_lifecycle.Announce(event_type, data, due_at):
-                # An event that waits for the end of the veto window is read when the decision is requested.
+                # An event that waits for the end of the veto window is announced when the decision is requested.
                 as_sent = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
                 events.announce_run_event(tx, event_type, project, run, now, decision=as_sent, due_at=due_at, **data)
 

@@ -1,4 +1,5 @@
-"""Extends the veto windows when a veto was refused, or could not be written: no stop is sent for want of room."""
+"""Extends veto windows when a veto was refused or could not be stored, so that no stop is sent because of an
+overload."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from evalstop_service.store.queue import queues, veto_windows
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
-"""Before an extension that could not be written is tried again."""
+"""The pause before an extension that could not be written is retried."""
 
 
 class UnheardVetoes:
-    """`note` says that a veto may have been refused; a thread extends the windows until that is written.
+    """`note` reports that a veto may have been refused; a thread retries until the windows are extended.
 
-    The windows are those of the project whose people were not heard, or of all where that is not known.
+    The windows are those of the affected project, or of all projects if it is not known.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -30,7 +31,7 @@ class UnheardVetoes:
         self._noted: set[UUID | None] = set()
 
     def note(self, project_id: UUID | None) -> None:
-        """Have the windows of a project extended, or (None) those of all, from any thread and without waiting."""
+        """Extend the windows of a project, or (None) of all, from any thread and without waiting."""
         with self._lock:
             self._noted.add(project_id)
             if self._thread is None:
@@ -48,11 +49,11 @@ class UnheardVetoes:
                 with self._database.transaction() as tx:
                     now, _ = queues.read_clock(tx, self._clock())
                     projects = None if None in noted else {one for one in noted if one is not None}
-                    count = veto_windows.extend_windows(tx, now, "a veto could not be heard", project_ids=projects)
+                    count = veto_windows.extend_windows(tx, now, "a veto could not be accepted", project_ids=projects)
                 if count:
-                    log.warning("a veto could not be heard: %d veto windows were extended", count)
-            except Exception:  # the database is away, for the worker too
-                log.exception("a veto could not be heard, and the veto windows could not be extended yet")
+                    log.warning("a veto could not be accepted: extended %d veto windows", count)
+            except Exception:  # the database is unreachable, for the worker too
+                log.exception("a veto could not be accepted, and the veto windows could not be extended yet")
                 with self._lock:
                     self._noted |= noted
             time.sleep(PAUSE_SECONDS)

@@ -1,11 +1,11 @@
-"""Ingestion: messages are stored, monitors moved on, decisions made and announced, and all of it or nothing.
+"""Ingestion: store messages, advance monitors, make and announce decisions, all in one transaction.
 
-    Committer ──> load ──> apply ──> save          one way for all messages, on both databases
+    Committer ──> load ──> apply ──> save          one path for all messages, on both databases
                     │        │         └── the statement that compares versions, then `consequences` in its transaction
-                    │        └── pure: a state, messages and facts make another state
-                    └── RunCache: states that were saved last, good while their version is the row's
+                    │        └── pure: a state, messages and facts yield a new state
+                    └── RunCache: the last saved states, valid while their version is the row's
 
-Any process may take messages of any run at any time: what is cached is a copy of rows, and rows decide.
+Any process may accept messages for any run at any time: caches hold copies, and the rows are authoritative.
 """
 
 from evalstop_service.ingest.committer import Committer, Limits

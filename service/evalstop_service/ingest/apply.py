@@ -1,6 +1,6 @@
-"""Applying messages to the state of a run: pure. What was loaded goes in, what is to be saved comes out.
+"""Applies messages to the state of a run. Pure: takes what was loaded, returns what to save.
 
-apply(state, messages, facts, now) -> Applied    some of the messages, from the first on; the others come next time
+apply(state, messages, facts, now) -> Applied    some of the messages, in order; the rest are applied next time
                                    -> Needs      the first message needs facts; nothing has been applied
 """
 
@@ -58,12 +58,12 @@ from evalstop_service.store.runs import Run, RunChanges
 
 
 class Applied(msgspec.Struct):
-    """Messages applied to a run: what to save, and what to answer once it is saved.
+    """Messages applied to a run: what to save, and the answers to give once it is saved.
 
-    `points`: new ones; of them `late` are not past the last step of their metric. `content`: of the last message, if it
-    has consequences: rows besides the run's own and the observations', see `ingest.consequences`. `decision`: on the
-    present attempt, as far as it was loaded. `settles_case`: evals or checkpoints came after the run's end. `scores`:
-    of several evals, where stored ones are replaced.
+    `points`: new ones, of which `late` are not past the last step of their metric. `content`: of the last message, if
+    it has consequences: rows other than the run's and the observations', see `ingest.consequences`. `decision`: on the
+    current attempt, as far as it was loaded. `settles_case`: evals or checkpoints arrived after the run's end.
+    `scores`: of several combined evals, where stored scores are replaced.
     """
 
     before: RunState
@@ -83,9 +83,9 @@ class Applied(msgspec.Struct):
 
 
 def apply(state: RunState, messages: Sequence[Message], facts: Facts, now: datetime) -> Applied | Needs:
-    """Apply messages of one run in their order, up to the first that has consequences or needs facts.
+    """Apply messages of one run in order, up to the first that has consequences or needs facts.
 
-    Facts concern what is saved. A message behind others that are not therefore waits for its turn.
+    Facts describe saved rows. A message behind unsaved ones that needs facts therefore waits.
     """
     version = state.run.version + 1
     applied = _apply_message(state, messages[0], facts, version, now)
@@ -125,21 +125,21 @@ def _apply_message(state: RunState, message: Message, facts: Facts, version: int
 
 
 def not_found(message: Message) -> NotFound:
-    """The answer where the project has no such run."""
-    return NotFound(f"there is no run {message.run_id} in this project; open one by POST /api/v1/runs")
+    """The error for a project that has no such run."""
+    return NotFound(f"there is no run {message.run_id} in this project; create one with POST /api/v1/runs")
 
 
 def _apply_observations(
     before: RunState, content: Observations, facts: Facts, version: int, now: datetime
 ) -> Applied | Needs:
-    """Store what is new, and move monitor and best checkpoint on by it.
+    """Store new observations, and advance the monitor and the best checkpoint.
 
-    1. Sort out what is new. An identity past the last step of its metric is; any other has to be looked up.
-    2. Past the quota of metrics nothing of the batch is taken.
-    3. A metric that comes in for the first time may change the roles. The detectors then see another past.
-    4. Step the detectors. For a late observation or other roles, replay them from before it or from the beginning.
-    5. Add new evals to the scores. For a late one, build the scores anew. Several evals are combined before.
-    6. Bring the row up to date, and say whether other rows follow from it.
+    1. Find the new observations. One past the last step of its metric is new; any other has to be looked up.
+    2. If the quota of metrics is exceeded, nothing of the batch is stored.
+    3. A metric's first appearance may change the roles, and with them what the detectors see of the past.
+    4. Step the detectors. For a late observation or changed roles, replay them from before it or from the beginning.
+    5. Add new evals to the scores; for a late one, rebuild the scores. Several evals are combined first.
+    6. Update the row, and determine whether other rows follow from it.
     """
     run, state = before.run, before
     names = find_new_names(state, content.points) if metric_roles.is_open(run) else None
@@ -229,12 +229,12 @@ def _apply_observations(
 def _apply_answer(
     before: RunState, content: EvalAnswered, facts: Facts, version: int, now: datetime
 ) -> Applied | Needs:
-    """Store the difference that a paired evaluation found, and judge the run with it. Raises Conflict.
+    """Store the difference found by a paired evaluation, and judge the run with it. Raises Conflict.
 
-    The answer is an observation of the request's step, most often a late one.
+    The answer is an observation at the step of the request, usually a late one.
     """
     if content.attempt != before.run.attempt:
-        raise Conflict(f"the request is of attempt {content.attempt}, and the run is in attempt {before.run.attempt}")
+        raise Conflict(f"the request is of attempt {content.attempt}, but the run is in attempt {before.run.attempt}")
     applied = _apply_observations(before, Observations((content.point,)), facts, version, now)
     if isinstance(applied, Applied) and applied.points:
         applied.content = content
@@ -244,7 +244,7 @@ def _apply_answer(
 def _apply_checkpoint(
     before: RunState, content: CheckpointSaved, facts: Facts, version: int, now: datetime
 ) -> Applied | Needs:
-    """Add a checkpoint, unless it is on record, and choose the best one anew. Raises Conflict if it has moved."""
+    """Add a checkpoint unless it is known, and choose the best one again. Raises Conflict if its address differs."""
     run, scores = before.run, before.usable_scores
     needs = _needs_of_decision(before) | Needs(checkpoints=scores is None)
     ended = run.ended_at is not None and run.status != RunStatus.LOST
@@ -255,7 +255,7 @@ def _apply_checkpoint(
     known = scores.uris if scores is not None else {item.step: item.uri for item in facts.checkpoints}
     uri = known.get(content.step)
     if uri is not None and uri != content.uri:
-        raise Conflict(f"the checkpoint of step {content.step} is on record at {uri!r}; it cannot move")
+        raise Conflict(f"the checkpoint of step {content.step} is already stored at {uri!r}; its address cannot change")
     if uri is not None:
         return Applied(before, before, [Receipt(run, decision, created=False)], decision=decision)
     checkpoint = Checkpoint(content.step, content.uri, run.attempt, now)
@@ -266,7 +266,7 @@ def _apply_checkpoint(
 
 
 def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version: int, now: datetime) -> Applied | Needs:
-    """Begin a new attempt at a step, unless it has begun there already: what came after the step no longer counts."""
+    """Begin a new attempt at a step unless it was already begun there: observations past the step no longer count."""
     run = before.run
     eval_changes = carry_into_attempt(run.eval_changes, content.step)
     state = rewind_monitor(replace(with_eval_changes(before, eval_changes), combined=None), None)
@@ -298,7 +298,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
 def _apply_correction(
     before: RunState, content: RolesCorrected, facts: Facts, version: int, now: datetime
 ) -> Applied | Needs:
-    """Give metrics the roles that a person says, and replay the run with them."""
+    """Assign the roles that a person gives, and replay the run with them."""
     run, roles = before.run, metric_roles.correct_roles(before.run, content.metrics)
     changed = (run.metrics, run.recognition) != roles
     state = rewind_monitor(with_roles(before, roles, anew=True), None) if changed else before
@@ -324,16 +324,16 @@ def _apply_correction(
 def _apply_eval_change(
     before: RunState, content: EvalChanged, facts: Facts, version: int, now: datetime
 ) -> Applied | Needs:
-    """Add a change of the measurement, and replay from its step on what came past it; known ones change nothing."""
+    """Add a change of the eval's measurement, and replay the run from its step; known changes have no effect."""
     run = before.run
     change = EvalChange(content.step, content.reason, content.actor, now, content.version)
     changes = add_change(run.eval_changes, change)
     if changes == run.eval_changes:
         return Applied(before, before, [Receipt(run, before.final_decision, created=False)])
     if len(changes) > MOST_CHANGES:
-        raise Conflict(f"the eval of run {run.name!r} has changed {MOST_CHANGES} times; more changes are not kept")
+        raise Conflict(f"the eval of run {run.name!r} has changed {MOST_CHANGES} times; no more changes are stored")
     state = with_eval_changes(before, changes)
-    first = Observation(MetricRole.KL, content.step, 0.0)  # nothing of its step comes before it
+    first = Observation(MetricRole.KL, content.step, 0.0)  # sorts before every observation of its step
     replayed = is_late(before.monitor, first)
     if replayed:
         state = rewind_monitor(state, first)
@@ -361,7 +361,7 @@ def _needs_of_decision(state: RunState) -> Needs:
 
 
 def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = False, turned: bool = False) -> Needs:
-    """The stored observations that a replay, new scores or a new change point in hindsight take."""
+    """The stored observations that a replay, rebuilt scores or a new change point in hindsight require."""
     if not (replayed or rescored or turned):
         return NOTHING_NEEDED
     series: dict[str, int] = {}
@@ -373,7 +373,7 @@ def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = 
 
 
 def _has_consequences(before: RunState, state: RunState) -> bool:
-    """Whether more is to be saved than new observations and what the hot statement writes of the row."""
+    """Whether more has to be saved than new observations and the columns of the hot statement."""
     run, old = state.run, before.run
     return (
         run.rewritten_version != old.rewritten_version
@@ -388,7 +388,7 @@ def _has_consequences(before: RunState, state: RunState) -> bool:
 
 
 def place_of(run: Run) -> tuple[int, str] | None:
-    """The checkpoint pointed at. Its smoothed score may change with every eval, which is nothing to announce."""
+    """The step and address of the best checkpoint. Its smoothed score is left out: it changes with every eval."""
     best = run.best_checkpoint
     return (best.step, best.uri) if best else None
 

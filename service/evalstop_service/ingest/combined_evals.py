@@ -1,7 +1,7 @@
-"""Combining the evals of a run that has several, as a series of its own that everything else takes for its eval. Pure.
+"""Combines several evals of a run into one score series, which all other code treats as the run's eval. Pure.
 
-values past the last score ──> further scores, stored like what a trainer posts
-a late value, other roles, another measurement ──> the scores from there on are computed and stored anew
+values past the last score ──> further scores, stored like posted observations
+a late value, other roles, another measurement ──> the scores from there on are computed and stored again
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from evalstop_service.runs.watched_metrics import select_eval_values
 from evalstop_service.store.observations import PostedObservation
 
 LEAST_SHARE = 0.1
-"""Of the score's fall, what an eval has to have of it to be named."""
+"""The least share of the score's fall for which an eval is named."""
 
 
 class NewScores(msgspec.Struct, frozen=True):
-    """Scores to store. `first_step`: those of this step and past it take the place of what is stored; None: of none."""
+    """Scores to store. `first_step`: stored scores from this step on are replaced; None: none are."""
 
     points: Sequence[PostedObservation] = ()
     first_step: int | None = None
 
     def drop_outdated(self, facts: Facts) -> Facts:
-        """The facts without the stored scores that these take the place of."""
+        """The facts without the stored scores that are replaced."""
         first = self.first_step
         if first is None:
             return facts
         return replace(facts, points=tuple(p for p in facts.points if p.metric != COMBINED_METRIC or p.step < first))
 
     def replace_in(self, facts: Facts) -> Facts:
-        """The facts with these scores among the stored ones."""
+        """The facts with these scores merged into the stored ones."""
         kept = self.drop_outdated(facts)
         return replace(kept, points=(*kept.points, *self.points))
 
@@ -47,13 +47,13 @@ NO_SCORES = NewScores()
 
 
 def refuse_own_scores(state: RunState, points: Sequence[PostedObservation]) -> None:
-    """Raise Conflict when a trainer posts what the service computes."""
+    """Raise Conflict when a trainer posts the metric that the service computes."""
     if any(point.metric == COMBINED_METRIC for point in points):
-        raise Conflict(f"{COMBINED_METRIC} is computed from the evals {', '.join(state.watch.combined)}; rename yours")
+        raise Conflict(f"{COMBINED_METRIC} is computed from the evals {', '.join(state.watch.combined)}; rename it")
 
 
 def needs_of_evals(state: RunState, fresh: Sequence[PostedObservation] | None) -> Needs:
-    """The stored evals, where the scores cannot go on from what is in memory; None: they never can."""
+    """The stored evals, if the scores cannot be continued from memory; `fresh` is None: they never can."""
     values = None if fresh is None else select_eval_values(state.run, fresh)
     if not state.watch.combined or (values is not None and (not values or _goes_on(state, values))):
         return NOTHING_NEEDED
@@ -61,13 +61,13 @@ def needs_of_evals(state: RunState, fresh: Sequence[PostedObservation] | None) -
 
 
 def add_values(state: RunState, facts: Facts, fresh: Sequence[PostedObservation]) -> tuple[RunState, NewScores]:
-    """The state with new values among its evals, and the scores that follow."""
+    """The state with new values of its evals, and the scores that follow."""
     values = select_eval_values(state.run, fresh)
     if not values:
         return state, NO_SCORES
     last = state.last_steps.get(COMBINED_METRIC, -1)
     if _goes_on(state, values):
-        assert state.combined is not None, "a state that goes on is in memory"
+        assert state.combined is not None, "a state that can be continued is in memory"
         combined, scores = combine_values(_weights(state), state.combined, values)
     else:
         combined, scores = _combine_all(state, [*facts.points, *fresh])
@@ -79,7 +79,7 @@ def add_values(state: RunState, facts: Facts, fresh: Sequence[PostedObservation]
 
 
 def combine_anew(state: RunState, facts: Facts, first_step: int = 0) -> tuple[RunState, NewScores]:
-    """The state and its scores from this step on, where weights, metrics or measurements are others than before."""
+    """The state and its scores from this step on, after weights, metrics or measurements changed."""
     if not state.watch.combined:
         is_stored = COMBINED_METRIC in state.last_steps
         last_steps = {metric: step for metric, step in state.last_steps.items() if metric != COMBINED_METRIC}
@@ -94,13 +94,13 @@ def combine_anew(state: RunState, facts: Facts, first_step: int = 0) -> tuple[Ru
 
 
 def needs_of_reason(before: RunState, state: RunState) -> Needs:
-    """The stored evals, where a stop has just been reached: its reason names those that fell."""
+    """The stored evals, if a stop was just reached: its reason names the evals that fell."""
     verdict = state.monitor.verdict
     return needs_of_evals(state, None) if verdict.stops and verdict is not before.monitor.verdict else NOTHING_NEEDED
 
 
 def name_fallen_evals(before: RunState, state: RunState, points: Iterable[PostedObservation]) -> str | None:
-    """Which evals had lowered the score when the stop was reached, the most first; None without a new stop."""
+    """The evals that lowered the score when the stop was reached, largest share first; None without a new stop."""
     verdict = state.monitor.verdict
     if needs_of_reason(before, state) is NOTHING_NEEDED or verdict.step is None:
         return None
@@ -108,12 +108,12 @@ def name_fallen_evals(before: RunState, state: RunState, points: Iterable[Posted
     falls = zip(combined.falls, state.watch.combined, strict=True)
     fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
     total = math.fsum(fall for fall, _ in fallen)
-    named = [f"{metric} ({100 * fall / total:.0f} % of it)" for fall, metric in fallen if fall >= LEAST_SHARE * total]
-    return f"what fell: {', '.join(named)}" if named else ""
+    named = [f"{metric} ({100 * fall / total:.0f} % of fall)" for fall, metric in fallen if fall >= LEAST_SHARE * total]
+    return f"fallen evals: {', '.join(named)}" if named else ""
 
 
 def _goes_on(state: RunState, values: Sequence[EvalValue]) -> bool:
-    """Whether these values follow what is in memory."""
+    """Whether these values can be appended to the state in memory."""
     combined = state.combined
     if combined is None:
         return False

@@ -1,12 +1,12 @@
-"""Group commit: messages that arrive while a commit is under way share the next one.
+"""Group commit: messages that arrive during a commit share the next one.
 
     submit ──> waiting, by run ──> group ──> load ──> apply ──> save ──> answer
                                      ^         ^         └─ Needs: load facts, apply again
                                      │         └─────────── another process saved the run: load it, apply again
-                                     └───── all that waits of runs that are in no commit
+                                     └───── all waiting messages of runs that are in no commit
 
-Requests are not delayed to build larger batches: a message alone is committed at once. All of it happens on one event
-loop. A run is in one commit at a time, so that two commits of this process never wait for one another.
+Requests are not delayed to build larger batches: a single message is committed at once. Everything runs on one event
+loop. A run is in at most one commit at a time, so that two commits of this process never wait for each other.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from evalstop_service.store.runs import Run
 _log = logging.getLogger(__name__)
 
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
-"""Before a commit that failed for a passing reason is tried again; after the last its requests are refused."""
+"""Pauses before the retries of a commit that failed for a transient reason; then its requests are refused."""
 
 SLOW_SECONDS = 0.05
-"""A commit that takes longer no longer keeps others from starting: it may wait for a lock that they do not need."""
+"""A commit that takes longer no longer blocks others: it may wait for a lock that they do not need."""
 
 LARGE = 1_000
-"""Observations that take so long to apply that a thread does it, while the event loop goes on."""
+"""From this many observations on, they are applied in a thread, so that the event loop is not blocked."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is committed together, and how much may wait.
+    """Limits on what is committed together and on what may wait.
 
-    `commits`: under way at one time, where those before take long; the embedded database has one writer. `requests`,
-    `observations`: the most of one commit. `waiting`: observations that wait or are being committed. `step_seconds`: a
-    run whose detectors took longer in one commit is committed apart. `replays`: by late observations of a key.
+    `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer. `requests`,
+    `observations`: in one commit. `waiting`: observations waiting or in a commit. `step_seconds`: a run whose detectors
+    took longer in one commit is committed separately. `replays`: per key, caused by late observations.
     """
 
     commits: int = 4
@@ -77,7 +77,7 @@ class Limits:
 
 
 class Committer:
-    """Takes messages in and answers each once it is durable. `run` binds it to an event loop."""
+    """Accepts messages and answers each once it is durable. `run` binds it to an event loop."""
 
     def __init__(
         self,
@@ -101,22 +101,22 @@ class Committer:
         self._is_scheduled = False
         self._is_closed = True
         self._costly = CostlyRuns(self._limits.step_seconds)
-        self._apart: asyncio.Task[None] | None = None  # the commit of one of them
+        self._apart: asyncio.Task[None] | None = None  # the commit of one costly run
         self.replays = ReplayShares(self._limits.replays)
         metrics.waiting_observations.set_function(lambda: self._size)
 
     @property
     def waiting(self) -> int:
-        """Observations that wait for a commit or are in one."""
+        """Observations waiting for a commit or in one."""
         return self._size
 
     def count_refused(self, reason: str) -> None:
-        """Count a message that was refused."""
+        """Count a refused message."""
         self._metrics.refused.labels(reason).inc()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Take messages for the length of a block; at its end commit those that wait, and refuse those that come."""
+        """Accept messages within the block; at its end commit the waiting ones and refuse new ones."""
         self._loop = asyncio.get_running_loop()
         self._store: IngestStore = (SqliteIngest if self._database.embedded else PostgresIngest)(self._database)
         self._is_closed = False
@@ -130,7 +130,7 @@ class Committer:
             await self._store.close()
 
     def submit(self, message: Message) -> asyncio.Future[Receipt]:
-        """Have a message committed, on the event loop. Fails with NotFound, Conflict, Overloaded, and DBAPIError."""
+        """Commit a message; call on the event loop. Fails with NotFound, Conflict, Overloaded, and DBAPIError."""
         future: asyncio.Future[Receipt] = self._loop.create_future()
         size = message.size
         if self._is_closed or (self._size and self._size + size > self._limits.waiting):
@@ -141,12 +141,12 @@ class Committer:
         context = get_current_span().get_span_context() if self._tracer.recording else INVALID_SPAN_CONTEXT
         self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size, context))
         if not self._is_scheduled and (self._may_start() or self._may_start_apart(message.run_id)):
-            self._is_scheduled = True  # what else arrives in this turn of the loop goes with it
+            self._is_scheduled = True  # other messages of this loop iteration join it
             self._loop.call_soon(self._start_commits)
         return future
 
     def submit_and_wait(self, message: Message) -> Receipt:
-        """Have a message committed, from a thread that is not the event loop's. Raises what `submit` fails with."""
+        """Commit a message from a thread other than the event loop's. Raises the errors of `submit`."""
 
         async def submit() -> Receipt:
             return await self.submit(message)
@@ -156,7 +156,7 @@ class Committer:
         return asyncio.run_coroutine_threadsafe(submit(), self._loop).result()
 
     def _may_start(self) -> bool:
-        """One commit at a time makes the largest groups, which cost the least."""
+        """Committing one group at a time makes the groups largest, which costs least."""
         under_way = len(self._commits) - (self._apart is not None)
         is_slow = self._loop.time() - self._started_at >= SLOW_SECONDS
         return not under_way or (is_slow and under_way < self._most_commits)
@@ -189,9 +189,9 @@ class Committer:
         self._start_commits()
 
     def _next_group(self) -> Group:
-        """What waits of runs that are in no commit, what came first before the rest, as much as one commit may hold.
+        """The waiting messages of runs that are in no commit, oldest first, up to the size of one commit.
 
-        Runs whose detectors cost too much are committed apart.
+        Runs whose detectors cost too much are committed separately.
         """
         requests, observations = self._limits.requests, self._limits.observations
         idle = not self._busy and not self._costly
@@ -217,7 +217,8 @@ class Committer:
             self._busy -= group.keys()
 
     async def _commit_or_split(self, group: Group) -> None:
-        """Commit a group. If it fails for a reason of its own, each message is tried alone, so that one alone pays."""
+        """Commit a group. If it fails for a non-transient reason, retry each message alone, so that only the bad one
+        fails."""
         try:
             await self._commit_with_retries(group)
         except Exception as error:
@@ -228,7 +229,7 @@ class Committer:
                 for entry in left:
                     entry.answer(error)
                 return
-            _log.error("a commit of %d requests failed; each is tried alone", len(left), exc_info=error)
+            _log.error("commit of %d requests failed; retrying each request alone", len(left), exc_info=error)
             for entry in left:
                 await self._commit_or_split({entry.message.run_id: [entry]})
 
@@ -242,24 +243,23 @@ class Committer:
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_transient(error):
                     raise
-                # It may have been committed all the same. Then what was stored is found to be a duplicate.
+                # It may have been committed; the stored observations are then found to be duplicates.
                 self._cache.drop_states(group)
-                _log.warning("a commit of %d requests failed (%s); it is tried again", len(links), error.orig)
+                _log.warning("commit of %d requests failed (%s); retrying", len(links), error.orig)
                 await asyncio.sleep(pause_seconds)
             else:
                 self._metrics.commit_seconds.observe(time.perf_counter() - begun)
                 return
 
     async def _commit_rounds(self, group: Group) -> None:
-        """Commit a group, in as many rounds as its messages need; most need one.
+        """Commit a group, in as many rounds as its messages need, usually one.
 
-        1. Load the runs that are not cached, that another process has saved, or that it may have.
-        2. Apply each run's messages, as many as the state and the facts suffice for.
-        3. Save what changed, of each run whose version is still what it was. A state is cached once it is saved, never
-           before: a save that fails leaves the cache as it was.
-        4. Answer. What an answer says is durable. Where nothing is saved no version was compared: unless the run was
-           read in this commit, it is read first, for another process may have moved it.
-        5. Load the facts that are missing, and go on with what is left.
+        1. Load the runs that are not cached, or that another process has or may have saved.
+        2. Apply each run's messages, as many as the state and the facts permit.
+        3. Save the changes of each run whose version is unchanged. A state is cached after it is saved, never before: a
+        failed save leaves the cache as it was. 4. Answer. Everything in an answer is durable. If nothing is saved, no
+        version was compared: unless the run was read in this commit, it is read first, since another process may have
+        changed it. 5. Load the missing facts, and continue with the remaining messages.
         """
         left = {run: some for run, entries in group.items() if (some := [e for e in entries if not e.is_answered])}
         facts: dict[UUID, Facts] = {}
@@ -301,13 +301,14 @@ class Committer:
             left = {run_id: entries for run_id, entries in left.items() if entries}
 
     async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
-        """The states of these runs, and which of them were read: cached ones are believed that are not doubted."""
+        """The states of these runs, and which were read: cached states are used unless they are in `doubted`."""
         loaded: Loaded = {}
         known: dict[UUID, RunState] = {}
         wanted: dict[UUID, list[Message]] = {}
         for run_id, entries in left.items():
             state, messages = self._cache.find_state(run_id), [entry.message for entry in entries]
-            # Another project's run is looked up, as one that does not exist is: the time tells nothing.
+            # Another project's run is looked up like one that does not exist, so that the response time reveals
+            # nothing.
             is_own = state is not None and state.run.project_id in [message.project_id for message in messages]
             if state is not None and is_own and not state.shared and not (doubted and run_id in doubted):
                 loaded[run_id] = state
@@ -332,7 +333,7 @@ class Committer:
     async def _apply(
         self, left: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
     ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
-        """Each run's messages applied, and what those need that could not be."""
+        """Each run's messages applied, and the needs of those that could not be."""
         begun = time.perf_counter()
         applied: list[Applied] = []
         needs: dict[UUID, tuple[Run, Needs]] = {}
@@ -361,7 +362,7 @@ class Committer:
         return applied, needs
 
     async def _save(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:
-        """Save what changed; gives those that are durable now, with what followed from them."""
+        """Save the changes; returns those that are durable, with their consequences."""
         changed = [result for result in applied if result.is_changed]
         if not changed:
             return list(applied)

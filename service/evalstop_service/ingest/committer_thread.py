@@ -12,7 +12,7 @@ from evalstop_service.ingest.committer import Committer
 
 @contextmanager
 def running_in_thread(committer: Committer) -> Iterator[Committer]:
-    """Run a committer on an event loop of its own in another thread, for callers that have none."""
+    """Run a committer on its own event loop in another thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="committer", daemon=True)
     thread.start()

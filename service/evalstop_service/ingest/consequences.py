@@ -50,17 +50,16 @@ from evalstop_service.webhooks import events
 
 
 def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
-    """Write what follows from a run's messages, whose observations were saved in this transaction.
+    """Write the consequences of a run's messages, whose observations were saved in this transaction.
 
     1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
-    2. The run is looked after again if it had ended.
-    3. A first call for a stop becomes a decision; a stop on hold is looked at again when there is a new eval. A run
-       that was, or is to be, parked and has recovered goes on, in an attempt in which it may be parked again.
-    4. The case of a run that has ended is settled again when evals came after its end.
-    5. What the monitor asks to evaluate now becomes a request.
-    6. Changes of verdict and pointer are recorded and announced.
+    2. If the run had ended, its liveness is checked again.
+    3. A first call for a stop becomes a decision; the guards of a stop on hold are rechecked on a new eval. A run that
+    was or is to be parked and has recovered continues, in a new attempt in which it may be parked again. 4. The case of
+    an ended run is updated when evals arrived after its end. 5. What the monitor asks to evaluate now becomes a
+    request. 6. Changes of the verdict and the best checkpoint are recorded and announced.
 
-    Gives the same with what came of it: the decision in the last receipt, and the state that is to be kept.
+    Returns `applied` with the results: the decision in the last receipt, and the state to cache.
     """
     before, state = applied.before, applied.state
     run, decision, superseded = state.run, applied.decision, 0
@@ -100,7 +99,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         state = replace(state, run=run, has_decision=False)
     if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
         if not state.has_decision:
-            assert state.monitor.verdict.step is not None, "a verdict to stop has a step"
+            assert state.monitor.verdict.step is not None, "a stop verdict has a step"
             decision = transitions.create_decision(tx, run, state.monitor.verdict.step, now)
         elif decision is not None and decision.state == DecisionState.ON_HOLD:
             decision = transitions.recheck_guards(tx, run, decisions.lock_decision(tx, decision), now)
@@ -119,7 +118,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
 
 
 def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:
-    """Put what came after the step out of force; gives the number of observations."""
+    """Supersede what was observed after the step; returns the number of observations."""
     attempts.leave_attempt(tx, before, step, now)
     superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
     checkpoints.supersede_checkpoints(tx, run.id, step, run.attempt)
@@ -128,7 +127,7 @@ def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datet
 
 
 def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
-    """Take back what was to park a run, or has. The run is then in a new attempt, with the version of this save."""
+    """Take back the stop that parks a run. The run is then in a new attempt, with the version of this save."""
     actor = f"policy {run.policy_name} version {run.policy_version}"
     reason = f"the eval has recovered: {'; '.join(item.note for item in run.verdict.evidence)}"
     moved = transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), Recovered(now, actor, reason))
@@ -141,10 +140,10 @@ def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) ->
 def _announce(
     tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict], raised: EvalRequest | None, now: datetime
 ) -> None:
-    """Record the changes of verdict on the way, and announce a first suspicion, a moved pointer and a request.
+    """Record the verdict changes, and announce a first suspicion, a new best checkpoint and a request.
 
-    A suspicion without evidence from the eval metric asks for an eval, which alone can say what it is worth; a request
-    asks for a paired evaluation.
+    A suspicion without evidence from the eval metric asks for an eval, which alone can confirm it; a request asks for a
+    paired evaluation.
     """
     types = []
     call_before = before.verdict.verdict

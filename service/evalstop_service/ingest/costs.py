@@ -1,4 +1,4 @@
-"""What messages cost beyond their share: steps of detectors past their budget, and runs that are stepped again."""
+"""The cost of messages: detector steps over budget, and replays of runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from evalstop_service.ingest.run_state import RunState
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
 REPLAYS = Rate(burst=500, per_second=100)
-"""Milliseconds of the processor in which runs may be stepped again for a key's late observations: a tenth of one.
+"""CPU milliseconds that a key's late observations may spend on replays: a tenth of one CPU.
 
-Time is measured, for a stored observation costs one policy many times what it costs another.
+Time is measured, because a stored observation costs one policy many times what it costs another.
 """
 
 
 class CostlyRuns(dict[UUID, float]):
-    """The runs whose detectors took longer than their budget, as long as they do, with the seconds of the last step."""
+    """The runs whose detectors exceed their budget, with the seconds of the last such step."""
 
     def __init__(self, budget_seconds: float) -> None:
         super().__init__()
         self._budget_seconds = budget_seconds
 
     def weigh_step(self, run_id: UUID, seconds: float) -> bool:
-        """Take in what a step took; whether that was past the budget. One well within it makes a run like others."""
+        """Record the time of a step; returns whether it exceeded the budget. A step well within it makes the run normal
+        again."""
         if seconds > self._budget_seconds:
             self[run_id] = seconds
             return True
@@ -38,26 +39,26 @@ class CostlyRuns(dict[UUID, float]):
         return False
 
     def find_among(self, run_ids: Collection[UUID]) -> dict[UUID, float]:
-        """The seconds of those of these runs that are costly."""
+        """The seconds of these runs that are costly."""
         return {run_id: seconds for run_id, seconds in self.items() if run_id in run_ids}
 
 
 class ReplayShares:
-    """How much of the processor each key has for stepping runs again by late observations."""
+    """The share of CPU time that each key may spend on replays caused by late observations."""
 
     def __init__(self, rate: Rate = REPLAYS) -> None:
         self._limit = RateLimit(rate)
 
     def find_objection(self, message: Message, needs: Needs) -> TooOften | None:
-        """Why a message has to wait: it would have its run stepped again, and its key had too much of that."""
+        """Why a message has to wait: it would replay its run, and its key has used up its share."""
         if not needs.series or message.sender is None:
             return None
         if wait := self._limit.find_wait(str(message.sender)):
-            return TooOften("late observations had runs stepped again, too many for this key; wait a while", wait)
+            return TooOften("late observations of this key caused too many replays; retry later", wait)
         return None
 
     def apply(self, state: RunState, messages: Sequence[Message], facts: Facts, now: datetime) -> Applied | Needs:
-        """What `ingest.apply` gives. If it steps a run again, the first message's key pays. For any thread."""
+        """The result of `ingest.apply`. If it replays a run, the first message's key is charged. Thread-safe."""
         if not facts.points:
             return apply(state, messages, facts, now)
         begun = time.thread_time()
@@ -66,6 +67,6 @@ class ReplayShares:
         return result
 
     def charge(self, message: Message, seconds: float) -> None:
-        """Have a key pay for the time of the processor in which a run was stepped again for its message."""
+        """Charge a key for the CPU time of a replay caused by its message."""
         if message.sender is not None:
             self._limit.charge(str(message.sender), seconds * 1000)

@@ -1,4 +1,4 @@
-"""Requests to evaluate now: raised by a run's monitor, kept as rows, answered by an observation."""
+"""Requests to evaluate now: created for a run's monitor, stored as rows, answered by an observation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.ids import new_id
 
 OPEN_FOR = timedelta(hours=6)
-"""After which nobody is asked any more. A later answer is taken all the same."""
+"""After this nobody is asked any more. A later answer is still accepted."""
 
 
 def save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: datetime) -> None:
-    """Write the answer, which has become an observation, to the request."""
+    """Write the answer, which has become an observation, to its request."""
     request = eval_requests.find_request(tx, state.run.id, content.request_id)
     if request is None:
         return
@@ -37,9 +37,9 @@ def save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: da
 
 
 def raise_request(tx: Transaction, before: RunState, state: RunState, now: datetime) -> EvalRequest | None:
-    """Write down what the monitor asks for now and did not before; None: nothing, or there is no checkpoint to compare.
+    """Store what the monitor newly asks for; None: nothing, or there is no checkpoint to compare.
 
-    A replay may ask at another step than it did the first time: the request that stands is the latest.
+    A replay may ask at another step than the first time: the latest request counts.
     """
     asked, run = find_request(state.policy, state.monitor), state.run
     if asked is None or asked == find_request(before.policy, before.monitor) or run.status != RunStatus.RUNNING:
@@ -65,7 +65,7 @@ def raise_request(tx: Transaction, before: RunState, state: RunState, now: datet
 
 
 def keep_open_request(state: RunState, raised: EvalRequest | None) -> EvalRequest | None:
-    """The request that awaits its answer: the one that was raised now, or still the one before."""
+    """The request that awaits its answer: the one created now, or else the previous one."""
     asked = find_request(state.policy, state.monitor)
     if asked is None:
         return None
@@ -74,6 +74,6 @@ def keep_open_request(state: RunState, raised: EvalRequest | None) -> EvalReques
 
 
 def _find_probability(state: RunState) -> float | None:
-    """How likely it is that the run has turned, by the detector that says so."""
+    """The probability that the run has turned, from the detector that reports one."""
     found = (item.value for item in state.monitor.evidence if item is not None and item.kind is Kind.POSTERIOR)
     return max(found, default=None)

@@ -1,4 +1,4 @@
-"""Facts: what a message needs to know of its run beyond the run's state, and how it is loaded."""
+"""Facts: what a message needs to know beyond the run's state, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from evalstop_service.store.runs import Run
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """Which facts have to be loaded before a message can be applied.
+    """The facts that have to be loaded before a message can be applied.
 
-    `identities`: (metric, step) whose stored values are asked for. `series`: from which step on each metric is.
-    `resumed_at`: what concerns an attempt that begins at this step.
+    `identities`: (metric, step) whose stored values are needed. `series`: the step from which each metric is needed.
+    `resumed_at`: an attempt begins at this step.
     """
 
     identities: frozenset[tuple[str, int]] = frozenset()
@@ -53,11 +53,11 @@ NOTHING_NEEDED = Needs()
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What was loaded for the next message of a run, whose row had this `version` then; `needs` says what of it counts.
+    """The facts for the next message of a run at this `version`; `needs` says which of them were loaded.
 
-    `points`: of the series, by ascending step. `attempt_began_at`: the step that the present attempt was resumed from.
-    `attempt_is_empty`: nothing was observed or saved in it. `last_steps`: the highest live step of each metric that is
-    not past `needs.resumed_at`.
+    `points`: of the series, by ascending step. `attempt_began_at`: the step from which the current attempt was resumed.
+    `attempt_is_empty`: it has no observations or checkpoints. `last_steps`: the highest live step of each metric that
+    is not past `needs.resumed_at`.
     """
 
     needs: Needs = NOTHING_NEEDED
@@ -73,12 +73,13 @@ class Facts(msgspec.Struct, frozen=True):
     last_steps: Mapping[str, int] = {}
 
     def meet(self, needs: Needs) -> bool:
-        """Whether all that is needed was loaded."""
+        """Whether everything needed was loaded."""
         return needs is NOTHING_NEEDED or self.needs | needs == self.needs
 
     @property
     def of_later_messages(self) -> Facts:
-        """What stays true while more of the run waits to be saved: all but what is asked of its observations."""
+        """The facts that remain true while messages of the run wait to be saved: all except those about its
+        observations."""
         return Facts(Needs(decision=self.needs.decision), self.version, decision=self.decision)
 
 
@@ -87,7 +88,7 @@ NO_FACTS = Facts()
 
 def load_facts(tx: Transaction, wanted: Mapping[UUID, tuple[Run, Needs]]) -> dict[UUID, Facts]:
     """The facts that these runs' messages need."""
-    # The versions come first: facts that are newer than them fail the comparison when they are saved.
+    # The versions are read first: if the facts are newer, the version comparison fails when they are saved.
     versions = runs.load_versions(tx, list(wanted))
     deciding = [run_id for run_id, (_, needs) in wanted.items() if needs.decision]
     found = decisions.load_decisions(tx, deciding) if deciding else {}

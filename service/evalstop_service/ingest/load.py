@@ -1,4 +1,4 @@
-"""Loading runs: from the row, with what the cache still knows, a stored monitor, or all observations."""
+"""Loads runs: the row, with what the cache holds, a stored monitor, or all observations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.runs import Run
 
 TOGETHER = 64
-"""Runs that are read at one time: with `KEEP_EVERY` values of each metric they are less than a hundred megabytes."""
+"""Runs read at once: with `KEEP_EVERY` values of each metric they take less than a hundred megabytes."""
 
 REPLAY_WEIGHT = 8
-"""What had to be replayed to restore a run would have to be again: each counts for so many towards storing it."""
+"""The weight of an observation replayed to restore a run, towards storing its monitor: it would be replayed again."""
 
 SHARED_FOR = 16
-"""Messages in a row that find a run unchanged before it is believed to be this process's alone again."""
+"""After this many consecutive messages without outside changes a run counts as this process's alone."""
 
 Loaded = dict[UUID, RunState | ServiceError]
 
@@ -41,10 +41,10 @@ def load_runs(
     used: dict[UUID, Policy],
     counts: Counter[str],
 ) -> Loaded:
-    """The runs of these messages as they stand; those that their projects do not have are left out.
+    """The current states of these messages' runs; runs that their projects do not have are left out.
 
-    `known`: what is cached of them. `used`: policies in use, which never change; those that are read are added.
-    `counts`: how many runs were loaded in which way (hit, moved_on, restored, rebuilt).
+    `known`: their cached states. `used`: cache of policies, which never change; policies read are added. `counts`: the
+    number of runs loaded each way (hit, moved_on, restored, rebuilt).
     """
     loaded: Loaded = {}
     run_ids = list(messages)
@@ -61,12 +61,12 @@ def _load_some(
     used: dict[UUID, Policy],
     counts: Counter[str],
 ) -> Loaded:
-    """These runs, in as many statements as one would take.
+    """Load these runs, in as many statements as for one.
 
-    1. The rows come first. What is read after them may be newer; then the save fails, and the run is loaded again.
-    2. A run that is as it is cached needs no more.
-    3. The monitor of any other goes on from the cached one, from the stored one, or from the beginning.
-    4. All catch up on what they have not seen, with the scores where a message brings an eval or a checkpoint.
+    1. Read the rows first. Later reads may be newer; then the save fails, and the run is loaded again.
+    2. A run that equals its cached state needs nothing else.
+    3. The monitor of any other continues from the cached one, the stored one, or the beginning.
+    4. All catch up on new observations, with their scores if a message brings an eval or a checkpoint.
     """
     found = runs.load_runs_with_counts(tx, run_ids)
     rows = {
@@ -106,7 +106,7 @@ def _load_some(
     unanswered = eval_requests.load_unanswered(tx, steps) if steps else {}
     for run_id, state in caught_up.items():
         state = replace(state, eval_request=unanswered.get(run_id))
-        # Another policy or release may come to another verdict, which the next message records.
+        # Another policy or release may reach another verdict, which the next message records.
         differs = Call(state.monitor.verdict.verdict) is not state.run.verdict.verdict
         loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state
     return loaded
@@ -125,7 +125,7 @@ def _find_policy(tx: Transaction, policy_id: UUID, used: dict[UUID, Policy]) -> 
 def _restored(
     run: Run, policy: Policy, known: RunState | None, stored: StoredMonitorState | None
 ) -> tuple[RunState, str]:
-    """The run with a monitor to go on from, and which one."""
+    """The run with a monitor to continue from, and where that came from."""
     if known is not None and _was_only_added_to(run, known):
         scores = known.usable_scores
         state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores, combined=None)
@@ -140,7 +140,7 @@ def _restored(
 
 
 def _was_only_added_to(run: Run, known: RunState | None) -> bool:
-    """Whether all that other processes did to a run since it was cached was to add to its end."""
+    """Whether other processes have only appended to a run since it was cached."""
     return known is not None and known.run.version >= run.rewritten_version
 
 
@@ -152,7 +152,7 @@ def _decoded(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:
 
 
 def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
-    """Whether these messages bring an eval or a checkpoint, among which the best one is to be chosen."""
+    """Whether these messages bring an eval or a checkpoint, so that the best one has to be chosen."""
     for message in messages:
         match message.content:
             case CheckpointSaved():
@@ -165,9 +165,9 @@ def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
 def _catch_up(
     tx: Transaction, states: Mapping[UUID, RunState], scored: Collection[UUID], checkpoint_counts: Mapping[UUID, int]
 ) -> dict[UUID, RunState]:
-    """The states with what they have not seen yet; those of `scored` get their scores.
+    """Catch the states up on what they have not seen; those in `scored` get their scores.
 
-    Checkpoints were only added to those that scores know: as many are the same.
+    Checkpoints are only ever added while scores are kept, so an equal count means that they are the same.
     """
     scores = {
         run_id: state.scores or Scores()
@@ -185,7 +185,7 @@ def _catch_up(
     caught_up = {}
     for run_id, state in states.items():
         points = series.get(run_id, [])
-        if points is None:  # too many to be read together: by itself, and its scores when they are asked for
+        if points is None:  # too many to read together: read alone, and its scores on demand
             first = 0 if state.monitor.last is None else state.monitor.last[0]
             points = observations.load_observations_after(tx, run_id, state.watch.metrics, first)
             scores.pop(run_id, None)
@@ -211,7 +211,7 @@ def _catch_up(
 
 
 def _unseen(state: RunState, scores: Scores | None) -> dict[str, int]:
-    """From which step on each metric is to be read; nothing where nothing was observed."""
+    """The step from which each metric has to be read; empty if nothing was observed."""
     if state.run.last_step is None:
         return {}
     seen, eval_metric = state.monitor.last, state.watch.eval_metric

@@ -1,4 +1,4 @@
-"""What arrives about a run, and the receipt for it."""
+"""The messages about a run, and their receipts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from evalstop_service.store.runs import Run
 
 
 class Observations(msgspec.Struct, frozen=True):
-    """A batch of observations, in any order, with or without repeats."""
+    """A batch of observations, in any order; repeats are allowed."""
 
     points: tuple[PostedObservation, ...]
 
 
 class CheckpointSaved(msgspec.Struct, frozen=True):
-    """The trainer saved the model of this step."""
+    """The trainer saved a checkpoint of this step."""
 
     step: int
     uri: str
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The trainer goes on from the checkpoint of this step; what it observed past it no longer counts.
+    """The trainer resumed from the checkpoint of this step; its observations past it no longer count.
 
-    `actor`: who says so, for the audit log.
+    `actor`: for the audit log.
     """
 
     step: int
@@ -39,14 +39,14 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class RolesCorrected(msgspec.Struct, frozen=True):
-    """A person says which metrics play which role; `actor` is written into the audit log."""
+    """A person assigned roles to metrics; `actor`: for the audit log."""
 
     metrics: dict[str, MetricFields]
     actor: str
 
 
 class EvalChanged(msgspec.Struct, frozen=True):
-    """From this step on the eval is measured otherwise; `version` is what that is called, if anything."""
+    """The eval is measured differently from this step on; `version`: the name of the measurement, if any."""
 
     step: int
     reason: str
@@ -55,9 +55,9 @@ class EvalChanged(msgspec.Struct, frozen=True):
 
 
 class EvalAnswered(msgspec.Struct, frozen=True):
-    """A request to evaluate now is answered.
+    """A request to evaluate now was answered.
 
-    `point`: the difference, as an observation of the request's step. `actor`: who answers.
+    `point`: the difference, as an observation at the request's step. `actor`: who answered.
     """
 
     request_id: UUID
@@ -71,7 +71,7 @@ Content = Observations | CheckpointSaved | Resumed | RolesCorrected | EvalChange
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Something about one run, sent with a key to its project; `sender`: the key that pays for replays, if any."""
+    """A message about one run, sent with a key of its project; `sender`: the key charged for replays, if any."""
 
     project_id: UUID
     run_id: UUID
@@ -85,17 +85,17 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class ValueConflict(msgspec.Struct, frozen=True):
-    """A point whose identity is on record with another value, which stands."""
+    """An observation that differs from the stored value of its identity, which is kept."""
 
     point: PostedObservation
     stored_value: float
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What became of a message, and where the run stands after it.
+    """The result of a message, and the state of the run after it.
 
     `missing`: the roles of watched metrics that have no value yet; while there are any, or no metric is the eval,
-    `unwatched`: metrics with values and without a role. `eval_request`: the paired evaluation that awaits its answer.
+    `unwatched`: metrics with values and no role. `eval_request`: the paired evaluation that awaits its answer.
     """
 
     run: Run
@@ -111,4 +111,4 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 Answer = Receipt | ServiceError
-"""What became of a message, or why it was refused (NotFound, Conflict, Behind). Nothing of a refused one is stored."""
+"""The receipt, or why the message was refused (NotFound, Conflict, Behind). A refused message stores nothing."""

@@ -1,4 +1,4 @@
-"""Moving a run's monitor: on by observations that follow, or back and through its past again. Pure."""
+"""Moves a run's monitor: forward by new observations, or back and through its past again. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from evalstop_service.ingest.run_state import RunState, Trail
 from evalstop_service.store.observations import PostedObservation
 
 LATE_WEIGHT = 128
-"""A late observation makes a stored monitor useless to other processes, and counts for so many towards the next."""
+"""The weight of a late observation towards storing the monitor: it makes a stored one useless to other processes."""
 
 
 def rewind_monitor(state: RunState, late: Observation | None) -> RunState:
-    """The state with its monitor from before a late observation, as far as it is remembered, or from the beginning."""
+    """The state with its monitor as before a late observation, if still in memory, or at the beginning."""
     trail = state.trail.before(late) if late is not None else Trail()
     count, monitor = trail.last or (0, start(state.policy))
     return replace(state, monitor=monitor, count=count, trail=trail)
@@ -24,7 +24,7 @@ def rewind_monitor(state: RunState, late: Observation | None) -> RunState:
 def replay_monitor(
     state: RunState, stored: Sequence[PostedObservation], fresh: Sequence[PostedObservation]
 ) -> RunState:
-    """The state with all that its rewound monitor is to see, stored and new."""
+    """The state after its rewound monitor has seen all stored and new observations."""
     observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
     monitor, _ = advance(state.policy, state.monitor, observations)
     count = state.count + len(observations)
@@ -45,7 +45,7 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
 
 
 def advance_monitor(state: RunState, observations: Sequence[Observation]) -> RunState:
-    """The state with its monitor moved on by observations that follow."""
+    """The state after its monitor has seen these observations, which follow its last."""
     monitor, verdicts = advance(state.policy, state.monitor, observations)
     unrecorded = state.unrecorded
     if len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict:

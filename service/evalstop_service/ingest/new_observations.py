@@ -1,4 +1,4 @@
-"""What is new in a batch: points past all that is on record, points that are late, repeats and contradictions. Pure."""
+"""Classifies a batch: observations past all stored ones, late ones, repeats and contradictions. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalstop_service.store.observations import PostedObservation
 
 
 def find_new_names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
-    """All names of a run's metrics when these points bring new ones; None when they bring none."""
+    """All metric names of a run including those that these observations introduce; None when they introduce none."""
     seen, named = state.last_steps, state.run.metrics
     new = {point.metric for point in points if point.metric not in seen and point.metric not in named} - OWN_METRICS
     if not new:
@@ -24,7 +24,7 @@ def find_new_names(state: RunState, points: Sequence[PostedObservation]) -> set[
 def sort_observations(
     state: RunState, points: Sequence[PostedObservation]
 ) -> tuple[list[PostedObservation], list[PostedObservation], dict[str, int]]:
-    """Points past all that is on record, points whose identities have to be looked up, and the metrics' last steps."""
+    """Observations past all stored ones, those whose identities have to be looked up, and the metrics' last steps."""
     last_steps = state.last_steps.copy()
     fresh: list[PostedObservation] = []
     doubtful: list[PostedObservation] = []
@@ -40,7 +40,7 @@ def sort_observations(
 def compare_with_stored(
     fresh: Sequence[PostedObservation], doubtful: Sequence[PostedObservation], stored: Mapping[tuple[str, int], float]
 ) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
-    """The doubtful points that are new after all, and those that contradict what is on record; the others repeat it."""
+    """The looked-up observations that are new, and those that contradict stored ones; the others are repeats."""
     if not doubtful:
         return [], ()
     known = {**stored, **{point.identity: point.value for point in fresh}}

@@ -1,6 +1,6 @@
-"""What a trainer asks for when it opens a run; a project's `max_mode` and `allowed_policies` bound it.
+"""The request to open a run; a project's `max_mode` and `allowed_policies` limit it.
 
-A run that asks for more is opened all the same, so that it is watched: with what the project gives without being asked.
+A run that asks for more is opened anyway, so that it is watched, with the project's defaults instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evalstop_service.store.runs import Run
 
 
 class Resume(StrEnum):
-    """Whether the trainer continues a run that may have ended: it has to be there, or a new one will do."""
+    """Whether the trainer continues a run that may have ended: it must exist, or a new one is created instead."""
 
     MUST = "must"
     ALLOW = "allow"
@@ -29,14 +29,14 @@ class Resume(StrEnum):
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """What a trainer sends to open a run. None keeps the value on record, or is the project's default for a new run.
+    """The request to open a run. None keeps the stored value, or the project's default for a new run.
 
     `recognise`: assign roles to metrics by their names while the run goes on. `job`: where the trainer runs, the same
-    for all processes of one job. `opening`: an id of this request, by which it is known when it is sent again.
-    `total_steps`: the planned length, else a label or a param says it. `actor`: who sends it, for the audit log.
-    `key`: that of who sends it; None for the service itself. `eval_version`: what the eval's measurement is called.
-    `eval_share`: somebody evaluates checkpoints on request, see `store.runs.Run`. `params`: what a new run is trained
-    with, as text. `description`: what is said of it, where nothing is on record.
+    for all processes of one job. `opening`: the id of this request, which identifies retries.
+    `total_steps`: the planned length; else taken from a label or a param. `actor`: the sender, for the audit log.
+    `key`: the sender's; None for the service itself. `eval_version`: the name of the eval's measurement.
+    `eval_share`: checkpoints are evaluated on request, see `store.runs.Run`. `params`: of a new run, as text.
+    `description`: used if none is stored.
     """
 
     name: str
@@ -58,12 +58,12 @@ class OpenRequest:
 
     @property
     def planned_steps(self) -> int | None:
-        """The planned length that it tells, in one way or the other."""
+        """The planned length, from any of its sources."""
         return self.total_steps or find_total_steps(self.labels or {}) or find_total_steps(self.params or {})
 
 
 class LimitedField(StrEnum):
-    """What a trainer may not choose freely."""
+    """A field that a project can limit."""
 
     MODE = "mode"
     POLICY = "policy"
@@ -71,7 +71,7 @@ class LimitedField(StrEnum):
 
 @dataclass(frozen=True)
 class Limit:
-    """What was asked for and not given, what was given, and the setting of the project that says so."""
+    """What was asked for, what was given instead, and the setting of the project that limits it."""
 
     field: LimitedField
     asked: str
@@ -90,7 +90,7 @@ def apply_limits(project: Project, request: OpenRequest) -> OpenRequest:
 
 
 def describe_limits(project: Project, request: OpenRequest, run: Run) -> list[Limit]:
-    """What the run that was opened by a request was not given of it."""
+    """What the run did not get of its request."""
     limits = []
     if request.mode is not None and not _is_mode_allowed(project, request.mode):
         limits.append(Limit(LimitedField.MODE, request.mode, run.mode, "max_mode"))

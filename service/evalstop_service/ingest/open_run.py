@@ -1,11 +1,11 @@
-"""Opens runs: a new one, or one on record that was opened by the same name, updated with what its trainer sends.
+"""Opens runs: a new one, or an existing one opened by the same name, updated with the request.
 
-Which one a request stands for, the first that applies:
+The run for a request is the first of these that exists:
 
-1. the run that was opened by this very request, which was sent again;
+1. the run that was opened by this very request, which was retried;
 2. with `resume`, the run that was opened by this name: the newest of the same job, else the newest;
 3. a running run that was opened by this name, if it is of the same job, or if the request names none;
-4. a new run, called `name-2` where the name is taken.
+4. a new run, called `name-2` if the name is taken.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from evalstop_service.store.runs import FOUND_AGAIN, Run
 LONGEST_NAME = 256
 
 _NAME_TRIES = 20
-"""Names that are tried when others open runs of the same name at the same time."""
+"""Attempts to find a free name while others concurrently open runs of the same name."""
 
 _SHOWN_LABELS, _SHOWN_CHARACTERS = 20, 200
-"""How much of labels that changed the audit log shows."""
+"""How much of changed labels the audit log shows."""
 
 
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
-    """The run that the request stands for, and whether it is new.
+    """The run for the request, and whether it is new.
 
-    Raises Conflict when its terms differ from those on record, NotFound when it must be there and is not, QuotaReached
-    when the project may have no more.
+    Raises Conflict when its terms differ from the stored ones, NotFound when the run must exist and does not,
+    QuotaReached when the project is at a quota.
 
-    1. Look for the run with the project locked, so that of two processes of a job at the same time one opens it and
-       the other attaches to it.
-    2. Lock a run on record in a transaction of its own, since runs are locked before their project everywhere, and
-       update it, unless it has ended in between: then look again.
+    1. Look for the run with the project locked, so that of two concurrent processes of a job one opens it and the other
+       attaches to it.
+    2. Lock an existing run in a separate transaction, since runs are locked before their project everywhere, and update
+       it, unless it has ended in between: then look again.
     """
     for _ in range(_NAME_TRIES):
         with database.transaction() as tx:
@@ -70,7 +70,7 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
                 if request.resume is Resume.MUST:
                     raise NotFound(f"there is no run {request.name!r} to resume in this project")
                 return create_run(tx, project_id, request, now), True
-        if request.opening is not None and found.opening == request.opening:  # sent again
+        if request.opening is not None and found.opening == request.opening:  # retried
             refuse_pruned_run(found)
             return found, False
         with database.transaction() as tx:
@@ -80,11 +80,11 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
                 run = _update_run(tx, project, run, request, now)
                 _record_opening(tx, run, request, action, now)
                 return run, False
-    raise Conflict(f"run {request.name!r} is opened and ended by others all the time; send the same again")
+    raise Conflict(f"run {request.name!r} is being opened and ended by other requests; retry")
 
 
 def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
-    """A new run with this name or, where that is taken, with a number appended: `name-2`."""
+    """Create a run with this name or, if that is taken, with a number appended: `name-2`."""
     project = projects.get_project(tx, project_id)
     for quota in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY):
         quota_use.require_room(tx, project, quota, now)
@@ -99,7 +99,7 @@ def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: dat
             _start_checks(tx, project, run, now)
             _record_opening(tx, run, request, "run.opened", now)
             return run
-    raise Conflict(f"a run called {run.name!r} was just opened by another; send the same again")
+    raise Conflict(f"a run called {run.name!r} was just opened by another request; retry")
 
 
 def relabel_run(
@@ -111,9 +111,9 @@ def relabel_run(
     now: datetime,
     key: Key | None = None,
 ) -> Run:
-    """Change the labels of a run by a function; one that names another planned length changes that.
+    """Change the labels of a run with a function; labels that give another planned length change that too.
 
-    Raises NotFound, and Conflict if it was pruned or is another key's.
+    Raises NotFound, and Conflict if the run was pruned or belongs to another key.
     """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
@@ -134,7 +134,7 @@ def relabel_run(
 def tell_total_steps(
     database: Database, project_id: UUID, run_id: UUID, total_steps: int, actor: str, now: datetime
 ) -> None:
-    """Take in how long a run is planned to be. Raises NotFound, and Conflict if it was pruned."""
+    """Set the planned length of a run. Raises NotFound, and Conflict if it was pruned."""
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
@@ -155,9 +155,9 @@ def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, n
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
-    """Record that a run is alive although it reports nothing; a lost run continues. Raises NotFound.
+    """Record that a run is alive although it reports no metrics; a lost run continues. Raises NotFound.
 
-    The run is locked only if it was lost: heartbeats do not wait for ingestion.
+    The run is locked only if it was lost, so heartbeats do not wait for ingestion.
     """
     with database.transaction() as tx:
         run = runs.find_run(tx, project_id, run_id)
@@ -215,7 +215,7 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
 
 
 def _find_free_name(tx: Transaction, project_id: UUID, name: str) -> str:
-    """The name, or the name with a number that no run of the project has."""
+    """The name, or the name with a number appended, that no run of the project has."""
 
     def number(count: int) -> str:
         tail = f"-{count}" if count > 1 else ""
@@ -224,7 +224,7 @@ def _find_free_name(tx: Transaction, project_id: UUID, name: str) -> str:
     def is_taken(count: int) -> bool:
         return runs.find_run_by_name(tx, project_id, number(count)) is not None
 
-    # Runs of a sweep share a name by the thousand: double the number until it is free, then halve the gap.
+    # A sweep may have thousands of runs of one name: double the number until it is free, then bisect.
     low, high = 0, 1
     while is_taken(high):
         low, high = high, 2 * high
@@ -243,21 +243,20 @@ def _find_run(tx: Transaction, project_id: UUID, request: OpenRequest) -> Run | 
 
 
 def _update_run(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
-    """The run, which is locked, updated and running.
+    """Update the run, which is locked, and set it running.
 
-    1. Refuse what cannot be combined with the observations on record: pruned details, other metrics, other terms.
-    2. A job that resumes a run is its job from now on.
+    1. Refuse what contradicts the stored observations: pruned details, other metrics, other terms.
+    2. A job that resumes a run becomes its job.
     3. Raise its version, so that replicas with the run in their cache reload it; a new policy, length or
        measurement of the eval also rebuilds the state of its detectors.
-    4. If it had ended, or goes on in another job, after its stop was sent, or can be no more, it begins a new attempt,
-       so that it can be stopped again. Else, if it had ended, its case is removed.
-    5. Its liveness is checked again.
+    4. If it had ended, or continues in another job, after its stop was sent or can no longer be sent, begin a new
+    attempt, so that it can be stopped again. Otherwise, if it had ended, delete its case. 5. Check its liveness again.
     """
     refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
         raise Conflict(
-            f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "
-            "open it without metrics, or give the new run another name"
+            f"run {run.name!r} exists with the metrics {run.metrics}, not {request.metrics}; "
+            "omit metrics, or give the new run another name"
         )
     if run.last_step is not None:
         _refuse_other_terms(run, request)
@@ -301,9 +300,9 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
 
 
 def _plan_anew(tx: Transaction, run: Run, total_steps: int | None, actor: str, now: datetime) -> Run:
-    """The run, whose version was raised, with this planned length, if one is told; its detectors are rebuilt by it.
+    """The run, whose version was raised, with this planned length, if given; its detectors are rebuilt.
 
-    A plan that takes the place of another is written down.
+    Replacing an earlier plan is recorded in the audit log.
     """
     if total_steps in (None, run.total_steps):
         return run
@@ -316,7 +315,7 @@ def _plan_anew(tx: Transaction, run: Run, total_steps: int | None, actor: str, n
 def _declare_version(
     changes: tuple[EvalChange, ...], step: int, request: OpenRequest, now: datetime
 ) -> tuple[EvalChange, ...]:
-    """The changes of the eval's measurement, with one from this step on if the request says another version."""
+    """The changes of the eval's measurement, with one at this step if the request names another version."""
     held = next((change.version for change in reversed(changes) if change.version is not None), None)
     if request.eval_version in (None, held) or len(changes) >= MOST_CHANGES:
         return changes
@@ -332,9 +331,10 @@ def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]
 
 
 def _refuse_other_job(tx: Transaction, run: Run, labels: dict[str, str], key: Key | None, now: datetime) -> UUID | None:
-    """Raise Conflict when another key than the run's would have it name another job; the key whose run it is now.
+    """Raise Conflict when a key that does not own the run would change its job; returns the owning key.
 
-    Whoever may end jobs anyway may relabel any run. A run whose key is out of use is that of the next key.
+    Keys that may end jobs anyway may relabel any run. If the owning key is no longer valid, the next key becomes the
+    owner.
     """
     changed = list_job_changes(run.labels, labels)
     if key is None or run.last_step is None or not changed or key.id == run.opened_by:
@@ -344,16 +344,16 @@ def _refuse_other_job(tx: Transaction, run: Run, labels: dict[str, str], key: Ke
     if not {"operate", "admin"}.isdisjoint(key.scopes):
         return run.opened_by
     raise Conflict(
-        f"run {run.name!r} has observations and was opened with another key, which alone may change what names its "
-        f"job: label {', label '.join(changed)}; leave them out, or give the new run another name"
+        f"run {run.name!r} has observations and was opened with another key; only this key may change labels of its "
+        f"job: {', '.join(changed)}; omit them, or give the new run another name"
     )
 
 
 def _refuse_other_terms(run: Run, request: OpenRequest) -> None:
-    """Raise Conflict when the request would change what may end which job, in a run that has observations.
+    """Raise Conflict when the request would change what may end which job, for a run that has observations.
 
-    A policy without a version is that of the run, whichever version it has. The labels of a run may change when it
-    is resumed, which another job may do, or by the job that it runs in.
+    A policy without a version matches any version. Labels may change when the run is resumed, possibly by another job,
+    or in the job in which it runs.
     """
     other: list[str] = []
     if request.policy not in (None, run.policy_name, f"{run.policy_name}@{run.policy_version}"):
@@ -369,12 +369,12 @@ def _refuse_other_terms(run: Run, request: OpenRequest) -> None:
     if other:
         raise Conflict(
             f"run {run.name!r} has observations and keeps its terms: {'; '.join(other)}; "
-            "leave them out, or give the new run another name"
+            "omit them, or give the new run another name"
         )
 
 
 def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str, now: datetime) -> None:
-    """Write down who opened a run and on which terms; a name may be that of several keys, an id is not."""
+    """Record in the audit log who opened a run and on which terms; key names may repeat, key ids do not."""
     details = {
         "id": str(run.id),
         "mode": run.mode,
@@ -386,7 +386,7 @@ def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str
 
 
 def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor: str, now: datetime) -> None:
-    """Write down the labels by which a run with observations may name another job from now on."""
+    """Record changed labels by which a run with observations may identify another job."""
     if run.last_step is not None and (changed := list_job_changes(run.labels, labels)):
         details = {
             when: {name: held.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}

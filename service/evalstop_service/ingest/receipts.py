@@ -1,4 +1,4 @@
-"""What is answered to posted observations. Pure."""
+"""Receipts for posted observations. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evalstop_service.runs.watched_metrics import OWN_METRICS, list_evals
 from evalstop_service.store.decisions import Decision
 
 MOST_UNWATCHED = 20
-"""Metrics that an answer lists as unwatched."""
+"""Metrics that a receipt lists as unwatched."""
 
 
 def write_receipt(
@@ -18,7 +18,7 @@ def write_receipt(
     duplicates: int,
     conflicts: tuple[ValueConflict, ...],
 ) -> Receipt:
-    """The receipt of observations after which the run is in this state."""
+    """The receipt for observations that left the run in this state."""
     missing, unwatched = _list_unwatched(state)
     return Receipt(
         state.run,

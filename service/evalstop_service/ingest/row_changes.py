@@ -1,4 +1,4 @@
-"""Bringing a run's row up to date by new evals, checkpoints and verdicts. Pure."""
+"""Updates a run's row with new evals, checkpoints and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def add_evals(
     *,
     turned: bool = False,
 ) -> tuple[RunState, RunChanges]:
-    """The state with new evals and checkpoints among its scores, and what of the row they change.
+    """The state with new evals and checkpoints in its scores, and the columns that they change.
 
-    `scores`: to be added to; None: they are built from what was loaded.
+    `scores`: extended; None: built from what was loaded.
     """
     eval_metric, run = state.watch.eval_metric, state.run
     if eval_metric is None:
@@ -76,9 +76,9 @@ def settle_row(
     rewritten: bool = False,
     fallen: str | None = None,
 ) -> RunState:
-    """The state with its row brought up to where its monitor stands.
+    """The state with its row updated to the state of its monitor.
 
-    `fallen`: what is added to the reason of a stop that was reached just now.
+    `fallen`: appended to the reason of a stop that was just reached.
     """
     run, verdict = state.run, state.monitor.verdict
     if verdict is not state.recorded:
@@ -91,7 +91,7 @@ def settle_row(
 
 
 def _record_changed(state: RunState, verdict: Verdict, fallen: str | None) -> run_results.Verdict:
-    """The verdict as its run's row says it; most are what was recorded before, of a later step."""
+    """The verdict for the run's row; usually the recorded one at a later step."""
     recorded, in_row = state.recorded, state.run.verdict
     if (
         recorded is not None
@@ -107,7 +107,7 @@ def _record_changed(state: RunState, verdict: Verdict, fallen: str | None) -> ru
 
 
 def is_same_stop(verdict: Verdict, recorded: run_results.Verdict) -> bool:
-    """Whether this is the recorded stop, to whose reason more may have been added."""
+    """Whether this is the recorded stop, whose reason may have been extended."""
     is_stop = verdict.stops and recorded.verdict is run_results.Call.STOP
     return is_stop and recorded.step == verdict.step and recorded.reason.startswith(verdict.reason)
 

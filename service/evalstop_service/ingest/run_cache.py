@@ -1,4 +1,4 @@
-"""The run cache: the states of the runs that were saved last, so that their next messages need no reading."""
+"""The run cache: the states of recently saved runs, so that their next messages need no reads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from evalstop_service.ingest.run_state import RunState
 
 
 class RunCache:
-    """At most `most` run states, those that were used last. Only states that were saved, or loaded, are put here."""
+    """The `most` most recently used run states. Only states that were saved or loaded are put here."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._most = most
         self._states: OrderedDict[UUID, RunState] = OrderedDict()
 
     def find_state(self, run_id: UUID) -> RunState | None:
-        """The state of a run as this process knows it; its row may have moved on."""
+        """The cached state of a run; its row may be newer."""
         return self._states.get(run_id)
 
     def put_states(self, states: Iterable[RunState]) -> None:
-        """Keep these states; the least recently used ones give way."""
+        """Cache these states; the least recently used ones are evicted."""
         for state in states:
             self._states[state.run.id] = state
             self._states.move_to_end(state.run.id)
@@ -29,7 +29,7 @@ class RunCache:
             self._states.popitem(last=False)
 
     def drop_states(self, run_ids: Iterable[UUID]) -> None:
-        """Forget these runs."""
+        """Evict these runs."""
         for run_id in run_ids:
             self._states.pop(run_id, None)
 

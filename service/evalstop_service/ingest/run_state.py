@@ -1,4 +1,4 @@
-"""The state of a run in memory: its row, and what its next message needs. A value: a message leads to another state."""
+"""The state of a run in memory: its row, and what its next message needs. Immutable: a message yields a new state."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KEEP_EVERY = 2048
 class Trail(msgspec.Struct, frozen=True):
     """Earlier states of a monitor, from which late observations are replayed instead of from the beginning.
 
-    Of each gap the last two states are kept that were reached where its multiples were passed: one of them lies at
-    least that many observations back, and not more than twice as many. Each is (count of observations, state).
+    For each gap the last two states at multiples of it are kept: one of them is at least that many observations back,
+    and not more than twice as many. Each is (count of observations, state).
     """
 
     near: tuple[tuple[int, MonitorState], ...] = ()
@@ -66,10 +66,10 @@ def _extended(
 
 
 class Scores:
-    """The scores and checkpoints of a run, among which the best one is chosen.
+    """The scores and checkpoints of a run, from which the best one is chosen.
 
-    Mutable, because a choice that follows a run is costly to copy. `taken` counts what it took in, so that a state
-    recognizes scores that have moved past it, such as by a message whose commit failed: see `RunState.usable_scores`.
+    Mutable, because the selection is costly to copy. `taken` counts what was added, so that a state recognizes scores
+    that have advanced past it, for example by a message whose commit failed: see `RunState.usable_scores`.
     """
 
     __slots__ = ("best", "last_step", "taken", "uris")
@@ -90,7 +90,7 @@ class Scores:
             self.taken += 1
 
     def add_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Add checkpoints; those that are known are skipped."""
+        """Add checkpoints; known ones are skipped."""
         for checkpoint in checkpoints:
             if checkpoint.step not in self.uris:
                 self.uris[checkpoint.step] = checkpoint.uri
@@ -99,15 +99,15 @@ class Scores:
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """A run as it stands, with what its next message needs.
+    """A run with everything its next message needs.
 
-    `last_steps`: the highest live step of each metric: a point past it is new. `has_decision`: the present attempt has
-    one; `final_decision`: that one, if it is a shadow's or held out, which only a person changes, and with it the run's
-    version. `eval_request`: the paired evaluation that is awaited. `recorded`: the verdict in the run's row; None where
-    the row was read. `unrecorded`: verdicts reached since the row was written.
-    `combined`: where a run has several evals, what their next score depends on; None: it has to be computed again.
-    `count`: observations since the monitor was restored; `unkept`: of those, how many its stored state lacks.
-    `shared`: another process saved the run lately: for so many more messages its version is checked before it is used.
+    `last_steps`: the highest live step of each metric: a later observation is new. `has_decision`: whether the current
+    attempt has one; `final_decision`: that one, if it is in shadow or held out, so that only a person changes it and
+    with it the run's version. `eval_request`: the paired evaluation awaiting its answer. `recorded`: the verdict in the
+    run's row; None if the row was read. `unrecorded`: verdicts reached since the row was written. `combined`: for a run
+    with several evals, the state of their combination; None: it has to be computed again. `count`: observations since
+    the monitor was restored; `unkept`: those that its stored state lacks. `shared`: another process recently saved the
+    run: for this many more messages its version is checked before use.
     """
 
     run: Run
@@ -130,12 +130,12 @@ class RunState(msgspec.Struct, frozen=True):
 
     @property
     def usable_scores(self) -> Scores | None:
-        """The scores, unless they have moved past this state."""
+        """The scores, unless they have advanced past this state."""
         return self.scores if self.scores is not None and self.scores.taken == self.scores_taken else None
 
 
 def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunState:
-    """The state of a run whose measurement changes at these steps."""
+    """The state of a run with these changes of its eval's measurement."""
     if changes == state.run.eval_changes:
         return state
     run = replace(state.run, eval_changes=changes)
@@ -143,7 +143,8 @@ def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunSt
 
 
 def with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
-    """The state with these roles; the run is judged anew if its detectors see others, or others are guessed."""
+    """The state with these roles; the run is judged again if its detectors see other metrics, its policy changes, or
+    `anew`."""
     run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
     policy = restrict_policy(state.policy, run)
     if roles.metrics != state.run.metrics or policy is not state.policy or anew:
@@ -152,7 +153,7 @@ def with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) ->
 
 
 def with_decision(state: RunState, decision: Decision | None) -> RunState:
-    """The state once it is known which decision its attempt has."""
+    """The state with the decision on its attempt."""
     final = decision if decision is not None and decision.state in OBSERVED else None
     if decision is None or (state.has_decision and state.final_decision is final):
         return state

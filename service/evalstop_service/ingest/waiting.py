@@ -21,11 +21,11 @@ class Entry:
         self.is_answered = False
 
     def answer(self, answer: Answer | Exception) -> None:
-        """Answer whoever waits; only the first answer counts."""
+        """Answer the message; only the first answer counts."""
         if self.is_answered:
             return
         self.is_answered = True
-        if self.future.done():  # the client has gone
+        if self.future.done():  # the client disconnected
             return
         if isinstance(answer, Exception):
             self.future.set_exception(answer)
@@ -34,11 +34,11 @@ class Entry:
 
 
 Group = dict[UUID, list[Entry]]
-"""Messages by run, in the order in which they came."""
+"""Messages by run, in order of arrival."""
 
 
 def take_group(waiting: Group, run_ids: Iterable[UUID], requests: int, observations: int) -> Group:
-    """Take from what waits of these runs as much as one commit may hold, and at least one message."""
+    """Take from the waiting messages of these runs as many as one commit may hold, at least one."""
     group: Group = {}
     for run_id in run_ids:
         entries = waiting[run_id]
