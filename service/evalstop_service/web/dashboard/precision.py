@@ -107,7 +107,11 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONR
             "weeks": [_week_document(group) for group in figures.compute_figures(by_week, ())],
             "delays": _delay_histogram(late),
             "calibration": [
-                {"label": f"v{group.key[1]}", "stated": group.stated_risk, **_estimate_document(group.false_stops)}
+                {
+                    "label": f"{group.key[0]} v{group.key[1]}",
+                    "stated": group.stated_risk,
+                    **_estimate_document(group.false_stops),
+                }
                 for group in figures.compute_figures(regroup(counts, _policy_key), ())
                 if group.stated_risk is not None and group.false_stops is not None and group.false_stops.decided
             ],

@@ -95,7 +95,10 @@ def test_a_run_turns_while_one_looks_on(
 
 
 def test_what_a_run_may_still_gain(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """A panel for what the run has covered, with its caption; one for the probability once the detector says one."""
+    """A panel for what the run has covered, with its caption; one for the probability once the detector says one.
+
+    No other detector has evidence to draw: the chart of the eval over the KL has the row to itself.
+    """
     page, panels = window.page, window.page.locator("#chart .annotation-text")
     window.sign_in(tenant)
     run = open_run(embedded_database, tenant, now, "ppo", policy="default", total_steps=600)
@@ -104,6 +107,10 @@ def test_what_a_run_may_still_gain(window: Window, embedded_database: Database, 
     expect(panels.get_by_text("final range covered")).to_be_visible()
     expect(page.locator("#covered-note")).to_be_visible()
     expect(page.locator("[data-toggle=turned]")).to_be_hidden()
+    expect(page.locator("#evidence-card")).to_be_hidden()
+    expect(page.locator("#gao .main-svg").first).to_be_visible()
+    widths = "[...document.querySelectorAll('#gao, #gao .main-svg')].map((one) => one.clientWidth || one.width.baseVal.value)"
+    assert len(set(page.evaluate(widths))) == 1
     report(embedded_database, tenant, run.id, EVALS[20:29], now)
     expect(panels.get_by_text("probability of having turned")).to_be_visible()
     page.click("[data-toggle=covered]")

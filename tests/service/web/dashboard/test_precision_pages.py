@@ -65,7 +65,7 @@ def test_every_figure_leads_to_its_cases(
     assert "120 EUR" in seen(visitor, "/")
     figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
     assert figures["so_far"][0]["precision"]["value"] == 0.75
-    assert figures["calibration"][0]["stated"] == 0.05
+    assert [(one["label"], one["stated"]) for one in figures["calibration"]] == [("level v1", 0.05)]
     assert sum(figures["delays"]["share"]) == 1
     assert "No outcomes yet" in seen(visitor, "/precision?policy=%00nosuch")
 

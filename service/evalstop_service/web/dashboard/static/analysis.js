@@ -25,6 +25,9 @@ async function load() {
 }
 
 function drawAll() {
+  const { tracks } = analysis.evidence;
+  // Before the chart beside it is drawn, which is as wide as the room that this leaves.
+  document.getElementById("evidence-card").hidden = tracks.length > 0 && besides(tracks).length === 0;
   return Promise.all([drawGao(analysis.gao), drawEvidence(analysis.evidence)]);
 }
 
@@ -76,11 +79,14 @@ function gaoNote(gao) {
 
 const KINDS = { count: "count", fraction: "share", p_value: "p-value", log_e_value: "log e-value", statistic: "statistic", posterior: "posterior" };
 
+function besides(tracks) {
+  const above = tracks.find((track) => track.detector === "posterior");
+  return tracks.filter((track) => track !== above);
+}
+
 function drawEvidence(evidence) {
-  const above = evidence.tracks.find((track) => track.detector === "posterior");
-  const tracks = evidence.tracks.filter((track) => track !== above);
+  const tracks = besides(evidence.tracks);
   const chart = show("evidence", tracks.length === 0, evidenceNote(evidence));
-  document.getElementById("evidence-card").hidden = above !== undefined && tracks.length === 0;
   if (tracks.length === 0) return undefined;
   const color = palette();
   const layout = { margin: { l: 52, r: 16, t: 22, b: 30 }, hovermode: "x unified", hoversubplots: "axis", shapes: [], annotations: [] };
@@ -94,11 +100,12 @@ function drawEvidence(evidence) {
 
 function strip(layout, color, track, i, count) {
   const name = i === 0 ? "y" : `y${i + 1}`;
-  const height = 1 / count;
-  const top = 1 - i * height;
+  const gap = 0.28 / count;
+  const height = (1 - (count - 1) * gap) / count;
+  const top = 1 - i * (height + gap);
   const log = track.kind === "p_value";
   layout[i === 0 ? "yaxis" : `yaxis${i + 1}`] = axis(color, {
-    domain: [top - height * 0.72, top], nticks: 3, tickmode: "auto", type: log ? "log" : "linear", autorange: log ? "reversed" : true, rangemode: "tozero",
+    domain: [Math.max(0, top - height), top], nticks: 3, tickmode: "auto", type: log ? "log" : "linear", autorange: log ? "reversed" : true, rangemode: "tozero",
   });
   for (const [at, paint, dash] of [[track.suspect_at, "suspect", "dot"], [track.stop_at, "stop", "dash"]]) {
     if (at === null) continue;

@@ -22,7 +22,7 @@ export function draw(element, traces, layout) {
     hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 12 } },
     dragmode: narrow.matches ? false : "zoom",
   };
-  const config = { displayModeBar: false, responsive: true, doubleClick: "autosize" };
+  const config = { displayModeBar: false, responsive: true, doubleClick: "autosize", showTips: false };
   return Plotly.react(element, traces, { ...common, ...layout }, config);
 }
 

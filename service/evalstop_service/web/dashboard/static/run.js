@@ -174,7 +174,7 @@ function marks(color) {
   if (tried.step !== null) lines.push([tried.step, `what if ${tried.policy}`, color("accent"), "dash"]);
   lines.sort((a, b) => a[0] - b[0]);
   const shapes = lines.map(([step, , paint, dash]) => ({
-    type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: paint, width: 1.4, dash }, layer: "below",
+    type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: paint, width: 1.4, dash }, // above the grid, which would break it
   }));
   let level = 0;
   let highest = 0;
