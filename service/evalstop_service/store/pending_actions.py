@@ -108,8 +108,10 @@ def count_suspect_runs(tx: Transaction, project_id: UUID) -> int:
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
-    """Running runs that were late with their posts at their last check."""
-    query = _looked_after(project_id, sa.literal("silent"), run_health.c.changed_at)
+    """Running runs that were late with their posts at their last check, and since when nothing was heard of them."""
+    heartbeat_at = run_health.c.heartbeat_at
+    heard_at = sa.case((heartbeat_at > runs.c.updated_at, heartbeat_at), else_=runs.c.updated_at)
+    query = _looked_after(project_id, sa.literal("silent"), heard_at)
     rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), _NEWEST, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)
 

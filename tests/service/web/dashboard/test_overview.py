@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 from html import unescape
 
 import httpx
-from evalstop_service.decisions import commands
+from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.rules.confidence_sequences import Stratum, estimate_precision
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
-from evalstop_service.store import endpoints, policies, projects
+from evalstop_service.store import endpoints, policies, projects, run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.overview import estimate_needed, says_enough
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +68,24 @@ def test_what_is_sent_soonest_comes_first(
     )
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert re.findall(r"<bdi>(soon|failed|held)</bdi>", part(visitor, "queue")) == ["failed", "held"]
+
+
+@EMBEDDED
+def test_a_stale_run_is_silent_since_its_last_report(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Not since the service noticed; a heartbeat of its trainer is a report."""
+    begun = now - timedelta(hours=9)
+    for name, heartbeat_at in (("never", None), ("once", now - timedelta(hours=5))):
+        run = open_run(database, tenant, begun, name)
+        report(database, tenant, run.id, HACKING[:3], begun + timedelta(hours=1))
+        if heartbeat_at is not None:
+            with database.transaction() as tx:
+                run_health.record_heartbeat(tx, run.id, tenant.project.id, heartbeat_at)
+    stale_runs.check_due_runs(database, now)
+    queue = part(visitor, "queue")
+    heard = [formatting.format_iso(now - timedelta(hours=hours)) for hours in (5, 8)]
+    assert re.findall(r'last report <time datetime="([^"]+)"', queue) == heard
 
 
 @EMBEDDED
