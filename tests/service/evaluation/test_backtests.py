@@ -89,7 +89,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     ids = []
     for number in range(3 * backtests.RUNS_AT_A_TIME):
         run = open_run(database, tenant, now, f"run-{number}")
-        points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(500))
+        points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(200))
         take(database, tenant.project.id, run.id, Observations(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         ids.append(run.id)

@@ -42,7 +42,7 @@ POLICIES = ("paper", "default", "watchful")
 LAST_STEP = 12
 
 LAWS = settings(
-    max_examples=min(20, settings().max_examples),
+    max_examples=min(12, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.service.scenes import FALLING, NOW, Scene
 
 LAWS = settings(
-    max_examples=min(20, settings().max_examples),
+    max_examples=min(12, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
