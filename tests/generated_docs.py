@@ -12,6 +12,8 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.webhooks.events import DECLARATIONS, example_event
 from pydantic import BaseModel
 
+from tests.python_reference import render_python_reference
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 LINE = 120
@@ -61,7 +63,12 @@ def render_problems() -> str:
     return "\n".join(["| code | what to do |", "|---|---|", *rows, ""])
 
 
-GENERATED = {"events.md": render_event_reference, "operations.md": render_settings, "problems.md": render_problems}
+GENERATED = {
+    "events.md": render_event_reference,
+    "operations.md": render_settings,
+    "problems.md": render_problems,
+    "python.md": render_python_reference,
+}
 """Documents with a generated part, and what renders it."""
 
 

@@ -42,25 +42,29 @@ class Run:
                     break
 
     Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
-    to `labels`) and EVALSTOP_SPOOL. With `metrics="auto"` the service tells the roles of metrics from the names that
-    trainers give them; left out, metrics called eval, proxy, kl and loss are what they are called, unless the project
-    has patterns of its own. Several evals are judged by their mean, by `"weight"`; a `"critical"` one by itself, too.
-    In Slurm and Kubernetes the run also gets the labels by which a receiver finds its job.
-    A run that was opened by the same name and has not ended is attached to by processes of the same Slurm job,
-    Kubernetes workload, torchrun launch, or by the same process. Otherwise the run is a new one, called `name-2` where
-    the name is taken. `resume="allow"` continues the latest run opened by the name, whatever became of it, or opens a
-    new one; `resume="must"` wants one to be there. A trainer that restarts from a checkpoint opens its run so and then
-    calls `resume(step=...)`.
-    Without a url nothing is posted.
-    `total_steps` is the planned length: without it decisions come later.
-    `evaluates` says that somebody evaluates checkpoints on request (`eval_requests`, or an evaluator beside the run):
-    true, or the share of the run's time that one eval takes.
-    `config`, a mapping or an object with attributes, is shown on the run's page, as are `owner` (who is told of the
-    run, an e-mail address or a name), `group` (a sweep, the seeds of one configuration), `tags` and `notes`.
-    `on_stop` is called once with the decision, in the trainer's thread, when `should_stop` is first read as true: the
-    place to save and to test before the loop is left. What it raises is logged.
-    `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
-    ever does, nor waits for disk or network, except `flush` and `finish`.
+    to `labels`) and EVALSTOP_SPOOL. Without a url nothing is posted. Only the construction raises (ConfigurationError);
+    no other method ever does, nor waits for disk or network, except `flush` and `finish`.
+
+    - `name`: a run that was opened by it and has not ended is attached to by processes of the same Slurm job,
+      Kubernetes workload or torchrun launch, or by the same process. Otherwise the run is a new one, called `name-2`
+      where the name is taken.
+    - `resume`: `"allow"` continues the latest run opened by the name, whatever became of it, or opens a new one;
+      `"must"` wants one to be there. A trainer that restarts from a checkpoint opens its run so and then calls
+      `resume(step=...)`.
+    - `metrics`: the role of each watched metric. With `"auto"` the service tells roles from the names that trainers
+      give; left out, metrics called eval, proxy, kl and loss are what they are called, unless the project has patterns
+      of its own. Several evals are judged by their mean, by `"weight"`; a `"critical"` one by itself, too.
+    - `policy`, `mode`: what judges the run, and whether it may be stopped (`enforce`) or stops are recorded only
+      (`shadow`), within what the project allows. By default the project's.
+    - `total_steps`: the planned length. Without it decisions come later.
+    - `labels`: by them a receiver finds the job. In Slurm and Kubernetes the client adds its own.
+    - `config` (a mapping or an object with attributes), `owner` (who is told of the run: an e-mail address or a name),
+      `group` (a sweep, the seeds of one configuration), `tags`, `notes`: shown on the run's page.
+    - `evaluates`: true where somebody evaluates checkpoints on request (`eval_requests`, or an evaluator beside the
+      run), or the share of the run's time that one eval takes.
+    - `on_stop`: called once with the decision, in the trainer's thread, when `should_stop` is first read as true: the
+      place to save and to test before the loop is left. What it raises is logged.
+    - `limits`: when given, stands for all bounds.
     """
 
     def __init__(
@@ -242,9 +246,11 @@ class Run:
     def eval_requests(self) -> Iterator[EvalRequest]:
         """The paired evaluations that the service asks for and that were not answered here; most often none.
 
-        for request in run.eval_requests():
-            prompts = draw_prompts(request.multiplier * usual, seed=request.seed)
-            request.answer(best=score(load(request.best_uri), prompts), current=score(model, prompts))
+        To answer them:
+
+            for request in run.eval_requests():
+                prompts = draw_prompts(request.multiplier * usual, seed=request.seed)
+                request.answer(best=score(load(request.best_uri), prompts), current=score(model, prompts))
         """
         fields = self._latest_answer.eval_request
         request = EvalRequest.from_json(fields, self._answer_request) if fields is not None else None

@@ -22,11 +22,13 @@ Item = TypeVar("Item", bound=Row)
 
 
 class Table(Generic[Item]):
-    """Records of the service. Each iteration asks the service anew, a page at a time.
+    """Records of the service.
 
-    for run in api.runs(verdict="stop"):
-        print(run.name, run.decision)
-    frame = api.runs(since="30d").to_pandas()
+    Each iteration asks the service anew, a page at a time:
+
+        for run in api.runs(verdict="stop"):
+            print(run.name, run.decision)
+        frame = api.runs(since="30d").to_pandas()
     """
 
     def __init__(self, fetch: Callable[[], Iterable[Item]]) -> None:
@@ -55,6 +57,4 @@ def _import(library: str) -> Any:
     try:
         return import_module(library)
     except ImportError as error:
-        raise LibraryMissing(
-            f"{library} is: `pip install {library}`, or read the records by `for` or `to_rows()`."
-        ) from error
+        raise LibraryMissing(f"`pip install {library}`, or read the records by `for` or `to_rows()`.") from error
