@@ -1,6 +1,6 @@
-"""Periodic jobs: work that a process repeats in the background, each job in a thread of its own.
+"""Periodic jobs: work that a process repeats in the background, each job in its own thread.
 
-Any number of processes run the same jobs at a time, so a job must tolerate being done twice: it claims what is due by
+Any number of processes run the same jobs concurrently, so a job must tolerate being run twice: it claims due work with
 locks, leases or conditional updates.
 """
 
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""Before a job that failed is tried again; the pause doubles from the first to the longest."""
+"""Pauses before a failed job is retried; the pause doubles from the first to the longest."""
 
 SHUTDOWN_SECONDS = 10.0
-"""Time that running jobs have to return when the process stops."""
+"""How long running jobs may take to return when the process stops."""
 
 Wait = Callable[[float], bool]
-"""Waits for so many seconds, or until the jobs are to stop; returns whether they are."""
+"""Waits for this many seconds, or until the jobs are asked to stop; returns whether they are."""
 
 
 @dataclass(frozen=True)
 class PeriodicJob:
-    """`do` handles what is due and returns the seconds until it should be called again.
+    """`do` handles due work and returns the seconds until it should be called again.
 
-    A long job pauses with the `Wait` that it is given, and returns early when that says so.
+    A long job pauses with the `Wait` that it is given, and returns early when that returns True.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PeriodicJob:
 
 @contextmanager
 def run_jobs(*jobs: PeriodicJob) -> Iterator[None]:
-    """Run the jobs until the block ends, then wait for those under way."""
+    """Run the jobs until the block ends, then wait for running ones."""
     stop = threading.Event()
     threads = [threading.Thread(target=_repeat_job, args=(job, stop), name=job.name, daemon=True) for job in jobs]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Makes of the settings what the parts take: the database, encryption, where webhooks and mail may go, grants."""
+"""Creates from the settings what other parts need: database, encryption, address policy, mail settings, grants."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 ENCRYPTION_KEY = "encryption.key"
-"""In the data folder: what encrypts the secrets of endpoints where EVALSTOP_SECRET_KEYS is not set."""
+"""File in the data folder with the key that encrypts endpoint secrets if EVALSTOP_SECRET_KEYS is not set."""
 
 
 def create_database(settings: Settings) -> Database:
-    """The database that the settings name. That of an embedded one, and its folder, are its owner's alone."""
+    """The database of the settings. The folder and file of an embedded one can be accessed only by their owner."""
     if settings.database_url is None:
         create_private_folder(settings.data_folder)
         create_private_file(settings.data_folder / "evalstop.db")  # SQLite gives its other files the same permissions
@@ -33,9 +33,9 @@ def create_database(settings: Settings) -> Database:
 
 
 def create_encryption(settings: Settings) -> Encryption:
-    """Encrypts the secrets of endpoints; raises InvalidSetting.
+    """The encryption of endpoint secrets; raises InvalidSetting.
 
-    Beside an embedded database there is a key that was made at the first start; keys that are set come before it.
+    Beside an embedded database lies a key generated at the first start; keys from the settings come before it.
     """
     keys = _parse("SECRET_KEYS", encryption.parse_keys, reveal(settings.secret_keys))
     kept = settings.data_folder / ENCRYPTION_KEY
@@ -45,18 +45,18 @@ def create_encryption(settings: Settings) -> Encryption:
 
 
 def keep_encryption_key(settings: Settings) -> None:
-    """Make the key beside an embedded database, unless it is there or the settings have one."""
+    """Generate the key beside an embedded database, unless it exists or the settings have one."""
     if settings.database_url is None and settings.secret_keys is None:
         keep_secret(settings.data_folder / ENCRYPTION_KEY, encryption.generate_key)
 
 
 def create_address_policy(settings: Settings) -> AddressPolicy:
-    """Where webhooks may go; raises InvalidSetting."""
+    """The address policy of webhooks; raises InvalidSetting."""
     return _parse("WEBHOOK_NETWORKS", parse_address_policy, settings.webhook_networks)
 
 
 def create_mail_settings(settings: Settings) -> MailSettings | None:
-    """The SMTP server that the settings name."""
+    """The SMTP server of the settings."""
     if settings.smtp_host is None or settings.email_from is None:
         return None
     return MailSettings(
@@ -71,14 +71,14 @@ def create_mail_settings(settings: Settings) -> MailSettings | None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise InvalidSetting unless the rooms below can read their settings."""
+    """Raise InvalidSetting unless the settings of encryption, address policy and grants are valid."""
     create_encryption(settings)
     create_address_policy(settings)
     read_grants(settings)
 
 
 def read_grants(settings: Settings) -> Grants | None:
-    """Who has which role by OpenID Connect; raises InvalidSetting."""
+    """The grants of roles by OpenID Connect; raises InvalidSetting."""
     if settings.oidc_grants is None:
         return None
     return Grants(_parse("OIDC_GRANTS", parse_grants, settings.oidc_grants), settings.oidc_groups_claim)

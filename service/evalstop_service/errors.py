@@ -1,4 +1,4 @@
-"""What can go wrong in this package, for whoever asked for it.
+"""The errors of this package that callers may see.
 
 ServiceError
 ├── NotFound
@@ -23,23 +23,23 @@ class ServiceError(Exception):
 
 
 class NotFound(ServiceError):
-    """There is no such thing in this project."""
+    """The project has no such object."""
 
 
 class Conflict(ServiceError):
-    """What was asked for contradicts what is on record; the message names both."""
+    """The request contradicts stored data; the message names both."""
 
 
 class Invalid(ServiceError):
-    """What was sent cannot be used; the message names the field and what it may hold."""
+    """The request is invalid; the message names the field and its valid values."""
 
 
 class InvalidSetting(ServiceError):
-    """A setting cannot be used; the message names it."""
+    """A setting is invalid; the message names it."""
 
 
 class TooOften(ServiceError):
-    """This was asked for too often. Nothing was done: ask again after `seconds`."""
+    """Too many requests of this kind. Nothing was done: retry after `seconds`."""
 
     def __init__(self, detail: str, seconds: float) -> None:
         super().__init__(detail)
@@ -47,22 +47,22 @@ class TooOften(ServiceError):
 
 
 class QuotaReached(ServiceError):
-    """The project has all that it may have of this. Nothing was done: ask again after `seconds`, unless None."""
+    """A quota of the project is used up. Nothing was done: retry after `seconds`, unless None."""
 
     def __init__(self, quota: str, most: int, seconds: float | None = None) -> None:
         super().__init__(
-            f"the project has reached its quota of {most} for {quota}; whoever runs the installation can raise it"
+            f"the project has reached its quota of {most} for {quota}; an operator of the installation can raise it"
         )
         self.quota, self.seconds = quota, seconds
 
 
 class Overloaded(ServiceError):
-    """More waits to be stored than may wait. Nothing of this was stored: send the same again in a second."""
+    """Too much data waits to be stored. Nothing of this request was stored: retry in a second."""
 
 
 class Behind(ServiceError):
-    """A later release stored this run's policy, which this one cannot read. Nothing was stored: send it again later."""
+    """A later release stored this run's policy, which this release cannot read. Nothing was stored: retry later."""
 
 
 class Closed(ServiceError):
-    """The service is going down. Nothing of this was stored: send the same again."""
+    """The service is shutting down. Nothing of this request was stored: retry."""

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.real
 
 BEYOND_SCHEMA = {
     r"there is no policy .* in this project": "which policies there are is on record",
-    r"after the @ comes a version number": "NAME@VERSION names a policy on record too",
+    r"a version number must follow the @": "NAME@VERSION names a policy on record too",
     r"there is no detector|The policy is not valid": "members refer to each other, and parameters belong to detectors",
     r"/metrics/literal": "said beside the next one, because the word auto may stand there too",
     r"one metric a role": "JSON Schema cannot compare the members of an object",
-    r"a \[ that is not closed": "no regular expression counts brackets",
+    r"a \[ is not closed": "no regular expression counts brackets",
     r"did not turn: omit turn_step|a stop is right at or after": "whether a label can be true depends on the record",
     r"the scrape holds no|has \d+ values in the scrape|has no timestamp": "a scrape is text",
     r"the body is not (OpenMetrics|the text format)|a step is a whole number from": "a scrape is text",
@@ -37,7 +37,7 @@ BEYOND_SCHEMA = {
     r"/details: ": "each of its 8 levels would need a schema of its own",
     r"expires_at: it lies in the past": "what is past depends on the clock",
     r"/networks/": "no regular expression knows the bits of a network",
-    r"endpoint_ids: (they bind|there is no)": "a key is bound by its scopes, and to endpoints on record",
+    r"endpoint_ids: (only a key with|there is no)": "a key is bound by its scopes, and to endpoints on record",
     r"go with the format email": "JSON Schema could relate the two, and generated clients could not read it",
     r"/url: ": "names are resolved, and the installation says which networks webhooks may reach",
 }

@@ -1,1 +1,1 @@
-"""Was it right? Cases, outcomes, figures, rollout stages and backtests."""
+"""Whether decisions were right: cases, outcomes, figures, rollout stages and backtests."""

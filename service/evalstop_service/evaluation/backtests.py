@@ -1,7 +1,7 @@
 """Backtests: a policy judged on the past runs of a project, before it judges future ones.
 
-Each run that has ended is replayed from its observations by the same `advance` that judged it while it ran. Findings
-are saved every few runs, so a process that dies loses only these: another one continues once the lease expires.
+Each ended run is replayed from its observations by the same `advance` that judged it while it ran. Findings are saved
+every few runs, so a process that dies loses only these: another one continues once the lease expires.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 MOST_RUNS = 500
 MOST_UNFINISHED = 5
-"""Of one project at one time."""
+"""Unfinished backtests that one project may have."""
 
 CHECK_SECONDS = 2.0
 LEASE_SECONDS = 60.0
@@ -49,9 +49,10 @@ class Summary:
     """The findings of a backtest, counted over runs.
 
     `stops`: runs that the policy would have stopped; of these `right`, `wrong` (the run was healthy, or had not turned
-    yet) and `unknown`. `missed`: runs that turned and that it would not have stopped. `decided`: stops on record.
-    `only_policy`, `only_recorded`: stops of the one and not of the other. `hours_after`, `hours_wrong`: the GPU-hours
-    that runs spent after right and after wrong stops; `stops_without_gpus`: stops whose GPU-hours are not known.
+    yet) and `unknown`. `missed`: runs that turned and that it would not have stopped. `decided`: stops actually
+    decided. `only_policy`, `only_recorded`: stops of one and not of the other. `hours_after`, `hours_wrong`: the
+    GPU-hours that runs spent after right and after wrong stops; `stops_without_gpus`: stops whose GPU-hours are not
+    known.
     """
 
     runs: int
@@ -79,11 +80,11 @@ def request_backtest(
     policy = policy_from_document(document)
     require_bounded_cost(policy)
     if not 1 <= most_runs <= MOST_RUNS:
-        raise Invalid(f"runs is {most_runs}; it may be 1 to {MOST_RUNS}")
+        raise Invalid(f"runs is {most_runs}; it must be from 1 to {MOST_RUNS}")
     with database.transaction() as tx:
         projects.lock_project(tx, project_id)
         if backtests.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
-            raise Conflict(f"{MOST_UNFINISHED} backtests of this project are not done yet; wait for one to finish")
+            raise Conflict(f"{MOST_UNFINISHED} backtests of this project are unfinished; wait for one to finish")
         backtest = Backtest(
             id=new_id(),
             project_id=project_id,
@@ -105,7 +106,7 @@ def request_backtest(
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
-    """The periodic job that runs backtests that wait, or whose process died."""
+    """The periodic job that runs waiting backtests and those whose process died."""
 
     def run(pause: Wait) -> float:
         return 0.0 if run_next_backtest(database, clock, pause) else CHECK_SECONDS
@@ -114,12 +115,12 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 
 def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: False) -> bool:
-    """Run one backtest to its end, or until `pause` asks to end; False if there is none.
+    """Run one backtest to its end, or until `pause` asks to stop; False if there is none.
 
-    1. Claim it by a lease, so that no two processes replay the same runs.
+    1. Claim it with a lease, so that no two processes replay the same runs.
     2. Replay a few runs, then save them and extend the lease in one step, which fails if the lease was lost.
     3. Pause as long as that took: ingestion in this process gets half of the time.
-    4. Asked to end, give up the lease, so that another process need not wait until it expires.
+    4. When asked to stop, release the lease, so that another process need not wait until it expires.
     """
     with database.transaction() as tx:
         now, _ = queues.read_clock(tx, clock())
@@ -178,7 +179,7 @@ def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: 
 
 
 def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFinding:
-    """What the policy would have done to a run, beside what was decided and its outcome."""
+    """What the policy would have done to a run, what was decided, and its outcome."""
     run = past.run
     finding = BacktestFinding(
         run_id=run.id,
@@ -211,7 +212,7 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
 
 
 def _judge_stop(past: PastRun, step: int | None) -> DecisionOutcome:
-    """Whether it would have been right to stop the run at this step or, when it is None, never to."""
+    """Whether it would have been right to stop the run at this step or (None) not to stop it."""
     if past.run_outcome is None:
         return DecisionOutcome.UNKNOWN
     turn = None
@@ -230,7 +231,7 @@ def _hours_after(past: PastRun, step: int | None) -> float | None:
 
 
 def sort_findings(findings: Iterable[BacktestFinding]) -> list[BacktestFinding]:
-    """Findings that differ from the decision on record first, wrong ones before others, then the other stops."""
+    """Findings that differ from the actual decision first, wrong ones before others, then the other stops."""
     return sorted(
         findings,
         key=lambda finding: (

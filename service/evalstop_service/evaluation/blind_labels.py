@@ -1,4 +1,4 @@
-"""Labels by people who do not see what was decided: which cases they get, and what their word says of each."""
+"""Labels by people who do not see what was decided: which cases they get, and what their label says of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOKED_AT = 3 * MOST_CASES
 
 @dataclass(frozen=True)
 class LabeledCase:
-    """A run to be labeled, its decision if it was flagged, and what was said of it, oldest first."""
+    """A run to be labeled, its decision if it was flagged, and its recorded outcomes, oldest first."""
 
     run: Run
     decision: Decision | None
@@ -32,7 +32,7 @@ class LabeledCase:
 
     @property
     def labels(self) -> dict[str, RunOutcome]:
-        """What each person said last, by their name."""
+        """The last label of each person, by name."""
         flagged = self.decision is not None
         return {
             one.actor: outcome.read_run_outcome(one.outcome, one.turn_step, flagged=flagged)
@@ -42,33 +42,34 @@ class LabeledCase:
 
     @property
     def derived(self) -> Outcome | None:
-        """What its later evals said, if that is on record."""
+        """The outcome derived from its later evals, if recorded."""
         return next((one for one in reversed(self.said) if one.derived), None)
 
 
 def choose_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[LabeledCase]:
-    """Up to `MOST_CASES` of the newest cases whose curve can tell: half of them stops that were not carried out, half
-    never flagged, in an order that does not tell which. The same for all who ask with the same filter."""
+    """Up to `MOST_CASES` of the newest cases that can be judged from their curve: half of them stops that were not
+    carried out, half never flagged, in an order that does not reveal which. The same for everybody with the same
+    filter."""
     flagged = _list_curves(tx, project_id, replace(wanted, treatment=Treatment.OBSERVED))
     passed = _list_curves(tx, project_id, replace(wanted, flagged=False))
     number = min(len(flagged), max(MOST_CASES // 2, MOST_CASES - len(passed)))
     chosen = flagged[:number] + passed[: MOST_CASES - number]
     said = outcomes.load_history(tx, [(run.id, run.attempt) for run, _ in chosen])
-    # The last bytes of an id are random, and do not change.
+    # The last bytes of an id are random and never change.
     ordered = sorted(chosen, key=lambda one: one[0].id.bytes[::-1])
     return [LabeledCase(run, decision, said.get((run.id, run.attempt), ())) for run, decision in ordered]
 
 
 def judge_outcome(given: RunOutcome, turn_step: int | None, decision: Decision | None) -> DecisionOutcome:
-    """Whether what was decided was right, by what a person says of the run; raises Invalid for a contradiction."""
+    """Whether the decision was right, given a person's label of the run; raises Invalid for a contradiction."""
     if turn_step is not None and given is not RunOutcome.TURNED:
-        raise Invalid("only a run that turned has a step of the turn: leave it empty, or say turned")
+        raise Invalid("only a run that turned has a turn_step: leave it empty, or label the run turned")
     turn = None if turn_step is None else Turn(turn_step, turn_step)
     return outcome.judge_decision(given, None if decision is None else decision.step, turn)
 
 
 def _list_curves(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[tuple[Run, Decision | None]]:
-    """Those runs of the newest cases that show their whole last attempt, with its decision."""
+    """The runs of the newest cases that can show their whole last attempt, with its decision."""
     found = case_counts.list_cases(tx, project_id, wanted, limit=_LOOKED_AT)
     present = runs.load_runs(tx, [case.run_id for case in found])
     decided = decisions.load_decisions(tx, present)

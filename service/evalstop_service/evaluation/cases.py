@@ -6,10 +6,10 @@
 A case can be recomputed from other rows at any time; it is stored because all figures are counts of cases.
 
 GPU-hours are the hours of an attempt times the label `gpus` of its run. A stop saves the time from the decision to the
-end: measured where the run went on, else, once it is confirmed or obeyed, estimated from the pace until the decision
-and `total_steps`. A wrong stop saves nothing, because the rest has to be run all the same, and loses what has to be run
+end: measured where the run continued, else, once it is confirmed or obeyed, estimated from the pace until the decision
+and `total_steps`. A wrong stop saves nothing, because the rest has to be run anyway, and loses what has to be run
 again: the steps from the best checkpoint at the decision, or from the start of the attempt, to the decision.
-While a job is parked its GPUs are others': those hours are not of the attempt, even if it runs on idle GPUs meanwhile.
+While a job is parked its GPUs belong to others: those hours are not counted, even if it runs on idle GPUs meanwhile.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ MOST_GPUS = 1e6
 
 
 def record_case(tx: Transaction, run: Run, now: datetime) -> None:
-    """Record the case of the present attempt of a run, which is locked and has ended or is about to be resumed.
+    """Record the case of the current attempt of a run, which is locked and has ended or is about to be resumed.
 
-    An outcome that a person gave stands. Otherwise it is derived from the evals, as long as they are on record.
+    An outcome given by a person is kept. Otherwise it is derived from the evals, as long as they are stored.
     """
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     recorded = outcomes.find_outcome(tx, run.id, run.attempt)
@@ -55,7 +55,7 @@ def record_case(tx: Transaction, run: Run, now: datetime) -> None:
 
 
 def recompute_case(tx: Transaction, run: Run, attempt: int) -> None:
-    """Recompute the case of an attempt, unless it goes on. The run is locked."""
+    """Recompute the case of an attempt, unless the attempt continues. The run is locked."""
     case = cases.find_case(tx, run.id, attempt)
     ended_at = case.ended_at if case else run.ended_at if attempt == run.attempt else None
     if ended_at is not None:
@@ -64,14 +64,14 @@ def recompute_case(tx: Transaction, run: Run, attempt: int) -> None:
 
 
 def remove_case(tx: Transaction, run: Run) -> None:
-    """Remove the case of the present attempt of a run, which goes on after all. Its recorded outcomes stay."""
+    """Delete the case of the current attempt of a run, which continues after all. Its recorded outcomes stay."""
     cases.delete_case(tx, run.id, run.attempt)
 
 
 def _derive_outcome(
     tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
 ) -> Outcome | None:
-    """The outcome by the evals of the attempt, recorded if it is another than before."""
+    """The outcome by the evals of the attempt, recorded if it has changed."""
     critical = decision.verdict.critical if decision else None
     metric = critical if critical in run.metrics else watched_metrics.find_eval_metric(run)
     decided_step = decision.step if decision else None
@@ -108,7 +108,7 @@ def _derive_outcome(
 def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: str | None) -> Turn | None:
     """The turn of a run: its change point in hindsight if there is one, else its best evals.
 
-    `critical`: of this eval, by its best values.
+    `critical`: the turn of this eval, by its best values.
     """
     if assessment.run_outcome is not RunOutcome.TURNED:
         return None
@@ -146,7 +146,7 @@ def _save_case(
     gpus = read_gpus(run.labels)
     start = runs.get_attempt(tx, run.id, attempt)
     changes = decisions.list_changes(tx, decision) if decision is not None else []
-    parked = _measure_parked(changes, start.started_at, ended_at)  # without what passed before this attempt
+    parked = _measure_parked(changes, start.started_at, ended_at)  # without the parked time before this attempt
     hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at, parked or 0.0)
     case = Case(
         run_id=run.id,
@@ -177,7 +177,7 @@ def _save_case(
     )
     if decision is None:
         cases.save_case(tx, case)
-    elif decision.ordered:  # by a person: the policy let the run continue, and that is what is judged
+    elif decision.ordered:  # by a person: the policy let the run continue, which is judged
         judged = outcome.judge_decision(RunOutcome(case.run_outcome), None, None)
         cases.save_case(tx, replace(case, outcome=judged))
     else:
@@ -185,9 +185,9 @@ def _save_case(
 
 
 def _measure_parked(changes: Sequence[DecisionChange], since: datetime | None, until: datetime) -> float | None:
-    """For how many seconds between these times the job was parked; None: it never was.
+    """How many seconds between these times the job was parked; None: it never was.
 
-    A decision may be older than the attempt: a parked job that starts again takes it along.
+    A decision may be older than the attempt: a parked job that restarts keeps it.
     """
     parked = (
         [
@@ -202,7 +202,7 @@ def _measure_parked(changes: Sequence[DecisionChange], since: datetime | None, u
 
 
 def _count_evals(tx: Transaction, run: Run, attempt: int) -> int:
-    """The finite evals of an attempt; once its details are removed, as many as there were."""
+    """The finite evals of an attempt; after its details are removed, the number counted before."""
     if run.pruned_at is not None:
         before = cases.find_case(tx, run.id, attempt)
         return before.evals if before is not None else 0
@@ -233,7 +233,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
 
 @dataclass(frozen=True)
 class _GpuHours:
-    """The GPU-hours of an attempt; None where they cannot be known."""
+    """The GPU-hours of an attempt; None where they are not known."""
 
     gpus: float | None
     started_at: datetime
@@ -245,7 +245,7 @@ class _GpuHours:
         return self._until_end(self.started_at)
 
     def saved(self, decision: Decision, treatment: Treatment, outcome: str, total_steps: int | None) -> float | None:
-        """The hours that the stop saved, or would have saved; a wrong one saves nothing."""
+        """The hours that the stop saved or would have saved; a wrong one saves nothing."""
         if outcome == DecisionOutcome.WRONG:
             return None if self.gpus is None else 0.0
         after = self._until_end(decision.created_at)
@@ -257,7 +257,7 @@ class _GpuHours:
         return None if left is None or after is None else max(left - after, 0.0)
 
     def lost(self, decision: Decision, outcome: str) -> float | None:
-        """The hours that a wrong stop lost, or would have lost: the work since the best checkpoint has to be redone."""
+        """The hours that a wrong stop lost or would have lost: the work since the best checkpoint has to be redone."""
         if outcome == DecisionOutcome.UNKNOWN:
             return None
         if outcome == DecisionOutcome.RIGHT:
@@ -267,12 +267,12 @@ class _GpuHours:
         return self._of_steps(decision, decision.step - resumed_at)
 
     def _of_steps(self, decision: Decision, steps: int) -> float | None:
-        """The hours of so many steps, at the pace of the attempt until the decision."""
+        """The hours of this many steps, at the pace of the attempt until the decision."""
         spent, done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
         return spent * max(steps, 0) / done if spent is not None and done > 0 else None
 
     def _until_end(self, start: datetime) -> float | None:
-        """The hours until the end but for those parked, which follow any decision."""
+        """The hours until the end except parked time, which always follows a decision."""
         hours = self._between(start, self.ended_at)
         return None if hours is None or self.gpus is None else max(hours - self.gpus * self.parked_seconds / 3600, 0.0)
 
@@ -281,7 +281,7 @@ class _GpuHours:
 
 
 def read_gpus(labels: Mapping[str, str]) -> float | None:
-    """The number of GPUs of a job by the label `gpus` of its run; None where it is missing or not usable."""
+    """The number of GPUs of a job by the label `gpus` of its run; None where it is missing or invalid."""
     try:
         gpus = float(labels["gpus"])
     except (KeyError, ValueError):
@@ -303,7 +303,7 @@ def _list_stopping_detectors(verdict: Verdict) -> list[str]:
 
 
 def _reaches_stop(evidence: run_results.Evidence) -> bool:
-    # Only the direction in which a number alarms matters: p-values alarm by being small, all others by being large. A
-    # later release that was rolled back may have stored kinds that are unknown here.
+    # Only the direction of the alarm matters: p-values alarm when small, all others when large. A later release that
+    # was rolled back may have stored kinds that are unknown here.
     kind = Kind.P_VALUE if evidence.kind == Kind.P_VALUE else Kind.STATISTIC
     return Evidence(kind, evidence.value).reaches(evidence.stop_at)

@@ -1,4 +1,4 @@
-"""The change point in hindsight: where a run that has ended turned, by all of its eval scores."""
+"""The change point in hindsight: where an ended run turned, by all of its eval scores."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def load_change_point(tx: Transaction, run: Run) -> ChangePoint | None:
 
 
 def find_change_point(scores: Sequence[Score]) -> ChangePoint | None:
-    """The change point among scores by ascending step, as far as they were measured as the last one was."""
+    """The change point among scores by ascending step, using only those measured like the last one."""
     found = locate_change_point(select_version(scores))
     return ChangePoint(*astuple(found)) if found is not None else None

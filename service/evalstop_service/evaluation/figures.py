@@ -22,7 +22,7 @@ from evalstop_service.store.database import Transaction
 OUTCOMES = tuple(DecisionOutcome)
 PASSED = "passed"
 ROWS = (*Treatment, PASSED)
-"""What was done about an attempt; `passed`: it was never flagged."""
+"""The rows of the counts: treatments, and `passed` for attempts that were never flagged."""
 
 _PERIODS = ("day", "week", "month")
 _PARTS: dict[Grouping, tuple[str, ...]] = {
@@ -40,13 +40,13 @@ _Counted = TypeVar("_Counted", CaseCount, Delay)
 
 @dataclass(frozen=True)
 class Hours:
-    """GPU-hours, of the cases whose number of GPUs is known.
+    """GPU-hours of the cases whose number of GPUs is known.
 
-    `since`: when the first of the flagged attempts ended. `saved`: by stops that were confirmed or obeyed, and right;
-    `saved_if_right`: by those of which nobody knows whether they were. `lost`: by false stops that were carried out,
-    estimated from those that were held out; `lost_as_reported`: by those that a person called wrong.
+    `since`: when the first of the flagged attempts ended. `saved`: by right stops that were confirmed or obeyed;
+    `saved_if_right`: by those whose outcome is unknown. `lost`: by wrong stops that were carried out,
+    estimated from those that were held out; `lost_as_reported`: by those that a person labeled wrong.
     `would_have_saved`, `would_have_lost`: by right and wrong stops that were not carried out, had they been.
-    `parked`: given up to others while jobs were parked. `without_gpus`: flagged cases without the number of their GPUs.
+    `parked`: released to others while jobs were parked. `without_gpus`: flagged cases without a number of GPUs.
     """
 
     since: datetime | None = None
@@ -62,10 +62,10 @@ class Hours:
 
 @dataclass(frozen=True)
 class Parks:
-    """What parking cost the runs that it turned out not to be meant for.
+    """The cost of parking to the runs that should not have been stopped.
 
-    `cases`: attempts whose job was parked. `went_on`: those that returned, or came to their end on idle GPUs;
-    `delay_hours`: for how long these were parked in all.
+    `cases`: attempts whose job was parked. `went_on`: those that returned, or finished on idle GPUs;
+    `delay_hours`: the total time for which these were parked.
     """
 
     cases: int = 0
@@ -75,7 +75,7 @@ class Parks:
 
 @dataclass(frozen=True)
 class Delays:
-    """How many steps after the turn right stops were decided: quartiles, each case by its weight."""
+    """How many steps after the turn right stops were decided: weighted quartiles."""
 
     cases: int
     lower: float
@@ -127,12 +127,12 @@ class _Totals:
         if count.stated_risk is not None:
             self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
         if row == Treatment.OBSERVED:
-            assert count.probability is not None, "a stop that was not carried out has its probability"
+            assert count.probability is not None, "a stop that was not carried out has a probability"
             self.strata[count.probability][count.outcome] += count.cases
             if count.outcome == DecisionOutcome.RIGHT:
                 self.hours["would_have_saved"] += count.gpu_hours_saved
             self.hours["would_have_lost"] += count.gpu_hours_lost
-            # Each stop that was held out represents so many that were carried out.
+            # Each held-out stop represents (1 - p) / p stops that were carried out.
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
         elif row == Treatment.STOPPED and count.outcome == DecisionOutcome.WRONG:
             self.hours["lost_as_reported"] += count.gpu_hours_lost
@@ -174,7 +174,7 @@ def compute_total(counts: Iterable[CaseCount], delays: Iterable[Delay]) -> Group
 def compute_figures(
     counts: Iterable[CaseCount], delays: Iterable[Delay], alpha: float = ALPHA, *, whole: bool = True
 ) -> list[GroupFigures]:
-    """The figures of each group, in the order of their keys; `whole`: attempts that were never flagged are counted."""
+    """The figures of each group, ordered by key; `whole`: attempts that were never flagged are counted."""
     totals: dict[Key, _Totals] = defaultdict(_Totals)
     for count in counts:
         totals[count.key].add(count)
@@ -186,7 +186,7 @@ def compute_figures(
 
 
 def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
-    """The figures of all cases up to the end of each period; the keys are the first days of the periods."""
+    """Cumulative figures up to the end of each period; the keys are the first days of the periods."""
     so_far, groups = _Totals(), []
     for key, counts_of_period in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in counts_of_period:
@@ -196,7 +196,7 @@ def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
 
 
 def regroup(counted: Iterable[_Counted], groups: Callable[[Key], Iterable[Key]]) -> list[_Counted]:
-    """Counts or delays in other groups: `groups` gives those that a key belongs to."""
+    """Counts or delays regrouped: `groups` gives the groups that a key belongs to."""
     return [replace(item, key=key) for item in counted for key in groups(item.key)]
 
 

@@ -1,4 +1,4 @@
-"""A policy replayed on one run, from its observations, by the same `advance` that judged the run while it went on."""
+"""Replays a policy on one run, from its observations, by the same `advance` that judged the run while it ran."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from evalstop_service.store.runs import Run
 
 @dataclass(frozen=True)
 class Replay:
-    """What a policy says of a run: the verdicts at which the word changed, and last the one that it ends with.
+    """What a policy says of a run: each verdict that changed the call, and the final verdict.
 
-    `evidence`: of each member at the end. `observations`: those that the policy watches.
+    `evidence`: of each member at the end. `observations`: the number that the policy watches.
     """
 
     verdicts: Sequence[Verdict]
@@ -27,7 +27,7 @@ class Replay:
 
 
 def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
-    """Replay a run under a policy; raises DetectorError where a detector refuses what was observed."""
+    """Replay a run under a policy; raises DetectorError if a detector rejects the observations."""
     policy = restrict_policy(policy, run)
     watched = WatchedMetrics(run, policy)
     series = observations.load_series(tx, run.id, watched.metrics)

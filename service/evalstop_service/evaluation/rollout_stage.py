@@ -1,16 +1,16 @@
 """The rollout stage of a policy: shadow ──> canary ──> enforce, as its measured precision allows, and back.
 
-Each step up is proposed by the service and made by an admin's word; steps down make themselves.
+Each step up is proposed by the service and confirmed by an admin; steps down are automatic.
 
-A policy may move up one stage when two lower bounds reach the required precision: that of all cases of its present
+A policy may move up one stage when two lower bounds reach the required precision: that of all cases of its current
 version, and that of the cases that ended since it reached its stage, so that each stage is earned by cases of that
-stage. Only cases of real runs count (`rules.case_requirements`), of each key so many a day. Undecided cases count as
-wrong. All cases of a version, whatever the stage, make one confidence sequence: a policy whose precision is below the
-requirement is ever moved up in at most a share alpha of all histories, however often it is reviewed and however often
-it falls back.
+stage. Only cases of real runs count (`rules.case_requirements`), a limited number for each key and day. Undecided cases
+count as wrong. All cases of a version, whatever the stage, form one confidence sequence: a policy whose precision is
+below the requirement is ever moved up in at most a share alpha of all histories, however often it is reviewed and
+however often it falls back.
 
-A policy falls back to shadow when the requirement no longer holds: when the cases since it reached its stage refute it
-(their upper bound, undecided cases counted as right, is below), or when the measured precision itself, not only its
+A policy falls back to shadow when the requirement no longer holds: when the cases since it reached its stage refute
+it (their upper bound, with undecided cases as right, is below), or when the measured precision itself, not only its
 bound, is below. Between a lower bound above the requirement and a value below it lies half an interval, and a policy
 that fell back needs new cases to move up: stages do not oscillate.
 """
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 EVERY_SECONDS = 60.0
 
 MOST_CASES = 100_000
-"""An estimate of how many cases it takes that passes this is not worth telling."""
+"""No larger estimate of the cases needed is shown."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Move:
 class StageCases:
     """The precision of a policy by the cases that count: of its version, and of those since it reached its stage.
 
-    `counted` stops of the version count, `not_counted` do not, by what they lack.
+    `counted` stops of the version count; `not_counted` do not, by reason.
     """
 
     of_version: Estimate
@@ -92,8 +92,8 @@ def share_enforced(stage: RolloutStage | None, version: int) -> float:
 def choose_move(stage: Stage, required: float, of_version: Estimate, since: Estimate) -> Move | None:
     """The move of a policy by the precision of its version and of its cases since it reached its stage; None: it stays.
 
-    1. Falling back comes first: a policy that no longer deserves its stage must not stay for its long history.
-    2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
+    1. Falling back comes first: a policy that no longer meets the requirement must not stay because of its long
+    history. 2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
     """
     if stage is not Stage.SHADOW:
         if since.bounds.high < required:
@@ -114,13 +114,13 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
 
 
 def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
-    """About how many cases it takes until the lower bound reaches the requirement, if the share that is right stays.
+    """About how many cases it takes until the lower bound reaches the requirement, at the current share of right ones.
 
     Undecided cases count as wrong, as in the bound. None: at this share it takes more than `MOST_CASES`, or never.
 
-    1. With cases of weight 1, find the number that reaches the requirement, and the number that says as much as the
-       cases do now: cases of unequal weight say less.
-    2. It takes the present cases times the ratio of the two.
+    1. With cases of weight 1, find the number that reaches the requirement, and the number with the same lower bound as
+       the current cases: cases of unequal weight carry less information.
+    2. Multiply the current number of cases by the ratio of the two.
     """
     cases = shown.decided + shown.undecided
     if cases and shown.bounds.low >= required:
@@ -141,7 +141,7 @@ def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
 
 
 def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
-    """What the cases say of the version of a policy that earns its stage."""
+    """The precision of the policy version that earns the stage."""
     needed = projects.get_project(tx, stage.project_id).case_requirements
     of_version = CaseFilter(policy=stage.policy_name, version=stage.version)
     counted, not_counted = case_counts.count_towards_stage(tx, stage.project_id, of_version, needed)
@@ -155,7 +155,7 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
 
 
 def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
-    """Why cases do not count towards a rollout stage, by run and attempt; those that may count are left out."""
+    """Why cases do not count towards a rollout stage, by run and attempt; cases that may count are left out."""
     needed = projects.get_project(tx, project_id).case_requirements
     found = case_counts.find_shortfalls(tx, project_id, listed, needed)
     return {
@@ -181,11 +181,11 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 
 def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
-    """Hold a policy's stage against its cases; gives its stage then. Repeating it changes nothing.
+    """Review a policy's stage by its cases; returns the stage. Idempotent.
 
     1. A new version of the policy starts in shadow: the cases of another version say nothing about it.
     2. Estimate the precision over all cases of the version, and over those since it reached its stage.
-    3. Propose the next stage, move all the way back, or withdraw a proposal that no longer holds.
+    3. Propose the next stage, fall back to shadow, or withdraw a proposal that no longer holds.
     """
     with database.transaction() as tx:
         current = rollout_stages.lock_stage(tx, project_id, policy_name)
@@ -205,7 +205,7 @@ def review_rollout_stage(database: Database, project_id: UUID, policy_name: str,
 
 
 def raise_stage(tx: Transaction, author: Author, policy_name: str, target: Stage) -> RolloutStage:
-    """Move a policy up to the stage that was proposed; raises Conflict when its cases no longer allow it."""
+    """Move a policy up to the proposed stage; raises Conflict when its cases no longer allow it."""
     current = rollout_stages.lock_stage(tx, author.project_id, policy_name)
     if current is not None:
         moved, reason = _find_move(tx, current, author.at)
@@ -215,7 +215,7 @@ def raise_stage(tx: Transaction, author: Author, policy_name: str, target: Stage
 
 
 def lower_stage(tx: Transaction, author: Author, policy_name: str, reason: str) -> RolloutStage:
-    """Move a policy back to shadow because a person says so; raises Conflict if it has no higher stage."""
+    """Move a policy back to shadow on a person's order; raises Conflict if it has no higher stage."""
     current = rollout_stages.lock_stage(tx, author.project_id, policy_name)
     if current is None or current.stage is Stage.SHADOW:
         raise Conflict(f"policy {policy_name} has no stage above shadow")
@@ -225,7 +225,7 @@ def lower_stage(tx: Transaction, author: Author, policy_name: str, reason: str) 
 
 
 def remove_rollout_stage(tx: Transaction, author: Author, policy_name: str) -> None:
-    """Have the mode of its runs alone count again, and nothing be proposed any more. Repeating it changes nothing."""
+    """Delete a policy's rollout stage, so that only its runs' mode counts, and withdraw its proposals. Idempotent."""
     current = rollout_stages.lock_stage(tx, author.project_id, policy_name)
     if current is not None:
         rollout_stages.delete_stage(tx, author.project_id, policy_name)
@@ -242,7 +242,7 @@ def set_rollout_stage(
     canary_share: float,
     now: datetime,
 ) -> RolloutStage:
-    """Have a policy earn its rollout stage from shadow on, or change the terms of one that does."""
+    """Give a policy a rollout stage, starting in shadow, or change the terms of an existing one."""
     projects.lock_project(tx, project_id)
     stage = rollout_stages.lock_stage(tx, project_id, policy_name)
     if stage is None:
@@ -263,7 +263,7 @@ def set_rollout_stage(
 
 
 def _find_move(tx: Transaction, current: RolloutStage, now: datetime) -> tuple[RolloutStage, str]:
-    """The stage that the cases allow, and why; the very same stage where they ask for no move."""
+    """The stage that the cases allow, and why; the current stage if no move is due."""
     shown = load_stage_cases(tx, current)
     move = choose_move(current.stage, current.required_precision, shown.of_version, shown.since)
     if move is None:
@@ -273,7 +273,7 @@ def _find_move(tx: Transaction, current: RolloutStage, now: datetime) -> tuple[R
 
 
 def _propose_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> None:
-    """Propose a step up, once: not while that stands, nor soon after somebody refused it."""
+    """Propose a step up once: not while the proposal is open, nor soon after it was refused."""
     newest = proposals.find_newest(tx, before.project_id, ProposalKind.RAISE_STAGE, before.policy_name)
     if newest is not None and newest.argument == moved.stage:
         refused_at = newest.closed_at if newest.state is ProposalState.REFUSED else None
@@ -299,7 +299,7 @@ def _propose_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, re
 
 
 def _withdraw_proposal(tx: Transaction, current: RolloutStage, now: datetime) -> None:
-    """Withdraw what was proposed for a policy, which no longer holds."""
+    """Withdraw the open proposal for a policy, which no longer holds."""
     newest = proposals.find_newest(tx, current.project_id, ProposalKind.RAISE_STAGE, current.policy_name)
     if newest is not None and newest.is_open(now):
         proposals.close_proposal(tx, newest, ProposalState.WITHDRAWN, now)
@@ -320,7 +320,7 @@ def _save_move(
 def _announce_move(
     tx: Transaction, event_type: EventType, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime
 ) -> dict[str, object]:
-    """Write an event about a move that was made or is proposed; gives its numbers."""
+    """Announce a move that was made or is proposed; returns its numbers."""
     project = projects.get_project(tx, before.project_id)
     numbers = {
         "from": before.stage,

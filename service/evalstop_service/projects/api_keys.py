@@ -21,7 +21,7 @@ from evalstop_service.store.keys import SCOPES, UNLIMITED, Key, KeyLimits
 
 FIRST_PROJECT = "default"
 COMMAND_LINE = "command line"
-"""The actor of commands, which need no key."""
+"""The actor of commands, which require no key."""
 
 
 def create_key(
@@ -33,9 +33,9 @@ def create_key(
     now: datetime,
     limits: KeyLimits = UNLIMITED,
 ) -> tuple[Key, str]:
-    """Create a key of a project or, with None, of the installation; gives its secret, which is stored nowhere.
+    """Create a key of a project or, with None, of the installation; returns its secret, which is not stored.
 
-    Raises Invalid when its limits cannot be kept, and NotFound when there is no such project.
+    Raises Invalid for limits that cannot be enforced, and NotFound when there is no such project.
     """
     with database.transaction() as tx:
         if project_id is not None and projects.find_project(tx, project_id) is None:
@@ -75,7 +75,7 @@ def create_first_key(
 
 
 def find_reading_key(database: Database) -> Key | None:
-    """A key in use that may read the project `default`."""
+    """A valid key that may read the project `default`."""
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, FIRST_PROJECT)
         listed = keys.list_keys(tx, project.id) if project else []
@@ -86,7 +86,7 @@ def find_reading_key(database: Database) -> Key | None:
 def rotate_key(
     database: Database, key_cache: KeyCache, author: Author, key_id: UUID, overlap_seconds: float
 ) -> tuple[Key, str]:
-    """Give a key a new secret; the present one is taken for `overlap_seconds` more. Raises NotFound."""
+    """Give a key a new secret; the current one is accepted for `overlap_seconds` more. Raises NotFound."""
     with database.transaction() as tx:
         until = author.at + timedelta(seconds=overlap_seconds)
         rotated = keys.rotate_key(tx, author.project_id, key_id, author.at, until)
@@ -98,7 +98,7 @@ def rotate_key(
 
 
 def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: UUID) -> None:
-    """Revoke a key for good; raises NotFound. Other processes accept it until their caches expire."""
+    """Revoke a key; raises NotFound. Other processes accept it until their caches expire."""
     with database.transaction() as tx:
         key = keys.revoke_key(tx, author.project_id, key_id, author.at)
         if key is None:
@@ -141,7 +141,7 @@ def _require_sound_limits(
         except ValueError as error:
             raise Invalid(f"networks: {error}") from None
     if limits.endpoint_ids and scopes != ("report",):
-        raise Invalid("endpoint_ids: they bind a key of the scope report alone, which stands beside one scheduler")
+        raise Invalid("endpoint_ids: only a key with the single scope report, for one scheduler, can have them")
     for endpoint_id in limits.endpoint_ids:
         if project_id is None or endpoints.find_endpoint(tx, project_id, endpoint_id) is None:
             raise Invalid(f"endpoint_ids: there is no endpoint {endpoint_id} in this project")

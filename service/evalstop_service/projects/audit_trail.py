@@ -1,4 +1,4 @@
-"""The audit log as a trail that others can check: chained in the background, exported, verified and pruned."""
+"""The audit log for auditors: chained in the background, exported, verified and pruned."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from evalstop_service.store.database import Database
 EVERY_SECONDS = 2.0
 
 INSTALLATION_NAME = "(installation)"
-"""Stands for what was done to no project."""
+"""Name of the installation's own log, which belongs to no project."""
 
 _ENTRIES_AT_A_TIME = 1000
 
 _PRIORITY = 13 * 8 + 5  # facility "log audit", severity "notice"
-_LONGEST_HOST, _LONGEST_ID = 255, 32  # characters, as RFC 5424 has them
+_LONGEST_HOST, _LONGEST_ID = 255, 32  # characters, limits of RFC 5424
 
 
 class ExportFormat(StrEnum):
-    """How an exported entry is written: as its canonical JSON, or as a line of syslog (RFC 5424) around it."""
+    """The format of an exported entry: its canonical JSON, or a line of syslog (RFC 5424) that contains it."""
 
     JSON = "json"
     SYSLOG = "syslog"
 
 
 def create_job(database: Database) -> PeriodicJob:
-    """The periodic job that chains what was written since."""
+    """The periodic job that chains new entries."""
 
     def chain(_wait: object) -> float:
         chain_waiting(database)
@@ -46,7 +46,7 @@ def create_job(database: Database) -> PeriodicJob:
 
 
 def chain_waiting(database: Database) -> None:
-    """Chain all entries that wait; any number of processes may do so at a time."""
+    """Chain all waiting entries; any number of processes may do so concurrently."""
     with database.reading() as tx:
         waiting = audit_chain.list_waiting_projects(tx)
     for project_id in waiting:
@@ -57,7 +57,7 @@ def chain_waiting(database: Database) -> None:
 
 
 def find_trails(database: Database, project_name: str | None = None) -> dict[str, UUID]:
-    """The log of a project, or those of all and of the installation, by name; one whose project is gone has its id.
+    """The log of a project, or those of all projects and the installation, by name; a deleted project's log by its id.
 
     Raises NotFound.
     """
@@ -73,19 +73,19 @@ def find_trails(database: Database, project_name: str | None = None) -> dict[str
 
 
 def verify_trail(database: Database, project_id: UUID, contains: str | None = None) -> ChainReport:
-    """Chain what waits, then look at every entry of a log; `contains`: a hash that has to be in it."""
+    """Chain waiting entries, then verify every entry of a log; `contains`: a hash that must be in it."""
     chain_waiting(database)
     with database.reading() as tx:
         report = audit_chain.verify_chain(tx, project_id, contains)
     if not report.entries and report.fault is None and project_id != INSTALLATION:
-        return replace(report, fault="there is no entry, and a project has one from its making on")
+        return replace(report, fault="there is no entry, but creating a project writes one")
     return report
 
 
 def export_trail(
     database: Database, project_id: UUID, since: datetime | None = None, form: ExportFormat = ExportFormat.JSON
 ) -> Iterator[str]:
-    """The chained entries of a log, oldest first, a line each."""
+    """The chained entries of a log, oldest first, one line each."""
     after = 0
     while True:
         with database.reading() as tx:
@@ -99,7 +99,7 @@ def export_trail(
 
 
 def prune_trail(database: Database, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
-    """Remove the entries of a log that are older than `before`; gives how many."""
+    """Remove the entries of a log that are older than `before`; returns how many."""
     chain_waiting(database)
     with database.transaction() as tx:
         return audit_chain.remove_entries(tx, project_id, before, actor, now)

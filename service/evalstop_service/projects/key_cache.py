@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 MOST_KEYS = 10_000
 
 WRONG_KEYS = Rate(burst=20, per_second=0.5)
-"""Different ones of one address, in one process."""
+"""Limit on different wrong keys from one address, in one process."""
 
 WRONG_SECONDS = 60.0
-"""For which a wrong key is remembered, so that a trainer with a revoked one keeps nobody behind its address out."""
+"""How long a wrong key is remembered, so that a trainer with a revoked key does not lock out others at its address."""
 
 
 class KeyCache:
-    """Keeps a key for `seconds` after it was read; 0 keeps none.
+    """Caches a key for `seconds` after it was read; 0 disables the cache.
 
-    A revoked key stops working at once in the process that revoked it, elsewhere within `seconds`, as does one that
-    expires. The cache holds hashes of secrets. A wrong one never becomes a key, and is remembered as such for a while;
-    an address that sends many different ones has to wait until the database is asked for others that it sends.
+    A revoked or expired key stops working at once in the process that revoked it, elsewhere within `seconds`. The cache
+    holds hashes of secrets. A wrong secret never becomes valid, and is remembered as wrong for a while; an address that
+    sends many different wrong ones has to wait before the database is queried again for it.
     """
 
     def __init__(
@@ -48,28 +48,29 @@ class KeyCache:
         self._wrong: TTLCache[bytes, bool] = TTLCache(MOST_KEYS, WRONG_SECONDS)
         self._lock = threading.Lock()
         self._clears = 0
-        self._reads: dict[tuple[str, str, bool, int], asyncio.Task[Key | None]] = {}  # under way on the event loop
+        self._reads: dict[tuple[str, str, bool, int], asyncio.Task[Key | None]] = {}  # in progress on the event loop
 
     def get(self, secret: str) -> Key | None:
-        """The key with this secret, if it is in the cache. Where it may come from is not looked at."""
+        """The key with this secret, if cached. Its networks are not checked."""
         with self._lock:
             try:
-                return self._keys[_digest(secret)]  # half as long as `get`, which asks twice for the time
+                return self._keys[_digest(secret)]  # half the time of `get`, which reads the clock twice
             except KeyError:
                 return None
 
     def authenticate(self, secret: str, address: str, urgent: bool = False) -> Key | None:
-        """The key in use with this secret, from the cache or the database, if it may come from the address.
+        """The valid key with this secret, from the cache or the database, if it may be used from the address.
 
-        `urgent`: look whatever came from the address before, as a veto must be heard though others send wrong keys by
-        the same proxy. Raises TooOften.
+        `urgent`: skip the limit on wrong keys, because a veto must be accepted even if others behind the same proxy
+        send wrong keys. Raises TooOften.
         """
         return _accept(self.get(secret) or self._load(secret, address, urgent), address)
 
     async def authenticate_together(self, secret: str, address: str, urgent: bool = False) -> Key | None:
-        """The same on an event loop: requests whose key is not in the cache share one read of it, in a thread.
+        """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read of it, in a
+        thread.
 
-        Without this, all requests of a busy key would read the database at the moment when the cache lets go of it.
+        Otherwise all requests of a busy key would read the database at the moment when its cache entry expires.
         """
         key = self.get(secret)
         if key is not None:
@@ -79,15 +80,15 @@ class KeyCache:
             address,
             urgent,
             self._clears,
-        )  # what was begun before a key was revoked may not let it in afterwards
+        )  # a read that began before a key was revoked must not admit it afterwards
         read = self._reads.get(place)
         if read is None:
             read = self._reads[place] = asyncio.create_task(to_thread.run_sync(self._load, secret, address, urgent))
             read.add_done_callback(lambda _: self._reads.pop(place))
-        return _accept(await asyncio.shield(read), address)  # a request that is given up leaves the read to the others
+        return _accept(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others
 
     def clear(self) -> None:
-        """Empty the cache: a key was revoked."""
+        """Empty the cache after a key was revoked."""
         with self._lock:
             self._keys.clear()
             self._clears += 1
@@ -97,7 +98,7 @@ class KeyCache:
         if not keys.is_well_formed(secret) or self._is_wrong(secret):
             return None
         if not urgent and (wait := self._wrong_keys.find_wait(address)):
-            raise TooOften("too many wrong keys came from this address", wait)
+            raise TooOften("too many wrong keys from this address", wait)
         with self._database.reading() as tx:
             key = keys.authenticate_key(tx, secret, now)
         if key is None:
@@ -107,7 +108,7 @@ class KeyCache:
         else:
             self._record_use(key, now)
         with self._lock:
-            if key is not None and self._clears == clears:  # else it may have been revoked since it was read
+            if key is not None and self._clears == clears:  # otherwise it may have been revoked since it was read
                 self._keys[_digest(secret)] = key
         return key
 
@@ -121,8 +122,8 @@ class KeyCache:
         try:
             with self._database.transaction() as tx:
                 keys.record_use(tx, key.id, now)
-        except sa.exc.DBAPIError as error:  # a full disk keeps nobody out
-            log.warning("key %s: that it was used could not be recorded: %s", key.id, error)
+        except sa.exc.DBAPIError as error:  # a full disk must not refuse valid keys
+            log.warning("key %s: could not record its use: %s", key.id, error)
 
 
 def may_come_from(key: Key, address: str) -> bool:
@@ -131,10 +132,10 @@ def may_come_from(key: Key, address: str) -> bool:
 
 
 def _accept(key: Key | None, address: str) -> Key | None:
-    """The key if it may come from the address."""
+    """The key if it may be used from the address."""
     if key is None or may_come_from(key, address):
         return key
-    log.warning("key %s was sent from %s, which is not among its networks", key.id, address)
+    log.warning("key %s was used from %s, which is not in its networks", key.id, address)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The policies of a project: its own, and the shipped ones, which are stored when they are first used."""
+"""The policies of a project: its own, and the shipped ones, which are stored on first use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 DEFAULT_POLICY = "default"
 
 MOST_RUN_LENGTHS = 2000
-"""Of all detectors of a policy: an eval is a matter of milliseconds then."""
+"""Limit on the run lengths of all detectors of a policy, so that an eval takes milliseconds."""
 
 
 @dataclass(frozen=True)
 class ShippedPolicy:
-    """A policy that is shipped with the release and not stored in the project: it has no id yet."""
+    """A policy shipped with the release and not yet stored in the project: it has no id."""
 
     name: str
     document: dict[str, Any]
@@ -47,7 +47,7 @@ Version = StoredPolicy | ShippedPolicy
 
 
 def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
-    """All versions of all policies, by name, the newest first."""
+    """All versions of all policies, by name, newest first."""
     own = policies.list_policies(tx, project_id)
     names = {policy.name for policy in own}
     shipped = [_shipped(name) for name in POLICIES if name not in names]
@@ -55,20 +55,21 @@ def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
 
 
 def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
-    """This version of a policy, or its latest."""
+    """The given version of a policy, or its latest."""
     found = policies.find_policy(tx, project_id, name, version)
     return _shipped(name) if found is None and name in POLICIES and version in (None, 1) else found
 
 
 def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
-    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid, which lists them all."""
+    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid, which lists all
+    policies."""
     name, _, version = reference.partition("@")
-    if version and not (version.isdecimal() and len(version) <= 9):  # what the database's integer holds
-        raise Invalid(f"policy {reference!r}: after the @ comes a version number, as in paper@1")
+    if version and not (version.isdecimal() and len(version) <= 9):  # the range of the database's integer
+        raise Invalid(f"policy {reference!r}: a version number must follow the @, as in paper@1")
     found = find_version(tx, project_id, name, int(version) if version else None)
     if found is None:
         known = sorted({policy.name for policy in list_versions(tx, project_id)})
-        raise Invalid(f"there is no policy {reference!r} in this project; there are {', '.join(known)}")
+        raise Invalid(f"there is no policy {reference!r} in this project; it has {', '.join(known)}")
     return found
 
 
@@ -80,12 +81,12 @@ def is_allowed(project: Project, reference: str) -> bool:
 
 
 def store_referred_policy(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
-    """The same, stored if it is a shipped one. Raises Invalid."""
+    """Like `find_referred_policy`, and store a shipped policy. Raises Invalid."""
     return _stored(tx, project, find_referred_policy(tx, project.id, reference), now)
 
 
 def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime) -> StoredPolicy:
-    """Store a policy as the next version of its name, after the shipped one; gives the latest if it is equal."""
+    """Store a policy as the next version of its name, after the shipped one; returns the latest if it is equal."""
     latest = find_version(tx, project.id, policy.name)
     if latest is not None:
         _stored(tx, project, latest, now)
@@ -93,7 +94,7 @@ def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime
 
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy:
-    """Store a policy as the next version of its name, in the audit log; gives the latest if it is equal."""
+    """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
     require_bounded_cost(policy)
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
@@ -106,12 +107,12 @@ def add_policy(database: Database, author: Author, policy: Policy) -> StoredPoli
 
 
 def require_bounded_cost(policy: Policy) -> None:
-    """Raise Invalid when the detectors of a policy would hold up others: each run length that one follows is a step."""
+    """Raise Invalid when the detectors of a policy would delay others: each run length that one follows is a step."""
     lengths = sum(getattr(member.detector, "run_lengths", 1) for member in policy.members)
     if lengths > MOST_RUN_LENGTHS:
         raise Invalid(
-            f"the detectors of policy {policy.name!r} follow {lengths} run lengths at each eval, and may follow "
-            f"{MOST_RUN_LENGTHS} together; lower run_lengths, or leave members out"
+            f"the detectors of policy {policy.name!r} follow {lengths} run lengths at each eval; the limit is "
+            f"{MOST_RUN_LENGTHS} in total; lower run_lengths, or remove members"
         )
 
 

@@ -1,6 +1,6 @@
-"""Settings of a project: their bounds, and the functions that create a project and change its settings.
+"""Settings of a project: their limits, and the functions that create a project and change its settings.
 
-The API, the dashboard and the command line all call these. Every change is in the audit log.
+The API, the dashboard and the command line all use these. Every change is in the audit log.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class NewProject(Body):
     held_out_share: ShareOrNone = Field(
         HELD_OUT_SHARE, description="the share of its stops that is held out, to learn whether they are right"
     )
-    second_person: bool = Field(False, description="what ends jobs, or lets more be ended, takes two people")
+    second_person: bool = Field(False, description="ending jobs, or permitting more stops, takes two people")
     case_seconds: Seconds = Field(600.0, description="how long an attempt must last to count towards a rollout stage")
     case_evals: Evals = Field(8, description=f"how many finite evals {_COUNTS}")
     case_gpu_hours: GpuHours = Field(0.1, description=f"how many GPU-hours, if they are known, {_COUNTS}")
@@ -98,7 +98,7 @@ class ProjectChange(Body):
     )
     stale_seconds: Wait | None = Field(None, description="a run is not stale before it has been silent for this long")
     held_out_share: ShareOrNone | None = Field(None, description="the share of its stops that is held out, from 0 to 1")
-    second_person: bool | None = Field(None, description="what ends jobs, or lets more be ended, takes two people")
+    second_person: bool | None = Field(None, description="ending jobs, or permitting more stops, takes two people")
     case_seconds: Seconds | None = Field(
         None, description="how long an attempt must last to count towards a rollout stage"
     )
@@ -112,25 +112,25 @@ class ProjectChange(Body):
 
 
 class QuotasIn(Body):
-    """The most of each that the project may have."""
+    """Limits on what the project may have."""
 
     open_runs: Most = Field(DEFAULTS.open_runs, description="runs that have not ended")
     runs_per_day: Most = Field(DEFAULTS.runs_per_day, description="runs opened in a day (UTC)")
     metrics_per_run: Annotated[int, Field(ge=LEAST_METRICS, le=100_000_000), Integral] = Field(
-        DEFAULTS.metrics_per_run, description="different names of one run"
+        DEFAULTS.metrics_per_run, description="distinct names in one run"
     )
-    keys: Most = Field(DEFAULTS.keys, description="those in use")
+    keys: Most = Field(DEFAULTS.keys, description="valid keys")
     endpoints: Most = Field(DEFAULTS.endpoints, description="webhooks and pull endpoints")
-    policies: Most = Field(DEFAULTS.policies, description="versions that were added or used")
+    policies: Most = Field(DEFAULTS.policies, description="versions added or used")
 
 
 NULLABLE = ("allowed_policies", "retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
-"""Settings in which null is a value of its own."""
+"""Settings whose value may be null."""
 
 
 def _check_brackets(pattern: str) -> str:
     if pattern.count("[") > pattern.count("]"):
-        raise ValueError("a [ that is not closed; write [[] for the character itself")
+        raise ValueError("a [ is not closed; write [[] for a literal [")
     return pattern
 
 
@@ -144,8 +144,8 @@ class RolePattern(Role):
 
 
 class RolePatterns(Body):
-    """The patterns of a project: the first that matches a name counts, and for each role the metric that matches
-    first."""
+    """The role patterns of a project: the first that matches a name counts, and for each role the first metric that
+    matches."""
 
     role_patterns: Annotated[list[RolePattern], Field(max_length=100)] = Field(
         description="in the order in which they are tried"
@@ -156,7 +156,7 @@ _Body = TypeVar("_Body", bound=Body)
 
 
 def parse_form(model: type[_Body], values: Mapping[str, Any]) -> _Body:
-    """A body whose values are given as text, as in an HTML form; raises Invalid, which names the field."""
+    """Validate text values, as from an HTML form; raises Invalid, which names the field."""
     try:
         return model.model_validate(dict(values), strict=False)
     except ValidationError as error:
@@ -166,7 +166,7 @@ def parse_form(model: type[_Body], values: Mapping[str, Any]) -> _Body:
 
 
 def parse_names(text: str) -> list[str]:
-    """Names that are separated by commas."""
+    """Comma-separated names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -177,12 +177,12 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
 
 
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
-    """The same within a transaction."""
+    """Like `create_project`, within a transaction."""
     values = settings.model_dump() | {"max_mode": settings.max_mode or settings.default_mode}
     project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **values)
     _check_modes(project)
     if not projects.add_project(tx, project):
-        raise Conflict(f"there is a project called {project.name!r} already")
+        raise Conflict(f"a project called {project.name!r} already exists")
     policies.store_referred_policy(tx, project, project.default_policy, now)
     audit.record_action(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
     return project
@@ -193,19 +193,19 @@ def find_project(database: Database, name: str) -> Project:
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, name)
     if project is None:
-        raise NotFound(f"there is no project {name!r}; `evalstop admin project create` makes one")
+        raise NotFound(f"there is no project {name!r}; `evalstop admin project create` creates one")
     return project
 
 
 def change_project_settings(database: Database, author: Author, change: ProjectChange) -> Project:
-    """Change settings of a project; raises Invalid if its default policy does not exist, Conflict if its modes differ
-    so that nothing could be stopped."""
+    """Change settings of a project; raises Invalid if its default policy does not exist, Conflict if its modes
+    contradict each other, so that nothing could be stopped."""
     with database.transaction() as tx:
         return apply_change(tx, author, change)
 
 
 def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:
-    """The same within a transaction."""
+    """Like `change_project_settings`, within a transaction."""
     values = change.model_dump(exclude_none=True)
     values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
     before = projects.lock_project(tx, author.project_id)
@@ -220,7 +220,7 @@ def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Proj
 
 
 def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
-    """Set the quotas of a project; raises NotFound. For those who run the installation, not for its projects."""
+    """Set the quotas of a project; raises NotFound. For operators of the installation, not for project members."""
     with database.transaction() as tx:
         if projects.find_project(tx, author.project_id) is None:
             raise NotFound(f"there is no project {author.project_id}")
@@ -233,7 +233,7 @@ def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
 
 
 def describe_widening(project: Project, change: ProjectChange) -> str:
-    """By which settings a change lets more jobs be ended, or by fewer people; empty: by none."""
+    """The settings by which a change permits more jobs to be ended, or by fewer people; empty: none."""
     widened = []
     if change.max_mode is decision_lifecycle.Mode.ENFORCE and project.max_mode is not change.max_mode:
         widened.append("max_mode = enforce")
@@ -244,7 +244,7 @@ def describe_widening(project: Project, change: ProjectChange) -> str:
 
 def _check_modes(project: Project) -> None:
     if project.default_mode is decision_lifecycle.Mode.ENFORCE and project.max_mode is not project.default_mode:
-        raise Conflict("default_mode is enforce and max_mode shadow, which allows no stops: change both")
+        raise Conflict("default_mode is enforce but max_mode is shadow, which allows no stops: change both")
 
 
 def change_role_patterns(database: Database, author: Author, change: RolePatterns) -> Project:

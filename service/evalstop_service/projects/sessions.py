@@ -1,4 +1,4 @@
-"""The people who are signed in to a project: listed, and signed out by an admin, in the audit log."""
+"""The people signed in to a project: listed, and signed out by an admin, with an audit entry."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from evalstop_service.store.sessions import Session
 
 
 def list_sessions(tx: Transaction, project_id: UUID, now: datetime) -> list[Session]:
-    """The sessions in which the project is open to somebody, oldest first."""
+    """The sessions with access to the project, oldest first."""
     return sessions.list_sessions(tx, project_id, projects.get_project(tx, project_id).name, now)
 
 
 def end_session(database: Database, author: Author, session_id: UUID) -> None:
-    """End a session, in all projects that it opens; raises NotFound when it does not open this one."""
+    """End a session, for all its projects; raises NotFound when it has no access to this one."""
     with database.transaction() as tx:
         found = [one for one in list_sessions(tx, author.project_id, author.at) if one.id == session_id]
         if not found:

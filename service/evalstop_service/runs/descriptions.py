@@ -1,4 +1,4 @@
-"""Changes what is said of a run: when it is opened, and by people, whose changes are in the audit log."""
+"""Changes the description of a run: when it is opened, and by people, whose changes are in the audit log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from evalstop_service.store.runs import Run
 
 
 def describe_run(database: Database, author: Author, run_id: UUID, said: DescriptionIn) -> None:
-    """Change owner, group, tags or notes of a run; raises NotFound. The audit log has no notes: they may be long."""
+    """Change owner, group, tags or notes of a run; raises NotFound. Notes are not in the audit log: they may be
+    long."""
     with database.transaction() as tx:
-        # Locked, so that of two changes at a time neither takes back the other's.
+        # Locked, so that concurrent changes do not overwrite each other.
         run = runs.lock_run(tx, author.project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
@@ -34,7 +35,7 @@ def describe_run(database: Database, author: Author, run_id: UUID, said: Descrip
 
 
 def fill_description(tx: Transaction, run: Run, said: RunDescription, now: datetime) -> None:
-    """Take in what a trainer says of its run where nothing is said: what people have written since stands."""
+    """Store the trainer's description of its run in empty fields: what people have written since is kept."""
     if said == NOTHING_SAID:
         return
     before = run_descriptions.load_descriptions(tx, [run.id])[run.id]

@@ -39,9 +39,9 @@ def create_job(database: Database) -> PeriodicJob:
 def summarize_grown_runs(
     database: Database, summarized: Mapping[UUID, int], pause: Wait = lambda _: False
 ) -> dict[UUID, int]:
-    """Summarize what running runs observed since the last pass, until `pause` asks to end.
+    """Summarize what running runs observed since the last pass, until `pause` asks to stop.
 
-    `summarized`: the last step of each long run at the last pass; gives the same for the next.
+    `summarized`: the last step of each long run at the last pass; returns the same for the next.
     """
     last_steps: dict[UUID, int] = {}
     with database.reading() as tx:

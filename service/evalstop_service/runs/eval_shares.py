@@ -1,4 +1,4 @@
-"""What each of several evals contributes to the score that they are combined into. Pure."""
+"""How much each of several evals contributes to the score that combines them. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from evalstop_service.store.runs import Run
 
 @dataclass(frozen=True)
 class EvalShare:
-    """One eval of several.
+    """One of several evals.
 
-    `change`: what it has added to the score since that was best, below 0 if it fell. `missing`: it has no recent value,
-    and the score is made of the others.
+    `change`: its contribution to the score since the score's best, below 0 if it fell. `missing`: it has no recent
+    value, and the score is computed from the others.
     """
 
     metric: str
@@ -28,7 +28,7 @@ class EvalShare:
 
 
 def list_shares(run: Run, points: Iterable[PostedObservation]) -> list[EvalShare]:
-    """The evals of a run that has several, the one that fell most first, by all that was observed of them."""
+    """The evals of a run that has several, largest fall first, from all their observations."""
     weights = find_combined_evals(run)
     state, _ = combine_values(tuple(weights.values()), start_combining(len(weights)), select_eval_values(run, points))
     shares = [

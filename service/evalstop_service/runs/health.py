@@ -26,7 +26,7 @@ def last_report_at(run: Run, record: RunHealth | None) -> datetime:
 
 
 def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Liveness:
-    """The liveness of a run now, by the cadence on record. Only the monitor declares a run lost."""
+    """The current liveness of a run, by its stored cadence. Only the monitor declares a run lost."""
     if run.status != RunStatus.RUNNING:
         return Liveness.LOST if run.status == RunStatus.LOST else Liveness.ALIVE
     silence = (now - last_report_at(run, record)).total_seconds()
@@ -40,7 +40,7 @@ def load_cadence(tx: Transaction, run: Run) -> float | None:
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:
-    """The faults of the metrics by whose evidence the policy of each run may stop it."""
+    """The faults of the metrics on which the policy of each run may stop it."""
     needed = {run.id: _find_needed_metrics(run, policy) for run, policy in judged}
     readings = run_health.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
     begun_at = runs.load_attempt_starts(tx, [run.id for run, _ in judged])
@@ -54,8 +54,8 @@ def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) ->
 
 
 def _find_needed_metrics(run: Run, policy: Policy) -> dict[str, bool]:
-    """The metrics by whose evidence the run may be stopped, and whether each is required: the eval always, another if
-    the trainer named it."""
+    """The metrics on which the run may be stopped, and whether each is required: the eval always, others if the trainer
+    named them."""
     named = run.metrics != DEFAULT_METRICS
     return {
         metric: named or role["role"] == MetricRole.EVAL

@@ -3,8 +3,8 @@
     none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
          └───────────┴────────> corrected by a person, final
 
-Recognition depends on the names alone, not on their order. Its result is stored with the run. On what is
-guessed (`origins`) no run is stopped, until somebody says the role: a correction that repeats it does.
+Recognition depends only on the set of names, not on their order. Its result is stored with the run. No run is stopped
+on a guess (`origins`) until a person gives the role: a correction that repeats the guess confirms it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evalstop_service.store.runs import Run
 Roles = dict[str, MetricFields]
 
 MOST_NAMES = 1000
-"""A run with more metrics keeps the roles it has: recognition compares each new name with all others."""
+"""A run with more metrics keeps its roles: recognition compares each new name with all others."""
 
 MOST_REASONS = 100
 
@@ -89,7 +89,7 @@ def _ask_for_confirmation(guess: tuple[str, Role]) -> str:
 
 
 def correct_roles(run: Run, metrics: Roles) -> RoleAssignment:
-    """The roles as a person gives them."""
+    """The roles that a person gave."""
     preset = run.recognition.preset if run.recognition else None
     return RoleAssignment(metrics, _describe_fixed_roles(metrics, "person", preset))
 

@@ -1,4 +1,4 @@
-"""A verdict of the detectors as rows, answers and events hold it. Pure."""
+"""Converts a detector verdict to the form of rows, responses and events. Pure."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from evalstop_service.rules import run_results
 
 
 def record_verdict(verdict: Verdict) -> run_results.Verdict:
-    """The verdict as the store holds it, which knows no detectors."""
+    """The verdict as the store holds it; the store does not import detectors."""
     return msgspec.convert(verdict, run_results.Verdict, from_attributes=True)

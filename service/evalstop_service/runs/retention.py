@@ -41,25 +41,25 @@ class Pace:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What a pass removed, or would remove: the number of runs by project name, and rows."""
+    """What a pass removed or would remove: the number of runs by project name, and of rows."""
 
     runs: dict[str, int] = field(default_factory=dict)
     rows: int = 0
 
 
 def refuse_pruned_run(run: Run) -> None:
-    """Raise Conflict if the details of the run were removed, so that nothing can be added to them."""
+    """Raise Conflict if the details of the run were removed, so that nothing can be added to it."""
     if run.pruned_at is not None:
         raise Conflict(
             f"run {run.name!r} ended long ago and was pruned at {rfc3339(run.pruned_at)}: its observations and "
-            "checkpoints are no longer on record, so it cannot be resumed; open a run under another name"
+            "checkpoints were deleted, so it cannot be resumed; open a run under another name"
         )
 
 
 def check_days(days: float | None) -> None:
-    """Raise Invalid unless runs can be kept for so many days: at least one, or None for forever."""
+    """Raise Invalid unless `days` is a valid retention time: at least one, or None for forever."""
     if days is not None and not 1 <= days <= 36_500:
-        raise Invalid(f"retention is {days} days; it may be 1 to 36500, or null to keep runs forever")
+        raise Invalid(f"retention is {days} days; it must be from 1 to 36500, or null to keep runs forever")
 
 
 def prune_runs(
@@ -75,8 +75,8 @@ def prune_runs(
 ) -> PruneResult:
     """Remove the details of runs that ended longer ago than their project keeps them, of one project or of all.
 
-    `older_than_days`: instead of the project's setting; only with `project`. `dry_run`: only count. `pause`: waits so
-    many seconds and returns whether to end; the next pass continues. Raises NotFound, Invalid, and Conflict while
+    `older_than_days`: instead of the project's setting; only with `project`. `dry_run`: only count. `pause`: waits this
+    many seconds and returns whether to stop; the next pass continues. Raises NotFound, Invalid, and Conflict while
     another process prunes.
     """
     wanted = _find_projects(database, project, older_than_days, now)
@@ -123,7 +123,7 @@ class _Pass:
 
     def run(self, wanted: list[tuple[Project, datetime]]) -> PruneResult:
         runs: dict[str, int] = {}
-        if not self._empty():  # first what an interrupted pass has left
+        if not self._empty():  # first finish an interrupted pass
             return PruneResult(runs, self._rows)
         for project, ended_before in wanted:
             while marked := self._mark(project, ended_before):
@@ -142,7 +142,7 @@ class _Pass:
             return retention.mark_runs(tx, run_ids, ended_before, self._now)
 
     def _empty(self) -> bool:
-        """Remove the details of all marked runs; False if it was asked to end before."""
+        """Remove the details of all marked runs; False if asked to stop before the end."""
         position: DeletePosition | None = None
         left = True
         while left:
@@ -163,7 +163,7 @@ def _find_projects(
     """Each project with a retention time, and the time before which its runs must have ended."""
     check_days(older_than_days)
     if older_than_days is not None and name is None:
-        raise Invalid("a number of days needs a project: name the one whose runs to prune")
+        raise Invalid("a number of days requires a project: name the project whose runs to prune")
     with database.reading() as tx:
         if name is None:
             found = projects.list_projects(tx)

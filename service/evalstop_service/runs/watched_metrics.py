@@ -1,7 +1,7 @@
-"""The metrics of a run by role, as its detectors are shown them: turned so that higher is better. Pure.
+"""The metrics of a run by role, as its detectors see them: with signs such that higher is better. Pure.
 
-A run with several evals is judged by one score, their weighted mean, which ingestion stores as a series of its own
-(`COMBINED_METRIC`): for everything that reads a run it is the eval. See `evalstop_detectors.combined_eval`.
+A run with several evals is judged by one score, their weighted mean, which ingestion stores as a separate series
+(`COMBINED_METRIC`): all code that reads a run treats it as the eval. See `evalstop_detectors.combined_eval`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ DEFAULT_METRICS: dict[str, MetricFields] = {
 
 
 PAIRED_METRIC = "evalstop/paired"
-"""The observations that answers to requests to evaluate now become: the current score less the best one's."""
+"""The metric of answers to requests to evaluate now: the current score less the best one's."""
 
 OWN_METRICS = frozenset({PAIRED_METRIC, COMBINED_METRIC})
-"""What the service observes itself: no metric of a trainer's."""
+"""Metrics that the service writes and trainers may not."""
 
 
 class WatchedMetrics:
-    """The metrics of a run that the detectors of a policy are shown, with their roles and directions.
+    """The metrics of a run that the detectors of a policy see, with their roles and directions.
 
     `eval_metric`: the eval metric of the run, whether or not the policy watches it; `eval_sign` turns it so that
-    higher is better. `combined`: the evals that it is made of by name, with their weights, if they are several.
+    higher is better. `combined`: if there are several evals, their names and weights.
     """
 
     __slots__ = ("_critical", "_eval_changes", "_roles", "_total_steps", "combined", "eval_metric", "eval_sign")
@@ -92,28 +92,28 @@ class WatchedMetrics:
 
 
 _ORDER = attrgetter("order")
-_ORDER_OF_SEVERAL = attrgetter("order", "critical")  # of a step the watched score comes first
+_ORDER_OF_SEVERAL = attrgetter("order", "critical")  # within a step the watched score comes first
 
 
 def find_guessed_roles(run: Run) -> frozenset[MetricRole]:
-    """The roles that were given to metrics on a guess: on them no run is stopped."""
+    """The guessed roles of metrics: no run is stopped on them."""
     guessed = run.recognition.guessed if run.recognition is not None else []
     return frozenset(MetricRole(run.metrics[metric]["role"]) for metric in guessed)
 
 
 def restrict_policy(policy: Policy, run: Run) -> Policy:
-    """The policy as it judges this run: it stops nothing on guesses, and asks for evaluations where somebody answers.
+    """The policy as it judges this run: it never stops on guesses, and requests evaluations only if they are answered.
 
-    Every monitor of a run is stepped with this.
+    Every monitor of a run uses this policy.
     """
-    # A paired evaluation measures one eval, in its unit, which is not that of a mean of several.
+    # A paired evaluation measures one eval, in its unit, which differs from that of a mean of several.
     eval_share = None if find_combined_evals(run) else run.eval_share
     critical = [metric for metric in find_combined_evals(run) if run.metrics[metric].get("critical")]
     return policy.with_evaluator(eval_share).with_guessed(find_guessed_roles(run)).with_critical(critical)
 
 
 def find_eval_metric(run: Run) -> str | None:
-    """The eval metric of a run: the one with that role, or the mean of those that have it."""
+    """The eval metric of a run: the one with that role, or the weighted mean of several."""
     evals = list_evals(run.metrics)
     return COMBINED_METRIC if len(evals) > 1 else next(iter(evals), None)
 
@@ -124,20 +124,21 @@ def list_evals(metrics: Mapping[str, MetricFields]) -> list[str]:
 
 
 def find_combined_evals(run: Run) -> dict[str, float]:
-    """The evals of a run that are judged by their mean, by name, with their weights; none where there is one eval."""
+    """The evals of a run that are judged by their mean, by name, with their weights; empty if there is only one
+    eval."""
     evals = list_evals(run.metrics)
     return {metric: run.metrics[metric].get("weight", 1.0) for metric in sorted(evals)} if len(evals) > 1 else {}
 
 
 def list_watched(run: Run) -> dict[str, MetricFields]:
-    """The metrics with a role, and the mean of several evals, which is the eval then."""
+    """The metrics with a role, and the mean of several evals, which is then the eval."""
     if not find_combined_evals(run):
         return run.metrics
     return {COMBINED_METRIC: {"role": "eval", "direction": "maximize"}, **run.metrics}
 
 
 def select_eval_values(run: Run, points: Iterable[PostedObservation]) -> list[EvalValue]:
-    """What points bring of the evals that are combined, in the order of their steps."""
+    """The values of the combined evals among points, by ascending step."""
     places = {metric: place for place, metric in enumerate(find_combined_evals(run))}
     signs = {metric: metric_sign(run.metrics, metric) for metric in places}
     changes = run.eval_changes
@@ -155,7 +156,7 @@ def select_eval_values(run: Run, points: Iterable[PostedObservation]) -> list[Ev
 
 
 def select_evals(run: Run, points: Iterable[PostedObservation], metric: str | None = None) -> list[Score]:
-    """The eval scores among points that are ordered by step, finite or not; of one of several if it is named."""
+    """The eval scores among points ordered by step, finite or not; with `metric`, of that one of several evals."""
     eval_metric = metric or find_eval_metric(run)
     return [
         Score(
@@ -170,12 +171,12 @@ def select_evals(run: Run, points: Iterable[PostedObservation], metric: str | No
 
 
 def select_scores(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
-    """The finite eval scores among points that are ordered by step."""
+    """The finite eval scores among points ordered by step."""
     return [score for score in select_evals(run, points) if math.isfinite(score.value)]
 
 
 def metric_sign(metrics: Mapping[str, MetricFields], metric: str) -> float:
-    """The factor that turns a metric so that higher is better. A KL is a distance, not a quality: it is not turned."""
+    """The factor that turns a metric so that higher is better. KL is a distance, not a quality: it is not turned."""
     if metric == COMBINED_METRIC:
         return 1.0
     role = metrics[metric]

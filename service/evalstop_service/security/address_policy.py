@@ -1,10 +1,10 @@
-"""Which addresses webhooks may reach: public ones, and networks that the operator allows (protection from SSRF).
+"""Which addresses webhooks may reach: public ones, and networks that the operator allows (protection against SSRF).
 
-The check counts when a socket connects (`webhooks.delivery.send`), so a name that later resolves to another address
-gains nothing. When an endpoint is created, the check only warns early.
+The check at connect time is decisive (`webhooks.delivery.send`), so a name that later resolves to another address
+does not bypass it. The check when an endpoint is created only warns early.
 
-An address may contain another one, to which a router on the way may forward: IPv4-mapped, NAT64, 6to4, Teredo. All of
-them must be allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
+An address may embed another one to which a router may forward: IPv4-mapped, NAT64, 6to4, Teredo. All of them must be
+allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SETTING = "EVALSTOP_WEBHOOK_NETWORKS"
 ANY = "any"
 
 DNS_TIMEOUT_SECONDS = 3.0
-"""Wait for the addresses of a name when an endpoint is created; without an answer, the endpoint is accepted."""
+"""Timeout of the DNS lookup when an endpoint is created; without a response, the endpoint is accepted."""
 
 METADATA: tuple[Network, ...] = tuple(
     map(
         ipaddress.ip_network,
         (
-            "169.254.0.0/16",  # link-local, where nearly every cloud keeps its credentials, at .169.254 and .170.2
+            "169.254.0.0/16",  # link-local, where nearly every cloud serves credentials, at .169.254 and .170.2
             "fe80::/10",
-            "fd00:ec2::/32",  # the same of AWS by IPv6
+            "fd00:ec2::/32",  # the same for AWS over IPv6
             "fd20:ce::254/128",  # Google
             "100.100.100.200/32",  # Alibaba, among addresses shared by providers
             "168.63.129.16/32",  # Azure, among public addresses
@@ -42,13 +42,13 @@ METADATA: tuple[Network, ...] = tuple(
         ),
     )
 )
-"""Where clouds serve credentials: allowed only by a network that lies within one of these, never by a wider one."""
+"""Addresses where clouds serve credentials: allowed only by a network within one of these, never by a wider one."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _COMPATIBLE = IPv6Network("::/96")
 _UNICAST = IPv6Network("2000::/3")
 
-# Some releases of Python take these for public.
+# Some Python releases treat these as public.
 _NOT_PUBLIC: tuple[Network, ...] = tuple(
     map(
         ipaddress.ip_network,
@@ -65,19 +65,19 @@ _NOT_PUBLIC: tuple[Network, ...] = tuple(
 
 
 class AddressRefused(OSError):
-    """The address policy forbids a connection; the message says why and what would allow it."""
+    """The address policy forbids a connection; the message says why and which setting would allow it."""
 
 
 def check_network(text: str) -> str:
-    """A network as a CIDR; raises ValueError when it is none."""
+    """A network in CIDR notation; raises ValueError when invalid."""
     try:
         return str(ipaddress.ip_network(text))
     except ValueError:
-        raise ValueError(f"{text!r} is no network as in 10.0.0.0/8 or 2001:db8::/32") from None
+        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8 or 2001:db8::/32") from None
 
 
 def is_within(address: str, networks: Sequence[str]) -> bool:
-    """Whether an address is in one of these networks; IPv4 counts as such in IPv6 too. What is no address is not."""
+    """Whether an address is in one of these networks; IPv4-mapped IPv6 counts as IPv4. False for an invalid address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -93,7 +93,7 @@ class AddressPolicy:
     allowed: tuple[Network, ...] = ()
 
     def find_objection(self, address: str) -> str | None:
-        """Why nothing may be sent to this address, and what would allow it; None when it may."""
+        """Why nothing may be sent to this address, and which setting would allow it; None when it is allowed."""
         parsed = ipaddress.ip_address(address)
         for one in _contained_addresses(parsed):
             if not self._allows(one):
@@ -106,7 +106,7 @@ class AddressPolicy:
         return None
 
     def find_url_objection(self, url: str, look_up: Callable[[str], Sequence[str]] | None = None) -> str | None:
-        """Why nothing could be sent to this URL, as far as names resolve now; None when something could."""
+        """Why nothing could be sent to this URL, as names resolve now; None when something could."""
         host = urlsplit(url).hostname or ""
         try:
             return self.find_objection(host)
@@ -129,7 +129,7 @@ class AddressPolicy:
 
 
 def parse_address_policy(text: str | None) -> AddressPolicy:
-    """The policy of the setting: networks separated by commas, or `any`; raises ValueError."""
+    """The policy of the setting: comma-separated networks, or `any`; raises ValueError."""
     if text is None:
         return AddressPolicy()
     if text.strip() == ANY:
@@ -144,7 +144,7 @@ def parse_address_policy(text: str | None) -> AddressPolicy:
 
 
 def look_up_addresses(host: str) -> list[str]:
-    """The addresses of a name; empty without an answer within `DNS_TIMEOUT_SECONDS`."""
+    """The addresses of a name; empty without a response within `DNS_TIMEOUT_SECONDS`."""
     answer: Future[list[str]] = Future()
 
     def resolve() -> None:
@@ -153,7 +153,7 @@ def look_up_addresses(host: str) -> list[str]:
         except (OSError, UnicodeError):
             answer.set_result([])
 
-    Thread(target=resolve, name="look up", daemon=True).start()  # a look-up that hangs cannot be interrupted
+    Thread(target=resolve, name="look up", daemon=True).start()  # a hanging lookup cannot be interrupted
     try:
         return answer.result(DNS_TIMEOUT_SECONDS)
     except DnsTimeout:

@@ -1,8 +1,8 @@
 """Encrypts the webhook secrets in the database, so that a copy of the database reveals none of them.
 
-AES-256-GCM with the id of the endpoint as associated data: an encrypted secret that is copied to another row cannot be
-decrypted, which Fernet would not notice. Stored is `encrypted:1:<key>:<nonce and ciphertext in base64>`, where `<key>`
-identifies the key by the first 8 hex digits of its SHA-256. A secret without that prefix is plain text.
+AES-256-GCM with the endpoint's id as associated data: an encrypted secret that was copied to another row cannot be
+decrypted, which Fernet would not detect. The stored form is `encrypted:1:<key>:<nonce and ciphertext in base64>`, where
+`<key>` is the first 8 hex digits of the key's SHA-256. A secret without that prefix is plain text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CACHED_SECRETS = 4096
 
 
 class UnreadableSecret(ServiceError):
-    """None of the configured keys decrypts a webhook secret. Deliveries that it would sign wait."""
+    """No configured key decrypts a webhook secret. Deliveries signed with it wait."""
 
 
 class Encryption:
@@ -41,12 +41,12 @@ class Encryption:
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         self._keys = {_key_id(key): AESGCM(key) for key in keys}
         self._first = _key_id(keys[0]) if keys else None
-        self._decrypt_cached = lru_cache(_CACHED_SECRETS)(self._decrypt)  # a busy endpoint's, at each delivery
+        self._decrypt_cached = lru_cache(_CACHED_SECRETS)(self._decrypt)  # busy endpoints need theirs for each delivery
         self._logged: set[str] = set()
 
     @property
     def has_key(self) -> bool:
-        """Whether secrets are encrypted at all."""
+        """Whether secrets are encrypted."""
         return self._first is not None
 
     def encrypt(self, secret: str, endpoint_id: UUID) -> str:
@@ -58,7 +58,7 @@ class Encryption:
         return f"{PREFIX}{self._first}:{base64.b64encode(ciphertext).decode()}"
 
     def decrypt(self, stored: str, endpoint_id: UUID) -> str:
-        """The secret of an endpoint; raises UnreadableSecret, and logs each of them once."""
+        """The secret of an endpoint; raises UnreadableSecret, logged once for each secret."""
         if not stored.startswith(PREFIX):
             return stored
         try:
@@ -75,7 +75,7 @@ class Encryption:
         if key is None:
             raise UnreadableSecret(
                 f"a secret of endpoint {endpoint_id} is encrypted with key {key_id}, which is not in {SETTING}; "
-                "add that key, and what the secret signs is sent"
+                "add that key to resume the deliveries signed with this secret"
             )
         try:
             ciphertext = base64.b64decode(text, validate=True)
@@ -88,12 +88,12 @@ class Encryption:
 
 
 def generate_key() -> str:
-    """A fresh key as the setting takes it."""
+    """A new key in the format of the setting."""
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
 
 def parse_keys(text: str | None) -> list[bytes]:
-    """The keys in the setting, separated by commas; raises ValueError with the number of the first that is not one."""
+    """The comma-separated keys in the setting; raises ValueError with the number of the first invalid one."""
     keys = []
     for number, part in enumerate((part.strip() for part in (text or "").split(",")), 1):
         if not part:
@@ -104,7 +104,7 @@ def parse_keys(text: str | None) -> list[bytes]:
             key = b""
         if len(key) != KEY_BYTES:
             raise ValueError(
-                f"key {number} is not {KEY_BYTES} bytes in base64; `openssl rand -base64 {KEY_BYTES}` makes one"
+                f"key {number} is not {KEY_BYTES} bytes in base64; `openssl rand -base64 {KEY_BYTES}` generates one"
             )
         keys.append(key)
     return keys

@@ -1,7 +1,7 @@
 """Signs visitors in with an OpenID provider (authorization code flow with PKCE).
 
 Authlib implements the protocol. This module adds checks: the discovered provider must be the configured one, its tokens
-must be for this client and signed by one of its current key pairs, and any other answer is refused.
+must be for this client and signed by one of its current keys, and any other response is refused.
 
 Sources: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0 (4.3), RFC 7636 (PKCE), RFC 9207 (`iss`).
 """
@@ -30,13 +30,14 @@ LEEWAY_SECONDS = 60
 """Tolerated difference between the clocks of the provider and the service."""
 
 DISCOVERY_SECONDS = 3600.0
-"""How long the provider's metadata is used before it is fetched again."""
+"""How long the provider's metadata is cached."""
 
 DISCOVERY_RETRY_SECONDS = 60.0
 """Pause after a failed fetch, during which the previous metadata stays in use."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-"""Accepted signatures of tokens: with any other, holders of the client's secret, or anybody, could sign."""
+"""Accepted signature algorithms: with any other, anyone with the client's secret, or anyone at all, could sign
+tokens."""
 
 MAX_SUBJECT_CHARACTERS = 255
 """By OpenID Connect Core 1.0 (2)."""
@@ -66,7 +67,7 @@ class ProviderSettings:
 
 @dataclass(frozen=True)
 class SignInState:
-    """A sign-in under way, stored by the browser that started it."""
+    """A sign-in in progress, stored by the browser that started it."""
 
     state: str
     nonce: str
@@ -81,7 +82,7 @@ class OpenIdProvider:
         self._app = _App(terms, clock)
 
     def begin_sign_in(self, redirect_uri: str) -> tuple[str, SignInState]:
-        """Where to send a visitor, who comes back to `redirect_uri`; raises ProviderAway."""
+        """The URL to send a visitor to, who returns to `redirect_uri`; raises ProviderUnavailable."""
         try:
             begun = self._app.create_authorization_url(redirect_uri)
         except Exception as error:
@@ -93,14 +94,14 @@ class OpenIdProvider:
     ) -> dict[str, Any]:
         """The claims of a visitor who returned; the `wanted` ones are fetched if the token lacks them.
 
-        Raises NotProved unless this is the answer to the sign-in that was begun, ProviderAway when the provider fails.
+        Raises SignInRefused unless this response belongs to the sign-in, ProviderUnavailable when the provider fails.
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), begun.state.encode()):
-            raise SignInRefused("This is not the sign-in that was begun in this browser. Start again from here.")
+            raise SignInRefused("This sign-in was not started in this browser. Start again from here.")
         if "iss" in answer and answer["iss"] != self.issuer:
-            raise SignInRefused("Another OpenID provider answered than was asked. Start again from here.")
+            raise SignInRefused("The response came from another OpenID provider. Start again from here.")
         if "code" not in answer:
-            raise SignInRefused("The OpenID provider did not let you in. Start again from here, or sign in with a key.")
+            raise SignInRefused("The OpenID provider refused you. Start again from here, or sign in with a key.")
         try:
             if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
                 raise SignInRefused
@@ -109,10 +110,10 @@ class OpenIdProvider:
             raise self._unavailable(error) from error
         except SignInRefused:
             raise
-        except Exception as error:  # what it answers may be anything, and lets nobody in
+        except Exception as error:  # the response may be anything, and must not sign anyone in
             if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
                 raise self._unavailable(error) from error
-            _log.warning("the OpenID provider %s was refused: %s", self.issuer, _describe(error))
+            _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, _describe(error))
             raise SignInRefused from error
 
     def _claims(self, begun: SignInState, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class OpenIdProvider:
             told = self._app.userinfo(token=token)
             if told.get("sub") != claims["sub"]:
                 raise SignInRefused
-            # An address was verified by whoever tells it, and by nobody who tells another.
+            # `email_verified` applies to the e-mail address from the same source only.
             verified = (claims if "email" in claims else told).get("email_verified")
             return dict(told) | dict(claims) | {"email_verified": verified}
         return dict(claims)
@@ -165,11 +166,11 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
         self._clock = clock
 
     def load_server_metadata(self) -> dict[str, Any]:
-        """What the provider says of itself, once it was found to be the one that was named.
+        """The provider's metadata, after a check that the issuer is the configured one.
 
-        What it said last stands for as long as it is not found again.
+        If it cannot be fetched again, the previous metadata stays in use.
         """
-        # Not behind a lock: while nobody answers, each visitor would wait for all who came before.
+        # Without a lock: while the provider does not respond, each visitor would wait for all earlier ones.
         now = self._clock()
         if not self.server_metadata:
             self._discover(now)
@@ -190,17 +191,17 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
         self._discover_at = now + timedelta(seconds=DISCOVERY_SECONDS)
 
     def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
-        """The provider's keys as they are now: one that it has taken back is not to be believed any more."""
+        """The provider's current keys: a revoked one must not be accepted any more."""
         keys: dict[str, Any] = super().fetch_jwk_set(force=True)
         return keys
 
 
 def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     if metadata["issuer"] != issuer:
-        raise ValueError(f"it calls itself {metadata['issuer']!r}")
+        raise ValueError(f"its issuer is {metadata['issuer']!r}")
     places = {name: metadata[name] for name in (*_NEEDED, *({_USERINFO} & metadata.keys()))}
     if any(urlsplit(place).scheme not in ("https", urlsplit(issuer).scheme) for place in places.values()):
-        raise ValueError("it names endpoints without TLS")
+        raise ValueError("it has endpoints without TLS")
     methods = metadata.get("token_endpoint_auth_methods_supported")
     return {
         "issuer": issuer,

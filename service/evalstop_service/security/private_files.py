@@ -1,4 +1,4 @@
-"""Files that no other user of the machine may read: the embedded database, and the secrets made at the first start."""
+"""Files that only their owner can read: the embedded database, and the secrets generated at the first start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 
 def create_private_folder(folder: Path) -> None:
-    """Create a folder of its owner alone; one that is there keeps its permissions, since it may hold other things."""
+    """Create a folder that only its owner can access; an existing one keeps its permissions, since it may hold other
+    files."""
     if not folder.is_dir():
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
 
 
 def create_private_file(file: Path, text: str = "") -> None:
-    """Create a file of its owner alone, whole and readable by nobody else at any time; one that is there keeps its
-    text and loses the permissions of others."""
+    """Create a file that only its owner can read, atomically; an existing one keeps its text and loses the permissions
+    of others."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     except FileExistsError:
@@ -29,7 +30,7 @@ def create_private_file(file: Path, text: str = "") -> None:
 
 
 def keep_secret(file: Path, make: Callable[[], str]) -> str:
-    """The secret in a file, which is made at the first call."""
+    """The secret in a file, generated at the first call."""
     if not file.exists():
         create_private_file(file, make())
     return file.read_text()

@@ -1,4 +1,4 @@
-"""How often somebody may do what: token buckets, one for each of those who do it."""
+"""Rate limits: one token bucket for each client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_BUCKETS = 10_000
-"""Whoever did it longest ago starts with a full bucket when there are more."""
+"""Beyond this number, the least recently used bucket is dropped, and its client starts with a full one."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Rate:
 
 
 class RateLimit:
-    """Counts what each of many spends, by a rate that is the same for all. For any thread."""
+    """Token buckets of many clients, with the same rate for all. Thread-safe."""
 
     def __init__(self, rate: Rate, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.rate = rate
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and since when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and since when
 
     def spend(self, who: str, cost: float = 1.0) -> float:
-        """Spend so much; the seconds to wait if there is not so much left, and nothing is spent then.
+        """Spend `cost` tokens and return 0, or spend nothing and return the seconds to wait.
 
-        What costs more than the whole bucket is had for a full one, and is owed.
+        A cost above the bucket's size needs a full bucket and leaves a debt.
         """
         with self._lock:
             now = self._monotonic()
@@ -44,13 +44,13 @@ class RateLimit:
             return 0.0
 
     def charge(self, who: str, cost: float) -> None:
-        """Spend so much that was done already; what is not left is owed."""
+        """Spend tokens for work already done; the balance may become negative."""
         with self._lock:
             now = self._monotonic()
             self._keep(who, self._read(who, now) - cost, now)
 
     def find_wait(self, who: str) -> float:
-        """The seconds until one can be spent, without spending it."""
+        """The seconds until one token is available, without spending it."""
         with self._lock:
             return max(0.0, (1.0 - self._read(who, self._monotonic())) / self.rate.per_second)
 

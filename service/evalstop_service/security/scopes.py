@@ -1,4 +1,4 @@
-"""What a visitor of the pages may do in which project: by the scopes of a key, or by the claims of a provider."""
+"""What a dashboard visitor may do in which project: by the scopes of a key, or by OpenID claims."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RANKS = tuple(VisitorRole)
 
 
 def role_of_scopes(scopes: Iterable[str]) -> VisitorRole | None:
-    """The role of a key with these scopes; None when it does not open the pages."""
+    """The role of a key with these scopes; None when it has no access to the dashboard."""
     held = set(scopes)
     if "admin" in held:
         return VisitorRole.ADMIN
@@ -42,7 +42,7 @@ def role_of_scopes(scopes: Iterable[str]) -> VisitorRole | None:
 
 @dataclass(frozen=True)
 class Grant:
-    """A role in a project, for the members of a group or for the owner of an e-mail address."""
+    """A role in a project for the members of a group, or for the owner of an e-mail address."""
 
     project: str
     role: VisitorRole
@@ -59,11 +59,11 @@ class Grants:
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """The claims that are needed."""
+        """The claims needed to evaluate the grants."""
         return (self.groups_claim, "name", "email")
 
     def find_roles(self, claims: Mapping[str, Any]) -> dict[str, str]:
-        """The highest role in each project that these claims give. An e-mail address counts only when verified."""
+        """The highest role in each project that these claims give. E-mail addresses count only when verified."""
         claimed = claims.get(self.groups_claim)
         groups = [group for group in (claimed if isinstance(claimed, list) else [claimed]) if isinstance(group, str)]
         email = _verified_email(claims)
@@ -89,15 +89,15 @@ def find_role(grants: Mapping[str, str], project: str) -> VisitorRole | None:
 
 
 def parse_grants(text: str) -> tuple[Grant, ...]:
-    """The grants in a JSON text or in the file that it names; raises ValueError with the place of the mistake."""
+    """The grants in a JSON text or in the file that it names; raises ValueError with the place of the error."""
     try:
         entries = json.loads(text if text.lstrip().startswith("[") else Path(text).read_text())
     except OSError as error:
-        raise ValueError(f"{text}: {error.strerror}; write a JSON list, or the path of a file that holds one") from None
+        raise ValueError(f"{text}: {error.strerror}; set a JSON list, or the path of a file with one") from None
     except ValueError as error:
         raise ValueError(f"this is not JSON: {error}") from None
     if not isinstance(entries, list) or not entries:
-        raise ValueError('a JSON list as in [{"group": "ml-oncall", "project": "alignment", "role": "operator"}]')
+        raise ValueError('not a JSON list such as [{"group": "ml-oncall", "project": "alignment", "role": "operator"}]')
     return tuple(_grant(number, entry) for number, entry in enumerate(entries, 1))
 
 
@@ -107,7 +107,7 @@ def _grant(number: int, entry: Any) -> Grant:
     if set(entry) not in ({"group", "project", "role"}, {"email", "project", "role"}):
         raise ValueError(f"grant {number} has {sorted(entry)}; it needs project, role, and either group or email")
     if entry["role"] not in _RANKS:
-        raise ValueError(f"grant {number} has the role {entry['role']!r}; it may be one of {', '.join(_RANKS)}")
+        raise ValueError(f"grant {number} has the role {entry['role']!r}; it must be one of {', '.join(_RANKS)}")
     who = {name: entry[name] for name in ("group", "email") if name in entry}
     if "email" in who:
         if not who["email"].isascii():
@@ -118,6 +118,6 @@ def _grant(number: int, entry: Any) -> Grant:
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:
     email = claims.get("email")
-    # Letters of other scripts become ASCII, or look like it: an address with them is nobody's.
+    # Letters of other scripts can resemble ASCII or be folded to it, so addresses with such letters are not accepted.
     verified = isinstance(email, str) and email.isascii() and claims.get("email_verified") is True
     return email.lower() if isinstance(email, str) and verified else None

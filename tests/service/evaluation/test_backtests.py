@@ -126,7 +126,7 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
         policies.find_referred_policy(tx, tenant.project.id, "gone")
     for _ in range(backtests.MOST_UNFINISHED):
         asked(database, tenant, LEVEL)
-    with pytest.raises(Conflict, match="not done yet"):
+    with pytest.raises(Conflict, match="unfinished"):
         asked(database, tenant, LEVEL)
 
 
