@@ -1,7 +1,7 @@
-"""How far two people agree who labeled the same cases: Cohen's kappa. Pure.
+"""The agreement of two people who labeled the same cases: Cohen's kappa. Pure.
 
 J. Cohen, A coefficient of agreement for nominal scales (1960): the share of cases that both label alike, less the
-share that would be alike by chance, in units of what is left above chance. 1: always alike; 0: as by chance.
+share expected by chance, relative to the largest possible excess over chance. 1: always alike; 0: as by chance.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _Case = TypeVar("_Case", bound=Hashable)
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two people, the number of cases that both labeled, and of those that they labeled alike.
+    """Two people, the number of cases that both labeled, and the number that they labeled alike.
 
-    `kappa`: None where both gave one label to all, so that chance alone would have them agree.
+    `kappa`: None if both gave all cases one label, so that they would agree by chance alone.
     """
 
     first: str
@@ -30,7 +30,7 @@ class Agreement:
 
 
 def measure_agreements(labels: Mapping[str, Mapping[_Case, str]]) -> list[Agreement]:
-    """Each two people who labeled some cases both; `labels`: by person and case."""
+    """The agreement of each two people with cases in common; `labels`: by person and case."""
     found = []
     for first, second in combinations(sorted(labels), 2):
         pairs = [(labels[first][case], labels[second][case]) for case in labels[first] if case in labels[second]]

@@ -1,6 +1,6 @@
-"""What a case has to show to count towards a rollout stage. Pure.
+"""The requirements for a case to count towards a rollout stage. Pure.
 
-Trust is earned by real runs alone: whoever holds an ingest key can open many tiny runs that turn as they like.
+Only real runs count: anyone with an ingest key can open many tiny runs that turn at will.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Shortfall(StrEnum):
-    """What a case lacks to count; the first of these that is true of it is named."""
+    """What a case lacks to count; the first that applies is named."""
 
     DURATION = "duration"
     EVALS = "evals"
@@ -20,9 +20,9 @@ class Shortfall(StrEnum):
 
 @dataclass(frozen=True)
 class CaseRequirements:
-    """The least that an attempt must have lasted, shown and used, and the most cases of one key and UTC day.
+    """The least duration, evals and GPU-hours of an attempt, and the most cases of one key and UTC day.
 
-    `gpu_hours` is asked only of attempts whose number of GPUs is known.
+    `gpu_hours` applies only to attempts whose number of GPUs is known.
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class CaseRequirements:
     per_key_and_day: int
 
     def explain(self, shortfall: Shortfall, seconds: float, evals: int, gpu_hours: float | None) -> str:
-        """Why a case with this shortfall does not count, with what it had and what is needed."""
+        """Why a case with this shortfall does not count, with its value and the requirement."""
         match shortfall:
             case Shortfall.DURATION:
                 return f"lasted {_format_seconds(seconds)} of the {_format_seconds(self.seconds)} needed"

@@ -1,11 +1,11 @@
-"""Precision, recall and the share of false stops, from cases whose outcome was seen, with confidence sequences. Pure.
+"""Precision, recall and the share of false stops, from cases with known outcome, with confidence sequences. Pure.
 
 A stop that was not carried out, in shadow mode or held out at random, shows whether it would have been right; one that
-was carried out never does. So each case that was observed with the probability p represents 1/p cases (Horvitz and
-Thompson 1952, in the form of Hajek 1971: divided by the sum of the weights). Cases of one probability are a stratum.
+was carried out never does. So each case observed with probability p represents 1/p cases (Horvitz and Thompson 1952, in
+the form of Hajek 1971: divided by the sum of the weights). Cases of one probability form a stratum.
 
-Intervals are confidence sequences: they hold at all times at once, so one may look after each case and act as soon as a
-bound is reached. Of r right and w wrong in a stratum, the mixture of likelihood ratios over all rates,
+Intervals are confidence sequences: they hold at all times simultaneously, so one may look after each case and act as
+soon as a bound is reached. For r right and w wrong in a stratum, the mixture of likelihood ratios over all rates,
 
     M(q) = B(r + 1, w + 1) / (q^r (1 - q)^w),
 
@@ -14,13 +14,13 @@ reaches 1/alpha with a probability of at most alpha; the interval holds all q fo
 the product of their mixtures is such a martingale, however many there will be: the rates whose product has stayed below
 1/alpha are the joint set, and the interval is the range of the weighted mean in it.
 
-Recall and the share of false stops also count cases that were never flagged: whether such a case is seen depends on
-what it is counted as, and strata do not help. Each case has the exponent c/p instead, where c is the smallest p:
-q (x/q)^(c/p) seen with the probability p has an expectation below the martingale's by Bernoulli's inequality, like
+Recall and the share of false stops also count cases that were never flagged: whether such a case is observed depends
+on its class, so strata do not help. Each case has the exponent c/p instead, where c is the smallest p:
+q (x/q)^(c/p) observed with probability p has an expectation below the martingale's by Bernoulli's inequality, like
 bounded importance weights in the betting of Waudby-Smith and Ramdas (2024).
 
-Covered is a rate that is constant within its stratum (for recall and false stops: constant, as is the smallest
-probability). Without weights all three are the beta mixture itself.
+The guarantee covers a rate that is constant within its stratum (for recall and false stops: constant, as is the
+smallest probability). Without weights all three are the beta mixture itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROUNDS = 100
 
 @dataclass(frozen=True)
 class Stratum:
-    """Numbers of cases whose outcome was seen with one probability: right, wrong, and unknown ones."""
+    """The numbers of right, wrong and undecided cases that were observed with one probability."""
 
     right: float
     wrong: float
@@ -48,7 +48,8 @@ class Stratum:
 
 
 class Bounds(Struct, frozen=True):
-    """The lower end of an interval if all undecided cases turn out badly, and its upper end if all turn out well."""
+    """The lower end of an interval if all undecided cases count against the rate, and its upper end if all count for
+    it."""
 
     low: float
     high: float
@@ -69,8 +70,8 @@ class Estimate(Struct, frozen=True):
 
 
 class StageNumbers(Struct, frozen=True):
-    """The precision by which a policy came to its rollout stage: of all cases of its version, and of those since its
-    last change of stage. None at the start."""
+    """The precision behind a policy's rollout stage: of all cases of its version, and of those since its last change of
+    stage. None at the start."""
 
     precision: Estimate | None = None
     precision_since: Estimate | None = None
@@ -118,7 +119,7 @@ def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: flo
 
 
 def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
-    """The quantile of at least one value with its weight, in ascending order."""
+    """The weighted quantile of (value, weight) pairs in ascending order; there must be at least one."""
     wanted, passed = share * sum(weight for _, weight in ordered), 0.0
     for value, weight in ordered:
         passed += weight
@@ -136,9 +137,9 @@ def _estimate_share(
 ) -> Estimate:
     """The share of `yes` in the sum of `yes`, counted over `flagged`, and `no`, counted over `passed`.
 
-    1. Weigh each case by c/p, where c is the smallest probability: the exponent of the betting martingale.
-    2. The estimate and its interval come from decided cases.
-    3. The bounds come from counting all undecided cases against the rate, and all for it.
+    1. Weight each case by c/p, where c is the smallest probability: the exponent of the betting martingale.
+    2. Compute the estimate and its interval from decided cases.
+    3. Compute the bounds with all undecided cases counted against the rate, and with all counted for it.
     """
     smallest = min((one.probability for one in flagged), default=1.0)
 
@@ -161,11 +162,11 @@ def _estimate_share(
 
 
 def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
-    """The lowest weighted mean of the rates in the joint set; each case has the inverse of its probability as weight.
+    """The lowest weighted mean of the rates in the joint set; each case is weighted by its inverse probability.
 
     1. Drop empty strata: their rates are free, and have no weight.
     2. Minimize the mean of the rates q under sum log M(q) <= log 1/alpha. By Lagrange's rule each q solves a quadratic
-       equation in the multiplier, so that one number remains to be found.
+       equation in the multiplier, so that only one unknown remains.
     3. The sum falls as the multiplier grows: find where it meets the bound.
     """
     known = [one for one in strata if one.right + one.wrong > 0]
@@ -207,7 +208,7 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
             low, above, below, last = middle, value, below / 2 if last == 1 else below, 1
         else:
             high, below, above, last = middle, value, above / 2 if last == -1 else above, -1
-    return low  # errs towards a lower rate
+    return low  # the error is towards a lower rate
 
 
 def _log_beta(a: float, b: float) -> float:

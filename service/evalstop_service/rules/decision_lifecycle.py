@@ -14,8 +14,8 @@
     shadow                                                    recorded only
     held_out                                                  not carried out by random assignment
 
-Elapsed time is an event too: `TimePassed`. An event after the veto window finds a pending decision requested, whether
-or not a process has noticed before. `decision_transitions` applies events.
+Elapsed time is an event too: `TimePassed`. An event after the veto window sees a pending decision as requested,
+even if no process has recorded that yet. `decision_transitions` applies events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from evalstop_service.rules.event_types import EventType
 
 SERVICE = "evalstop"
-"""The actor of changes that the service makes by itself."""
+"""The actor of changes that the service makes itself."""
 
 
 class DecisionState(StrEnum):
@@ -51,9 +51,9 @@ class DecisionState(StrEnum):
 
 
 class Action(StrEnum):
-    """What is asked of receivers: to end the job, or to set it aside so that it can return.
+    """What receivers are asked to do: end the job, or park it so that it can return.
 
-    A parked job holds no GPU for which others wait: it is held, suspended, or runs where a scheduler has GPUs idle.
+    A parked job holds no GPU for which others wait: it is held, suspended, or runs on otherwise idle GPUs.
     """
 
     STOP = "stop"
@@ -104,13 +104,13 @@ OBSERVED = frozenset({DecisionState.SHADOW, DecisionState.HELD_OUT})
 """No stop is sent: the run continues and shows whether the stop would have been right."""
 
 AWAITING_CONFIRMATION = frozenset({DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED, DecisionState.ESCALATED})
-"""A receiver has to report until a deadline."""
+"""A receiver has to report before a deadline."""
 
 STOPPED = frozenset({DecisionState.CONFIRMED, DecisionState.OBEYED})
 """The run ended because of the stop."""
 
 STOPPING = AWAITING_CONFIRMATION | STOPPED | {DecisionState.PARKED, DecisionState.FAILED}
-"""The job is meant to end, or to be set aside."""
+"""The job is to end, or to be parked."""
 
 RETURNING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
 """A run that recovers leaves these states, if the action is to park it."""
@@ -127,7 +127,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a stop can be vetoed, and how long it may wait for its confirmation, in seconds."""
+    """The veto window, and how long a stop may wait for its confirmation, in seconds."""
 
     veto_window_seconds: float
     confirm_seconds: float
@@ -135,11 +135,11 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """Where a decision stands.
+    """The state of a decision.
 
-    `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts if
-    nobody else does; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers
-    reported after it was undone.
+    `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts by
+    itself; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after
+    it was undone.
     """
 
     state: DecisionState
@@ -155,7 +155,7 @@ class Lifecycle:
 class StopDecided:
     """The policy calls for a stop, or for the job to be parked.
 
-    `held_out`: random assignment holds it out, by the numbers in `draw`.
+    `held_out`: random assignment holds it out, with the numbers in `draw`.
     """
 
     at: datetime
@@ -172,7 +172,7 @@ class StopDecided:
 class TimePassed:
     """Time has passed. `attempt_over`: the run is in a later attempt than the one to be stopped.
 
-    `refusal`: why no receiver will ever take the stop; None: one took it, or may yet.
+    `refusal`: why no receiver will ever accept the stop; None: one accepted it, or still may.
     """
 
     at: datetime
@@ -182,7 +182,7 @@ class TimePassed:
 
 @dataclass(frozen=True)
 class GuardsChecked:
-    """The guards of a decision on hold were checked again; `verdict_stops`: the verdict still calls for the stop."""
+    """The guards of a decision on hold were rechecked; `verdict_stops`: the verdict still calls for the stop."""
 
     at: datetime
     guards: tuple[Guard, ...]
@@ -191,7 +191,7 @@ class GuardsChecked:
 
 @dataclass(frozen=True)
 class GuardsRaised:
-    """Guards came up against a pending stop."""
+    """Guards were raised against a pending stop."""
 
     at: datetime
     guards: tuple[Guard, ...]
@@ -199,7 +199,7 @@ class GuardsRaised:
 
 @dataclass(frozen=True)
 class Command:
-    """What a person does, and why."""
+    """A person's command, with a reason."""
 
     at: datetime
     actor: str
@@ -211,7 +211,7 @@ class Vetoed(Command):
 
 
 class Undone(Command):
-    """A person takes back a stop that was requested, or has a parked job return."""
+    """A person takes back a requested stop, or has a parked job return."""
 
 
 class Recovered(Command):
@@ -220,14 +220,14 @@ class Recovered(Command):
 
 @dataclass(frozen=True)
 class Released(Command):
-    """A person has a stop on hold carried out despite its guards."""
+    """A person releases a stop on hold despite its guards."""
 
     guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
 class StopOrdered(Command):
-    """A person stops the run at once, whatever its policy, mode and guards say, except for a pause of the project."""
+    """A person stops the run at once, regardless of policy, mode and guards, except for a pause of the project."""
 
     paused: bool = False
 
@@ -258,7 +258,7 @@ class RunEnded:
 
 @dataclass(frozen=True)
 class RunObeyed:
-    """The trainer saw the stop and ended the run by itself; `actor`: the key that says so."""
+    """The trainer saw the stop and ended the run by itself; `actor`: the key of its report."""
 
     at: datetime
     actor: str
@@ -300,7 +300,7 @@ class Record:
 
     @property
     def state_reason(self) -> str:
-        """Why the decision is in this state: of a stop on hold what its guards say, else the reason of the change."""
+        """Why the decision is in this state: for a stop on hold its guards, else the reason of the change."""
         guards = self.details.get("guards", ()) if self.state is DecisionState.ON_HOLD else ()
         return "; ".join(guard["reason"] for guard in guards) or self.reason
 
@@ -316,14 +316,14 @@ class Announce:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancel the stop's deliveries that were not sent yet."""
+    """Cancel the unsent deliveries of the stop."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """The event contradicts the state: nothing changes, and the caller gets an error that says why."""
+    """The event is not allowed in this state: nothing changes, and the caller gets an error with the reason."""
 
     why: str
 

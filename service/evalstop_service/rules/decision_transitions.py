@@ -44,14 +44,14 @@ from evalstop_service.rules.decision_lifecycle import (
 from evalstop_service.rules.event_types import EventType
 
 RECHECK_SECONDS = 60.0
-"""Between two checks of the guards of a decision on hold."""
+"""The time between two checks of the guards of a decision on hold."""
 
 PARKED_SECONDS = 7 * 86_400.0
-"""After which people are told that a job is parked still, and as long after that again."""
+"""When people are reminded of a parked job, and again after the same time."""
 
 
 def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Transition:
-    """The first state of a decision, and what to do about it."""
+    """The first state of a decision, and the instructions that follow."""
     if isinstance(event, StopOrdered):
         return _apply_order(Lifecycle(DecisionState.SHADOW, event.at), event, timeouts)
     due_at = event.at + timedelta(seconds=timeouts.veto_window_seconds)
@@ -66,9 +66,9 @@ def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Tra
 
 
 def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Transition:
-    """The state after an event, and what to do about it; `Refuse` is the only instruction where nothing changes."""
+    """The state after an event, and the instructions that follow; a single `Refuse` where nothing changes."""
     if lifecycle.state is DecisionState.PENDING and lifecycle.due_at <= event.at:
-        # The veto window is over: the decision was requested before this event, although no process recorded it.
+        # The veto window is over: the decision was requested before this event, even if no process has recorded it.
         requested = _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts)
         record = Record(DecisionState.REQUESTED, SERVICE, "the veto window is over")
         after, instructions = apply_event(requested, event, timeouts)
@@ -116,17 +116,17 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
         return _remind_of_parked(lifecycle, event.at)
     if not (overdue or refused) or lifecycle.state not in AWAITING_CONFIRMATION:
         return lifecycle, []
-    # 1. Never request again a stop of an attempt that is over: it might end the attempt that runs now.
+    # 1. Never request the stop of an earlier attempt again: it might end the current attempt.
     if event.attempt_over:
         return _fail(lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt")
-    # 2. What every receiver refuses is not sent again, and after two escalations a person has to act.
+    # 2. A stop that every receiver refuses is not sent again; after two escalations a person has to act.
     if refused:
-        return _fail(lifecycle, f"no receiver takes the request: {event.refusal}")
-    if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # nobody is parked by force
+        return _fail(lifecycle, f"no receiver accepts the request: {event.refusal}")
+    if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # parking is never forced
         return _fail(lifecycle, "no receiver confirmed that the job is parked, even after it was asked again")
     if lifecycle.escalations >= 2:
         return _fail(lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated")
-    # 3. First the same request again, in case it was lost; then the harder one.
+    # 3. Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
     wanted = "is gone: the stop" if lifecycle.action is Action.STOP else "is parked: it"
@@ -139,7 +139,7 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
 
 
 def _remind_of_parked(lifecycle: Lifecycle, at: datetime) -> Transition:
-    """Tell people of a job that is parked for so long that it may have been forgotten."""
+    """Remind people of a job parked so long that it may have been forgotten."""
     lifecycle = replace(lifecycle, deadline_at=at + timedelta(seconds=PARKED_SECONDS))
     reason = f"parked for {PARKED_SECONDS / 86_400:.0f} days: have it return, or stop it"
     return lifecycle, [Record(lifecycle.state, SERVICE, reason), Announce(EventType.PARK_OVERDUE)]
@@ -169,8 +169,8 @@ def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -
     if lifecycle.state in AWAITING_CONFIRMATION and lifecycle.action is Action.PARK:
         return lifecycle, [Refuse("the job is being parked; stop the run once it is parked")]
     if lifecycle.state in AWAITING_CONFIRMATION:
-        how = "it is asked for again, and then by force, if nobody confirms it"
-        return lifecycle, [Refuse(f"the stop is {lifecycle.state} already and was not sent once more: {how}")]
+        how = "unless it is confirmed, it is repeated and then forced"
+        return lifecycle, [Refuse(f"the stop is {lifecycle.state} already and was not sent again: {how}")]
     if event.paused:
         return lifecycle, [Refuse("the project is paused, so no run is stopped; resume the project first")]
     if DecisionState.REQUESTED not in NEXT_STATES[lifecycle.state]:
@@ -290,7 +290,7 @@ def _open_veto_window(
     timeouts: Timeouts,
     details: dict[str, Any] | None = None,
 ) -> Transition:
-    """Carry the stop out: it can be vetoed from now on, or is requested at once where there is no veto window."""
+    """Carry the stop out: start its veto window, or request it at once if there is none."""
     due_at = at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0))
     lifecycle = replace(lifecycle, due_at=due_at)
     if due_at == at:

@@ -1,7 +1,7 @@
-"""Changes of what the eval of a run measures: another grader, eval set or number of prompts. Pure.
+"""Changes in what the eval of a run measures: another grader, eval set or number of prompts. Pure.
 
-From the first step of a change on, levels are compared among themselves alone. Changes are kept by ascending step,
-one a step, the first that was told.
+From the first step of a change on, levels are compared only with each other. Changes are stored by ascending step, one
+for each step, the first that was reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_CHANGES = 100
 
 
 class EvalChange(Struct, frozen=True):
-    """From `step` on the eval is measured otherwise. `version`: what its trainer calls that, if anything."""
+    """From `step` on the eval is measured differently. `version`: the trainer's name for it, if any."""
 
     step: int
     reason: str
@@ -27,19 +27,19 @@ class EvalChange(Struct, frozen=True):
 
 
 def find_version(changes: Sequence[EvalChange], step: int) -> int:
-    """How often the measurement had changed by this step."""
+    """How many times the measurement had changed by this step."""
     return bisect_right(changes, step, key=lambda change: change.step) if changes else 0
 
 
 def add_change(changes: Sequence[EvalChange], change: EvalChange) -> tuple[EvalChange, ...]:
-    """These with another one, unless one of its step is among them."""
+    """The changes with another one, unless they already have one at its step."""
     if any(known.step == change.step for known in changes):
         return tuple(changes)
     return tuple(sorted((*changes, change), key=lambda item: item.step))
 
 
 def carry_into_attempt(changes: Sequence[EvalChange], resumed_at: int) -> tuple[EvalChange, ...]:
-    """The changes when a run resumes after this step. The measurement that held at the end holds from there on."""
+    """The changes for a run resumed after this step. The measurement in force at the end applies from there on."""
     kept = tuple(change for change in changes if change.step <= resumed_at)
     later = changes[len(kept) :]
     return (*kept, replace(later[-1], step=resumed_at + 1)) if later else kept

@@ -1,4 +1,4 @@
-"""The types of events; `webhooks.events` declares what each holds."""
+"""The types of events; `webhooks.events` declares their contents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """What happened, as endpoints subscribe to it."""
+    """The types of events that endpoints subscribe to."""
 
     SUSPECTED = "run.suspected"
     EVAL_REQUESTED = "run.eval_requested"
@@ -33,13 +33,13 @@ class EventType(StrEnum):
 SUBSCRIBABLE = tuple(event_type for event_type in EventType if event_type is not EventType.ENDPOINT_TEST)
 
 STOP_EVENTS = (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)
-"""Ask a receiver to end a job."""
+"""Events that ask a receiver to end a job."""
 
 REQUEST_EVENTS = (*STOP_EVENTS, EventType.PARK_REQUESTED)
-"""Ask a receiver to end a job or to set it aside."""
+"""Events that ask a receiver to end or to park a job."""
 
 URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
-"""Ask a receiver to act: they do not wait behind other events of their run."""
+"""Events that ask a receiver to act: they do not wait behind other events of their run."""
 
 PRESETS = {
     "receiver": (*STOP_EVENTS, EventType.RESUME_REQUESTED),
@@ -61,4 +61,4 @@ PRESETS = {
         EventType.METRIC_FAULT,
     ),
 }
-"""What an endpoint of each kind usually wants."""
+"""The default subscription of each kind of endpoint."""

@@ -24,7 +24,7 @@ from evalstop_service.rules.statuses import DecisionOutcome
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """A check that refuses in our own words, and the keywords by which JSON Schema states it; metadata of a type."""
+    """A check with its own error message, and the JSON Schema keywords that state it; used as type metadata."""
 
     check: Callable[[Any], Any]
     keywords: Mapping[str, Any]
@@ -39,24 +39,24 @@ class Rule:
 def check_text(text: str) -> str:
     """The text; raises ValueError when it holds characters that cannot be displayed or stored."""
     if any(unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t" for character in text):
-        raise ValueError("it may hold no control characters and no half surrogate pairs")
+        raise ValueError("it must not contain control characters or unpaired surrogates")
     return text
 
 
 def _integral(value: Any) -> Any:
-    # In JSON 120.0 and 120 are the same number.
+    # In JSON, 120.0 and 120 are the same number.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 PLAIN = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
-"""Text without control characters other than line feed and tab. Half a surrogate pair is no character, so that JSON
-Schema has no words for it."""
+"""Text without control characters other than line feed and tab. JSON Schema cannot express unpaired surrogates, which
+are not characters."""
 
 
 def check_name(text: str) -> str:
-    """The text as a name; raises ValueError when it would not stand on one line."""
+    """The text as a name; raises ValueError if it is not a single line."""
     if "\n" in text or "\t" in text:
-        raise ValueError("a name stands on one line: it may hold no line feeds and no tabs")
+        raise ValueError("a name must be a single line without tabs")
     return check_text(text)
 
 
@@ -67,13 +67,13 @@ Plain = Rule(check_text, {"pattern": PLAIN})
 Name = Annotated[str, Field(min_length=1, max_length=256), Rule(check_name, {"pattern": ON_ONE_LINE})]
 Line = Annotated[str, Field(max_length=2000), Plain]
 Integral = BeforeValidator(_integral)
-"""After an integer's bounds, lets it be written with a decimal point."""
-Mode = Annotated[decision_lifecycle.Mode, Field(strict=False)]  # a word in JSON
+"""Placed after an integer's bounds; accepts integers written with a decimal point."""
+Mode = Annotated[decision_lifecycle.Mode, Field(strict=False)]  # a string in JSON
 Outcome = Annotated[DecisionOutcome, Field(strict=False)]
 
 
 class Body(BaseModel):
-    """A document that a user sends: strict types, unknown fields are refused."""
+    """A request document: strict types, unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -86,5 +86,5 @@ class Role(Body):
         "the distance to the initial policy; loss: what training minimizes"
     )
     direction: Literal["maximize", "minimize"] | None = Field(
-        None, description="what is better; by default eval and proxy are maximized, kl and loss minimized"
+        None, description="which direction is better; by default eval and proxy are maximized, kl and loss minimized"
     )

@@ -1,14 +1,13 @@
-"""Whether a run is alive, judged by how long it has not reported. Pure.
+"""Whether a run is alive, by the time since its last report. Pure.
 
     alive ──> stale ──> lost          it is silent for longer than its cadence explains
       ^─────────┴─────────┘           it reports again, or its trainer's client sends a heartbeat
 
-The cadence of a run is the longest pause that occurred at least twice between its newest reports. A median would take
-the pause of each long eval for silence, and a maximum would remember one outage forever. A run is stale after three
+The cadence of a run is the longest pause that occurred at least twice between its newest reports. A median would treat
+the pause of each long eval as silence, and a maximum would remember one outage forever. A run is stale after three
 such pauses, but not before the project's `stale_seconds`, which alone counts while there are few reports. It is lost
-once it has been stale for eleven times as long: by default after an hour of silence in all. Stale is a warning and puts
-stops on hold; lost ends the run on record, so neither a slow file system nor an outage of the service itself may cause
-it.
+once it has been stale for eleven times as long: by default after an hour of silence in total. Stale is a warning and
+puts stops on hold; lost ends the run, so neither a slow file system nor an outage of the service may cause it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Liveness(StrEnum):
 def measure_cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:
     """The longest pause in seconds that occurred at least twice between reports; None when there are too few.
 
-    `newest`: for each metric the times of its newest values, at most `most` each, in any order. What lies before the
-    oldest time of a metric with `most` values is ignored, because reports would be missing there.
+    `newest`: for each metric the times of its newest values, at most `most` each, in any order. Times before the oldest
+    one of a metric with `most` values are ignored, because reports would be missing there.
     """
     start = max((min(times) for times in newest if len(times) >= most), default=None)
     reports = sorted({time for times in newest for time in times if start is None or time >= start})
@@ -53,7 +52,7 @@ def stale_after_seconds(stale_seconds: float, cadence_seconds: float | None) -> 
 def assess_liveness(
     silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
 ) -> Liveness:
-    """The liveness of a run that has been silent for so long and, unless None, stale for so long."""
+    """The liveness of a run that has been silent and, unless None, stale for this long."""
     limit = stale_after_seconds(stale_seconds, cadence_seconds)
     if silence_seconds < limit:
         return Liveness.ALIVE
@@ -63,7 +62,7 @@ def assess_liveness(
 def seconds_until_check(
     silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
 ) -> float:
-    """In how many seconds to check a run again that is not lost: when it would be stale, or lost; at least a second.
+    """The seconds until the next check of a run that is not lost: when it would become stale or lost, at least one.
 
     A stale run may report and fall silent again, so it is checked as often as one that is alive.
     """

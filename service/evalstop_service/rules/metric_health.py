@@ -1,18 +1,18 @@
-"""Metrics without data: metrics of a run that give its detectors nothing to work with. Pure.
+"""Faults of metrics: metrics of a run that give its detectors no data. Pure.
 
 | kind | what happened | reported after |
 |---|---|---|
 | `not_finite` | it is NaN or infinite | 3 values in a row: one may be an accident, three are a broken eval |
 | `constant` | its values are equal to the last bit | 8 in a row, and 3 times as many as ever before |
-| `ceased` | it stopped while others go on: perhaps it was renamed | 5 times its longest gap |
+| `ceased` | it stopped while others continue: perhaps it was renamed | 5 times its longest gap |
 | `missing` | it was never reported while others are: perhaps it has another name | a third of the steps, or 6 hours |
 
-Equal values occur by chance: a score over 100 questions repeats once in about seven evals, eight times in a row once in
-a million windows. A coarser score, such as won or lost, shows by its past how long it stays the same.
+Equal values occur by chance: a score over 100 questions repeats about once in seven evals, eight times in a row once
+in a million windows. For a coarser score, such as won or lost, its past shows how long it stays the same.
 
 A gap is measured in steps and in time, and both must be exceeded: evals that are computed elsewhere arrive many steps
 late but regularly, and a trainer that waits loses time but no steps. Gaps may grow: five times allows evals at steps 1,
-2, 4, 8. Two or three values show one or two gaps, which is little evidence: then it is ten times.
+2, 4, 8. Two or three values show only one or two gaps; then the factor is ten.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FaultKind(StrEnum):
 
 
 class Reading(NamedTuple):
-    """One value of a metric, NaN and the infinities included, and when it was received."""
+    """One value of a metric, possibly NaN or infinite, and when it was received."""
 
     step: int
     value: float
@@ -55,9 +55,9 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run has come, in any of its metrics.
+    """The progress of a run, over all its metrics.
 
-    `begun_at`: the start of its present attempt. `reported_at`: its last report. `last_step`: None before the first.
+    `begun_at`: the start of its current attempt. `reported_at`: its last report. `last_step`: None before the first.
     """
 
     begun_at: datetime
@@ -67,7 +67,7 @@ class RunProgress:
 
 
 class MetricFault(Struct, frozen=True):
-    """A metric without data, with the kind of fault for programs and a reason for people."""
+    """A fault of a metric: its kind, for programs, and a reason, for people."""
 
     metric: str
     kind: FaultKind
@@ -116,7 +116,7 @@ def _check_missing(progress: RunProgress, last_step: int) -> tuple[FaultKind, st
 def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:
     last = readings[-1]
     received = sorted({reading.received_at for reading in readings})
-    # A single value, or values that came in one request, have one gap: from the start to the first of them.
+    # A single value, or values received in one request, have one gap: from the start to the first of them.
     steps = [after.step - before.step for before, after in pairwise(readings)] or [last.step]
     seconds = [(after - before).total_seconds() for before, after in pairwise(received)]
     seconds = seconds or [(received[0] - progress.begun_at).total_seconds()]
@@ -138,7 +138,7 @@ def _check_finite(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None:
 
 def _check_constant(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None:
     lengths = [len(list(same)) for _, same in groupby(reading.value for reading in readings)]
-    # The first stretch may have begun before the readings do, so its length is a lower bound.
+    # The first stretch may have begun before the readings, so its length is a lower bound.
     if lengths[-1] < max(SAME, SAME_TIMES * max(lengths[:-1], default=0)):
         return None
     return FaultKind.CONSTANT, f"its last {lengths[-1]} values are the same, {readings[-1].value:g}"
@@ -151,5 +151,5 @@ def select_new_faults(before: Sequence[MetricFault], faults: Sequence[MetricFaul
 
 
 def faults_differ(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> bool:
-    """Whether other metrics are at fault than before, or in another way."""
+    """Whether the faults differ, in their metrics or kinds."""
     return len(before) != len(faults) or bool(select_new_faults(before, faults))

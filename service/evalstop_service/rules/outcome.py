@@ -1,10 +1,10 @@
-"""The outcome of a run by its eval scores at the end: it turned, it stayed healthy, or the scores cannot tell. Pure.
+"""The outcome of a run by its eval scores at the end: it turned, stayed healthy, or cannot be decided. Pure.
 
-The best mean of `w` neighboring evals is compared with the mean of the last `w`, where `w` is a tenth of all evals, but
+The best mean of `w` adjacent evals is compared with the mean of the last `w`, where `w` is a tenth of all evals, but
 at least three. The run has turned if more than a tenth of the gain was lost, and more than three standard errors. It is
 healthy if less than a tenth was lost, or less than one standard error. Everything between is undecided.
 
-The evals that led to a stop prove nothing about it: the last `w` evals have to come after the decision.
+The evals that led to a stop cannot confirm it: the last `w` evals have to come after the decision.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ SHARE_OF_GAIN = 0.1
 SIGNIFICANT = 3.0
 INSIGNIFICANT = 1.0
 _RISEN = 0.05
-"""A share of the range of the means: a run that gained less has not risen, and its drop is compared with the range."""
+"""As a share of the range of the means: a run that gained less has not risen, and its drop is relative to the range."""
 
 
 class Turn(NamedTuple):
-    """Where a run turned: the step, and the first step at which its peak may have been."""
+    """Where a run turned: the step, and the earliest step of its peak."""
 
     step: int
     low_step: int
 
 
 def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunAssessment:
-    """Assess a run that has ended by its eval scores: by ascending step, higher is better, finite or not.
+    """Assess an ended run by its eval scores: by ascending step, higher is better, finite or not.
 
-    `decided_step`: where it was decided to stop the run; only later evals can tell whether that was right. Those that
-    were measured otherwise than the last one, or than those at the decision, tell nothing.
+    `decided_step`: the step of the decision to stop it; only later evals can show whether that was right. Evals that
+    were measured differently from the last one, or from those at the decision, are ignored.
     """
     scores = select_version(scores, decided_step)
     finite = [score for score in scores if math.isfinite(score.value)]
@@ -57,20 +57,20 @@ def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunA
         return undecided(f"{lost} of the last {width} evals are not finite")
     if decided_step is not None and finite[-width].step <= decided_step:
         later = sum(score.step > decided_step for score in finite)
-        return undecided(f"{later} evals came after the decision, and {width} are needed to judge it")
+        return undecided(f"there are {later} evals after the decision, and {width} are needed to judge it")
     return _compare_means(finite, width)
 
 
 def locate_turn(assessment: RunAssessment) -> Turn:
-    """Where a run that turned did so: the middle and the first of its best evals."""
+    """Where a run turned: the middle and the first of its best evals."""
     assert assessment.best is not None, "a run that turned has a best mean"
     return Turn(assessment.best.middle_step, assessment.best.first_step)
 
 
 def judge_decision(run_outcome: RunOutcome, decided_step: int | None, turn: Turn | None) -> DecisionOutcome:
-    """Whether it was right to stop a run at this step or, when it is None, never to stop it.
+    """Whether it was right to stop a run at this step or (None) not to stop it.
 
-    A stop at the turn or after it is right, one before the peak is wrong, one between the two cannot be judged.
+    A stop at or after the turn is right, one before the peak is wrong, one in between cannot be judged.
     """
     if run_outcome is RunOutcome.UNDECIDED:
         return DecisionOutcome.UNKNOWN
@@ -106,9 +106,9 @@ def judge_levelled_off(scores: Sequence[Score], decided_step: int) -> DecisionOu
 
 
 def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
-    """The outcome of a run that a person's outcome of its decision implies; `flagged`: the decision was to stop it.
+    """The outcome of a run implied by a person's outcome of its decision; `flagged`: the decision was to stop it.
 
-    A stop that was wrong although the run turned came too early.
+    A wrong stop of a run that turned came too early.
     """
     if outcome is DecisionOutcome.UNKNOWN:
         return RunOutcome.UNDECIDED
@@ -122,7 +122,7 @@ def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
     last_at = len(means) - 1
     earlier = means[: last_at - width + 1]
     highest = max(earlier)
-    best_at = len(earlier) - 1 - earlier[::-1].index(highest)  # a plateau turns where it ends
+    best_at = len(earlier) - 1 - earlier[::-1].index(highest)  # the turn of a plateau is its end
     drop = highest - means[last_at]
     span = max(means) - min(means)
     gain = highest - means[0]
@@ -152,18 +152,18 @@ def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, s
         return RunOutcome.TURNED, reason
     if share < SHARE_OF_GAIN or errors < INSIGNIFICANT:
         return RunOutcome.HEALTHY, reason
-    return RunOutcome.UNDECIDED, f"{reason}: more than noise explains, too little to be sure"
+    return RunOutcome.UNDECIDED, f"{reason}: more than noise, too little to be sure"
 
 
 def _means(values: Sequence[float], width: int) -> list[float]:
-    """The mean of each window of `width` neighbors."""
+    """The mean of each window of `width` adjacent values."""
     first = values[0]
     sums = [0.0, *accumulate(value - first for value in values)]
     return [first + (after - before) / width for before, after in zip(sums, sums[width:], strict=False)]
 
 
 def _stderr(finite: Sequence[Score], width: int) -> float:
-    """The standard error of the difference of two means: by the noise of the run, at least as reported."""
+    """The standard error of the difference of two means: from the noise of the run, and at least as reported."""
     state = noise.take_values([score.value for score in finite], [score.stderr for score in finite])
     estimate = noise.estimate(state)
     return estimate.sd * estimate.inflation * math.sqrt(2 / width)

@@ -1,8 +1,8 @@
-"""Proposals: what ends jobs, or lets more be ended, and waits for somebody's word. Pure.
+"""Proposals: actions that end jobs, or permit more stops, and wait for confirmation. Pure.
 
 A step up of a policy's rollout stage is proposed by the service and confirmed by an admin. In a project with
-`second_person` what a person does that ends jobs is a proposal as well, and another person confirms it; the step to
-`enforce` takes two admins there.
+`second_person`, a person's action that ends jobs is also a proposal, which another person confirms; the step to
+`enforce` then takes two admins.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from enum import StrEnum
 from msgspec import Struct
 
 OPEN_FOR = timedelta(days=1)
-"""After that nobody can confirm what a person proposed. What the service proposes stands until it no longer holds."""
+"""How long a person's proposal can be confirmed. A proposal of the service stays open while it holds."""
 
 PROPOSED_AGAIN_AFTER = timedelta(days=7)
-"""The service does not repeat sooner what a person refused."""
+"""The service does not repeat a refused proposal sooner."""
 
 
 class ProposalKind(StrEnum):
-    """What is proposed: the subject is a policy's name, a run's id, a decision's id, or the project."""
+    """What is proposed; the subject is a policy's name, a run's id, a decision's id, or the project."""
 
     RAISE_STAGE = "raise_stage"
     REMOVE_STAGE = "remove_stage"
@@ -30,12 +30,12 @@ class ProposalKind(StrEnum):
 
     @property
     def needs_admin(self) -> bool:
-        """Whether admins alone may speak; else operators may."""
+        """Whether only admins may confirm or refuse it; otherwise operators may too."""
         return self not in (ProposalKind.STOP_RUN, ProposalKind.RELEASE_STOP)
 
 
 class ProposalState(StrEnum):
-    """Where a proposal stands; `withdrawn`: the service saw that what it proposed no longer holds."""
+    """The state of a proposal; `withdrawn`: the service found that its proposal no longer holds."""
 
     OPEN = "open"
     CONFIRMED = "confirmed"
@@ -45,7 +45,7 @@ class ProposalState(StrEnum):
 
 
 class Word(Struct, frozen=True):
-    """Somebody is for it: by the identity that they proved, under the name of the audit log."""
+    """An approval: the approver's authenticated identity, and the name in the audit log."""
 
     identity: str
     actor: str
@@ -53,5 +53,5 @@ class Word(Struct, frozen=True):
 
 
 def has_enough_words(words: tuple[Word, ...], needed: int) -> bool:
-    """Whether enough different people are for it."""
+    """Whether enough different people have approved."""
     return len({word.identity for word in words}) >= needed

@@ -1,4 +1,4 @@
-"""Quotas: the most of each thing that a project may have, so that one fills no installation. Pure."""
+"""Quotas: limits on what a project may have, so that no project fills the installation. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 LEAST_METRICS = 100
-"""No quota of metrics is lower: up to here they are not counted."""
+"""The lowest possible quota of metrics: below it they are not counted."""
 
 _Most = Annotated[int, Meta(ge=1, le=100_000_000)]
 
 
 class Quota(StrEnum):
-    """What there is a quota of."""
+    """What is limited by a quota."""
 
     OPEN_RUNS = "open_runs"
     RUNS_PER_DAY = "runs_per_day"
@@ -27,13 +27,13 @@ class Quota(StrEnum):
 
     @property
     def passes(self) -> bool:
-        """Whether there may be room again by waiting."""
+        """Whether waiting can make room."""
         return self in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY)
 
 
 class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
-    """The most that a project may have: runs that have not ended, runs opened in a day (UTC), metrics of a run, keys in
-    use, endpoints, and versions of policies."""
+    """The limits of a project: runs that have not ended, runs opened in a day (UTC), metrics of a run, valid keys,
+    endpoints, and versions of policies."""
 
     open_runs: _Most = 10_000
     runs_per_day: _Most = 50_000
@@ -43,23 +43,23 @@ class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
     policies: _Most = 1_000
 
     def get(self, quota: Quota) -> int:
-        """The quota of one thing."""
+        """The limit of one quota."""
         most: int = getattr(self, quota)
         return most
 
 
 def begin_day(now: datetime) -> datetime:
-    """The begin of the day of a moment in UTC."""
+    """The start of a time's day in UTC."""
     return now.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def first_id(moment: datetime) -> UUID:
-    """The lowest UUIDv7 that can be made at a moment."""
+    """The lowest UUIDv7 of a time."""
     return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)
 
 
 def seconds_to_wait(quota: Quota, now: datetime) -> float | None:
-    """When to ask again where a quota is reached; None where waiting makes no room."""
+    """The seconds until a reached quota has room again; None if waiting does not help."""
     if quota is Quota.RUNS_PER_DAY:
         return (begin_day(now) + timedelta(days=1) - now).total_seconds()
     return 60.0 if quota.passes else None

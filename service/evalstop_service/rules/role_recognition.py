@@ -1,4 +1,4 @@
-"""How a run's metrics got their roles, as it is stored and answered. Pure."""
+"""How a run's metrics got their roles, in the form of rows and responses. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal, NotRequired, TypedDict
 from msgspec import Struct
 
 RoleOrigin = Literal["declared", "recognized", "guessed"]
-"""The values of `evalstop_detectors.RoleOrigin`, which the store does not know."""
+"""The values of `evalstop_detectors.RoleOrigin`; the store does not import detectors."""
 
 
 COMBINED_METRIC = "evalstop/score"
-"""The observations that several evals of a run become: their standardized weighted mean, higher is better."""
+"""The series that combines several evals of a run: their standardized weighted mean, higher is better."""
 
 
 class MetricFields(TypedDict):
-    """A metric with a role: the role, and what is better. Of an eval beside others also its weight, by default 1, and
-    whether a lasting fall of it alone is one of the run."""
+    """A metric with a role: the role, and the direction. One of several evals also has its weight, by default 1, and
+    whether a lasting fall of it alone counts as a fall of the run."""
 
     role: str
     direction: str
@@ -27,9 +27,9 @@ class MetricFields(TypedDict):
 class Recognition(Struct, frozen=True):
     """Where the roles of a run's metrics come from.
 
-    `open`: new names may change the roles. `preset`: the trainer whose names they are, None when no trainer's marks
-    were seen. `sources`, `origins` and `reasons`: by metric, where its role comes from, how far that can be trusted (no
-    run is stopped on a guess), and why it has it or none. `warnings` are for a person to read.
+    `open`: new names may change the roles. `preset`: the trainer library whose names were recognized, None if none was.
+    `sources`, `origins` and `reasons`: by metric, where its role comes from, how far that can be trusted (no
+    run is stopped on a guess), and why it has it or none. `warnings` are for people.
     """
 
     open: bool

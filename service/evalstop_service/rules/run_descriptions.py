@@ -1,4 +1,4 @@
-"""What people say of a run: who is told of it, what it belongs to, tags and notes. Pure."""
+"""Descriptions that people give a run: owner, group, tags and notes. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tag = Annotated[Name, Field(max_length=LONGEST_TAG)]
 
 
 class RunDescription(msgspec.Struct, frozen=True):
-    """What is on record. `group`: of the runs that it is compared with."""
+    """The stored description. `group`: the runs that it is compared with."""
 
     owner: str | None = None
     group: str | None = None
@@ -29,10 +29,10 @@ NOTHING_SAID = RunDescription()
 
 
 class DescriptionIn(Body):
-    """What is said of a run. A field that is left out stays as it is; null takes away what was there."""
+    """A change of a description. An omitted field stays as it is; null clears it."""
 
     owner: Name | None = Field(
-        None, description="who is told of it: an e-mail address, or any name", examples=["dana@example.org"]
+        None, description="who is notified: an e-mail address, or any name", examples=["dana@example.org"]
     )
     group: Name | None = Field(
         None, description="what it is compared with: a sweep, or the seeds of one configuration", examples=["ppo-7b"]

@@ -1,8 +1,8 @@
-"""What a run's evals have come to, as rows, answers and events hold it: verdict, best checkpoint, change
+"""The results of a run, as rows, responses and events hold them: verdict, best checkpoint, change
 point, outcome. Pure.
 
-The store and the webhooks know these structs and no detectors. What a later release that was rolled back may have
-written stays readable: kinds of evidence and roles are texts here.
+The store and the webhooks know these structs but no detectors. What a later release wrote before a rollback stays
+readable: kinds of evidence and roles are plain text here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Call(StrEnum):
 
 
 class Evidence(Struct, frozen=True, cache_hash=True):
-    """What one detector reports, beside its thresholds."""
+    """A detector's reading and its thresholds."""
 
     detector: str
     roles: tuple[str, ...]
-    kind: Annotated[str, Meta(description="what the value means: a count, a score, a p_value, ...")]
+    kind: Annotated[str, Meta(description="the kind of value: a count, a score, a p_value, ...")]
     value: float
     suspect_at: float | None
     stop_at: float | None
@@ -46,10 +46,8 @@ class Verdict(Struct, frozen=True):
     turn_step: Annotated[int | None, Meta(description="where the detectors believe the turn was")]
     reason: str
     evidence: tuple[Evidence, ...] = ()
-    ground: Annotated[str | None, Meta(description="why a stop is called for: turned, or levelled_off")] = None
-    critical: Annotated[str | None, Meta(description="the critical eval that it rests on; null: the watched score")] = (
-        None
-    )
+    ground: Annotated[str | None, Meta(description="the reason to stop: turned, or levelled_off")] = None
+    critical: Annotated[str | None, Meta(description="the critical eval behind it; null: the watched score")] = None
 
     @property
     def stops(self) -> bool:
@@ -58,7 +56,7 @@ class Verdict(Struct, frozen=True):
 
     @property
     def for_json(self) -> Verdict:
-        """The same to be encoded as JSON, its evidence as the text that it has become before.
+        """The verdict for JSON encoding, with its evidence as already encoded text.
 
         Evidence is most of a verdict's text, and between two evals only the step changes.
         """
@@ -89,7 +87,7 @@ class RawMaximum(Struct, frozen=True):
 
 
 class ChangePoint(Struct, frozen=True):
-    """Where the eval turned, by all evals of a run that has ended.
+    """Where the eval turned, by all evals of an ended run.
 
     `step`: the last eval before the lasting fall; the peak lies between `low_step` and `high_step`. `gain`: from the
     first eval to the turn, `drop`: from there to the last, both in the unit of the scores, higher is better.
@@ -103,7 +101,7 @@ class ChangePoint(Struct, frozen=True):
 
 
 class Window(Struct, frozen=True):
-    """Neighboring evals: the steps of the first, the middle and the last of them, and their mean."""
+    """Adjacent evals: the steps of the first, the middle and the last of them, and their mean."""
 
     first_step: int
     middle_step: int
@@ -114,7 +112,7 @@ class Window(Struct, frozen=True):
 class RunAssessment(Struct, frozen=True):
     """The outcome of a run with its reason and the numbers behind it.
 
-    `evals`: how many were finite; `window` of them make a mean. `best`, `last`: the means that are compared. `gain`,
+    `evals`: the number of finite ones; `window` of them form a mean. `best`, `last`: the means compared. `gain`,
     `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few evals.
     """
 

@@ -1,4 +1,4 @@
-"""The words that rows hold: states of runs, deliveries and backtests, stages of policies, outcomes. Pure."""
+"""The values of states, stages and outcomes in rows: runs, deliveries, backtests, policies. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """Where a run stands; `lost` is one that stopped reporting, and may come back.
+    """The state of a run; `lost`: it stopped reporting, and may return.
 
-    `parked`: its job was set aside, is held, or runs on idle GPUs; it has not ended.
+    `parked`: its job was parked, and is held or runs on idle GPUs; it has not ended.
     """
 
     RUNNING = "running"
@@ -20,14 +20,14 @@ class RunStatus(StrEnum):
 
 
 UNENDED = frozenset({RunStatus.RUNNING, RunStatus.PARKED, RunStatus.LOST})
-"""A run goes on, or may."""
+"""The run continues, or may."""
 
 OPEN = frozenset({RunStatus.RUNNING, RunStatus.PARKED})
-"""A run may be attached to: its job runs, or was set aside and may run again."""
+"""A trainer may attach to the run: its job runs, or was parked and may run again."""
 
 
 class Stage(StrEnum):
-    """How far the stops of a policy are carried out: not at all, a share of them, all."""
+    """How much of a policy's stops is carried out: none, a share, all."""
 
     SHADOW = "shadow"
     CANARY = "canary"
@@ -35,7 +35,7 @@ class Stage(StrEnum):
 
 
 class DeliveryState(StrEnum):
-    """Where the delivery of an event stands."""
+    """The state of the delivery of an event."""
 
     WAITING = "waiting"
     DELIVERED = "delivered"
@@ -44,7 +44,7 @@ class DeliveryState(StrEnum):
 
 
 class BacktestState(StrEnum):
-    """Where a backtest stands."""
+    """The state of a backtest."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -53,7 +53,7 @@ class BacktestState(StrEnum):
 
 
 class RunOutcome(StrEnum):
-    """What became of the eval of an attempt."""
+    """What happened to the eval of an attempt."""
 
     TURNED = "turned"
     HEALTHY = "healthy"
@@ -61,7 +61,7 @@ class RunOutcome(StrEnum):
 
 
 class DecisionOutcome(StrEnum):
-    """Whether a decision was right: to stop a run or, where there was none, to let it continue."""
+    """Whether a decision to stop a run was right or, where there was none, to let it continue."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -69,7 +69,7 @@ class DecisionOutcome(StrEnum):
 
 
 class Treatment(StrEnum):
-    """What was done about a stop: not carried out on purpose, carried out as far as possible, or prevented."""
+    """What was done about a stop: deliberately not carried out, carried out as far as possible, or prevented."""
 
     OBSERVED = "observed"
     STOPPED = "stopped"

@@ -159,7 +159,7 @@ def test_cutting(expected: list[bytes], sizes: list[int], ended: bool) -> None:
         (b'{"run_id": "%s", "metric": "a", "step": 1, "value": NaN}', '"NaN"'),
         (b'{"metric": "a", "step": 1, "value": 1}', "/run_id: Field required"),
         (b'{"run_id": "x", "metric": "a", "step": 1, "value": 1}', "/run_id: "),
-        (b'{"run_id": "%s", "metric": "a\\u0001", "step": 1, "value": 1}', "/metric: it may hold no control"),
+        (b'{"run_id": "%s", "metric": "a\\u0001", "step": 1, "value": 1}', "/metric: it must not contain control"),
         (b'{"run_id": "%s", "metric": "a", "step": -1, "value": "x"}', "/step: Input should be greater"),
         (b'{"run_id": "%s", "observations": [{"metric": "a", "step": 1}]}', "/observations/0/value: Field required"),
         (b'{"run_id": "%s", "observations": [' + b"0," * 9 + b"0]}", "; and 7 more"),
