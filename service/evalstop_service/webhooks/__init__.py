@@ -1,1 +1,1 @@
-"""Webhooks: endpoints, events and the channels that they take."""
+"""Webhooks: endpoints, events and the channels that deliver them."""

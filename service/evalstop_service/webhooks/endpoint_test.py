@@ -1,4 +1,4 @@
-"""Sends a signed `endpoint.test` event at once, to see whether an endpoint answers."""
+"""Sends a signed `endpoint.test` event immediately, to check whether an endpoint answers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from evalstop_service.webhooks.signature import sign_headers
 
 @dataclass(frozen=True)
 class TestResult:
-    """What an endpoint answered to a test; `delivered` means with 2xx."""
+    """An endpoint's answer to a test event; `delivered` means a 2xx status."""
 
-    __test__ = False  # pytest collects nothing here
+    __test__ = False  # keeps pytest from collecting this class
 
     event_id: UUID
     url: str

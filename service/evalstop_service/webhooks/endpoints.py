@@ -1,6 +1,6 @@
-"""Creates, changes and deletes webhook endpoints, and records it in the audit log.
+"""Creates, changes and deletes webhook endpoints, and records each change in the audit log.
 
-The audit log names an endpoint by its id and host alone: the path of its URL may be a secret.
+The audit log identifies an endpoint only by its id and host: the path of its URL may be a secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EndpointChanges:
 
 
 def check_url(url: str) -> str:
-    """The URL of an endpoint; raises ValueError unless events can be sent to it."""
+    """Return the URL of an endpoint; raises ValueError unless events can be sent to it."""
     if is_mail_url(url):
         return url
     try:
@@ -48,12 +48,12 @@ def check_url(url: str) -> str:
     if not usable or any(character.isspace() for character in url):
         raise ValueError("an absolute http or https URL, as in https://receiver.example:8788/, or mailto:ADDRESS")
     if parts.username or parts.password:
-        raise ValueError("no user or password in the URL; the signature is what proves the sender")
+        raise ValueError("no user or password in the URL; the signature authenticates the sender")
     return url
 
 
 def check_event_type(name: str) -> str:
-    """An event type that an endpoint can subscribe to; raises ValueError when there is no such type."""
+    """Return an event type that an endpoint can subscribe to; raises ValueError when there is no such type."""
     if name != "*" and name not in SUBSCRIBABLE:
         raise ValueError(f'"*" for all that asks nobody to act, or one of {", ".join(SUBSCRIBABLE)}')
     return name
@@ -65,7 +65,7 @@ def create_endpoint(
     *,
     url: str,
     event_types: Iterable[str],
-    format: str,  # noqa: A002 - its name on the wire
+    format: str,  # noqa: A002 - the name of the API field
     address_policy: AddressPolicy,
     encryption: Encryption,
 ) -> Endpoint:
@@ -114,7 +114,7 @@ def change_endpoint(
 
 
 def rotate_endpoint_secret(database: Database, author: Author, endpoint_id: UUID, encryption: Encryption) -> Endpoint:
-    """Give an endpoint a new secret; the previous one signs as well for a day. Raises NotFound."""
+    """Give an endpoint a new secret; the previous one also signs for another day. Raises NotFound."""
     with database.transaction() as tx:
         rotated = endpoints.rotate_secret(tx, author.project_id, endpoint_id, now=author.at, encryption=encryption)
         endpoint = _require_present(rotated, endpoint_id)
@@ -142,19 +142,19 @@ def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> End
 def record_endpoint_change(
     tx: Transaction, author: Author, action: str, endpoint: Endpoint, details: Mapping[str, str | int] | None = None
 ) -> None:
-    """Write to the audit log what was done to an endpoint."""
+    """Record a change to an endpoint in the audit log."""
     recorded = {"host": name_host(endpoint.url), "event_types": list(endpoint.event_types), "enabled": endpoint.enabled}
     author.record(tx, action, f"endpoint {endpoint.id}", recorded | dict(details or {}))
 
 
 def name_host(url: str) -> str:
-    """What may be said of an endpoint's URL to everybody: its path may be a secret."""
+    """The part of an endpoint's URL that may be shown to anyone: its path may be a secret."""
     return url if url.startswith((pull.PREFIX, SCHEME)) else urlsplit(url).netloc
 
 
 def _require_fitting(url: str, endpoint_format: str) -> None:
     if is_mail_url(url) != (endpoint_format == Format.EMAIL):
-        raise Invalid("url: mailto:ADDRESS and mailto:owner go with the format email, and it with them alone")
+        raise Invalid("url: mailto:ADDRESS and mailto:owner require the format email, which takes no other URL")
 
 
 def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:

@@ -1,4 +1,4 @@
-"""What events hold: one struct for each kind of data, of which the JSON Schemas are made."""
+"""The data of events: one struct for each kind; the JSON Schemas are generated from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 
 Time = Annotated[datetime, Meta(tz=True)]
 Stage = Literal["shadow", "canary", "enforce"]
-Url = Annotated[str, Meta(description="the page of what it is about; missing without EVALSTOP_PUBLIC_URL")] | UnsetType
+Url = Annotated[str, Meta(description="the page of the run or policy; missing without EVALSTOP_PUBLIC_URL")] | UnsetType
 
 
 class Project(Struct):
@@ -25,14 +25,14 @@ class Project(Struct):
 
 
 class Run(Struct):
-    """The training job. Its labels identify the job to a scheduler; of more than an event can hold, the longest are
-    left out."""
+    """The training job. Its labels identify the job to a scheduler; the longest are left out if an event cannot hold
+    them all."""
 
     id: UUID
     name: str
     attempt: Annotated[int, Meta(description="1, and one more each time the run was resumed")]
     labels: dict[str, str]
-    owner: Annotated[str | None, Meta(description="who is told of it: an e-mail address, or any name")] = None
+    owner: Annotated[str | None, Meta(description="who is notified: an e-mail address, or any name")] = None
     group: Annotated[str | None, Meta(description="the runs that it is compared with")] = None
 
 
@@ -40,14 +40,14 @@ class Decision(Struct):
     """The decision to stop the run, or to park it."""
 
     id: UUID
-    action: Annotated[str, Meta(description="stop, or park: what is asked of receivers")]
+    action: Annotated[str, Meta(description="stop or park: what receivers should do")]
     state: str
     step: int
     due_at: Annotated[datetime, Meta(tz=True, description="the end of the veto window")]
 
 
 class Guard(Struct):
-    """A reason to hold a stop back."""
+    """A reason to put a stop on hold."""
 
     kind: str
     reason: str
@@ -55,11 +55,11 @@ class Guard(Struct):
 
 
 class Health(Struct):
-    """When the run last posted anything."""
+    """When the run last posted."""
 
     state: str
     last_seen_at: Time
-    cadence_seconds: Annotated[float | None, Meta(description="learned: the usual time between two posts")]
+    cadence_seconds: Annotated[float | None, Meta(description="the learned usual time between two posts")]
 
 
 class Endpoint(Struct):
@@ -77,15 +77,15 @@ class Policy(Struct):
 
 
 class RolloutStage(Struct, kw_only=True, omit_defaults=True):
-    """How much the policy may do, before and after, with the numbers behind the change."""
+    """How much the policy may do, before and after the change, with the numbers behind it."""
 
     from_stage: Stage = field(name="from")
     to: Stage
     reason: str
-    required_precision: Annotated[float, Meta(description="what the lower bound of the precision has to reach")]
+    required_precision: Annotated[float, Meta(description="the lower bound that the precision must reach")]
     canary_share: Annotated[float, Meta(description="share of its stops that a canary carries out")]
     precision: Annotated[Estimate | None, Meta(description="of all cases of this version")] = None
-    precision_since: Annotated[Estimate | None, Meta(description="of those since the last change of stage")] = None
+    precision_since: Annotated[Estimate | None, Meta(description="of the cases since the last change of stage")] = None
 
 
 class _AboutRun(Struct, kw_only=True):
@@ -108,14 +108,15 @@ class EvalRequest(Struct):
     step: Annotated[int, Meta(description="of the current checkpoint: the first that is registered from here on")]
     best_step: int
     best_uri: str
-    multiplier: Annotated[int, Meta(description="so many times the prompts of a usual eval")]
-    seed: Annotated[int, Meta(description="from which both draw their prompts")]
-    probability: Annotated[float | None, Meta(description="that the run has turned, as things stand")]
+    multiplier: Annotated[int, Meta(description="the number of prompts, as a multiple of a usual eval")]
+    seed: Annotated[int, Meta(description="both evals draw their prompts with this seed")]
+    probability: Annotated[float | None, Meta(description="current probability that the run has turned")]
     deadline_at: Time
 
 
 class EvalRequested(RunEvent, kw_only=True):
-    """An evaluation is asked for; `request` is null where any eval would do, and nobody said to answer requests."""
+    """An evaluation is requested; `request` is null if any eval will do and no trainer declared that it answers
+    requests."""
 
     request: EvalRequest | None
 
@@ -133,7 +134,7 @@ class StopOnHold(DecisionEvent, kw_only=True):
 
 
 class StopReported(DecisionEvent, kw_only=True):
-    """The stop came to an end; `report` is what the receiver said, or how often the service asked without success."""
+    """The stop ended; `report` is the receiver's report, or how often the service asked without success."""
 
     report: dict[str, Any]
 
@@ -151,7 +152,7 @@ class MetricFaultFound(RunEvent, kw_only=True):
 
 
 class RolloutStageChanged(Struct):
-    """A policy changed its rollout stage in a project, or may."""
+    """A policy changed its rollout stage in a project, or may change it."""
 
     project: Project
     policy: Policy

@@ -1,4 +1,4 @@
-"""Fits an event into the size that receivers take: the longest labels go first, then long texts are cut. Pure."""
+"""Limits events to the size that receivers accept: drops the longest labels first, then truncates long texts. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 MOST_EVENT_BYTES = 64 * 1024
 
 _ENVELOPE_BYTES = 1024
-"""For the type and the time of an event."""
+"""Reserved for the type and the time of an event."""
 
 _LABEL_BYTES = 48 * 1024
-"""What is left to labels, whatever else an event holds."""
+"""Reserved for labels, whatever else an event holds."""
 
 
 def fit_data(data: dict[str, Any]) -> dict[str, Any]:
-    """The data of an event, as JSON values, so that the event holds less than `MOST_EVENT_BYTES`.
+    """Shorten the data of an event, given as JSON values, so that the event is smaller than `MOST_EVENT_BYTES`.
 
-    A job is known by short labels: 500 of 60 characters always stay.
+    Short labels identify a job: 500 of 60 characters always stay.
     """
     most = MOST_EVENT_BYTES - _ENVELOPE_BYTES
     if _size(data) <= most:
@@ -34,7 +34,7 @@ def fit_data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _select_shortest(labels: dict[str, str], most: int) -> dict[str, str]:
-    """The shortest labels that fit, in their order."""
+    """The shortest labels that fit, in their original order."""
     kept: set[str] = set()
     for name in sorted(labels, key=lambda name: _size({name: labels[name]})):
         most -= _size({name: labels[name]})  # its braces stand for the comma
@@ -45,7 +45,7 @@ def _select_shortest(labels: dict[str, str], most: int) -> dict[str, str]:
 
 
 def _cut(value: Any, longest: int) -> Any:
-    """The value with texts cut to so many characters, and lists and objects to as many entries by a twentieth."""
+    """Truncate texts to `longest` characters, and lists and objects to about a twentieth as many entries."""
     if isinstance(value, str):
         return value if len(value) <= longest else value[: longest - 1] + "\u2026"
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""Declares every event once (data, sentence, headline, example) and announces it.
+"""Declares every event once (data, sentence, headline, example) and writes events to the outbox.
 
-The JSON Schemas of the API, the messages for people and the reference in docs/events.md are made from this module.
-Receivers ignore fields that they do not know: fields may be added within a version of the API, and none is removed.
+The JSON Schemas of the API, the messages for people and the reference in docs/events.md are generated from this module.
+Receivers ignore unknown fields: within a version of the API, fields may be added and none is removed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _PRECISION = Estimate(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
 _ROLLOUT_STAGE = RolloutStage(
     from_stage="shadow",
     to="canary",
-    reason="at least 90.2 % of its stops were right, and 90.0 % are wanted",
+    reason="at least 90.2 % of its stops were right, and 90.0 % are required",
     required_precision=0.9,
     canary_share=0.2,
     precision=_PRECISION,
@@ -112,7 +112,7 @@ def _silent(state: str) -> HealthChanged:
 
 DECLARATIONS: dict[EventType, Declaration] = {
     EventType.SUSPECTED: Declaration(
-        "The policy suspects that the run has stopped improving: sent once an attempt.",
+        "The policy suspects that the run has stopped improving. Sent once per attempt.",
         "may have stopped improving",
         RunEvent(**_NO_DECISION),
     ),
@@ -130,9 +130,9 @@ DECLARATIONS: dict[EventType, Declaration] = {
         DecisionEvent(**_decided("requested")),
     ),
     EventType.STOP_ON_HOLD: Declaration(
-        "The policy wants a stop, and a guard holds it back.",
-        "should be stopped, and a guard holds the stop back",
-        StopOnHold(**_decided("on_hold"), guards=[Guard("paused", "dana has paused the project")]),
+        "The policy wants a stop, and a guard puts it on hold.",
+        "should be stopped, but a guard puts the stop on hold",
+        StopOnHold(**_decided("on_hold"), guards=[Guard("paused", "dana paused the project")]),
     ),
     EventType.STOP_ESCALATED: Declaration(
         "The receiver must end the job by force: nobody confirmed the stop for the second time.",
@@ -157,7 +157,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     ),
     EventType.PARK_OVERDUE: Declaration(
         "A job has been parked for a week; repeated weekly. A person should resume or stop it.",
-        "is parked still. A person should have it return, or stop it",
+        "is still parked. A person should resume or stop it",
         DecisionEvent(**_decided("parked", "park")),
     ),
     EventType.STOP_FAILED: Declaration(
@@ -166,8 +166,8 @@ DECLARATIONS: dict[EventType, Declaration] = {
         StopReported(**_decided("failed"), report={"escalations": 2}),
     ),
     EventType.RESUME_REQUESTED: Declaration(
-        "A stop was undone, or a parked job is to return: the receiver resumes the job if its scheduler can.",
-        "may continue: it is to be stopped or parked no longer",
+        "A stop was undone, or a parked job should resume: the receiver resumes the job if its scheduler can.",
+        "may continue: it is no longer to be stopped or parked",
         DecisionEvent(**_decided("undone")),
     ),
     EventType.BEST_CHECKPOINT_CHANGED: Declaration(
@@ -176,12 +176,12 @@ DECLARATIONS: dict[EventType, Declaration] = {
         RunEvent(**_NO_DECISION),
     ),
     EventType.COMPLETED: Declaration(
-        "The run came to its end.",
+        "The run completed.",
         "has completed",
         RunEvent(**_NO_DECISION),
     ),
     EventType.FAILED: Declaration(
-        "The trainer reports that the run ended by an error.",
+        "The trainer reports that the run ended with an error.",
         "failed",
         RunEvent(**_NO_DECISION),
     ),
@@ -236,13 +236,13 @@ def announce_run_event(
 ) -> UUID:
     """Write an event about a run, or about a decision on it, and its deliveries; returns the `webhook-id`.
 
-    `due_at`: nothing is sent before; None sends at once. `details`: the fields that only this type has.
+    `due_at`: nothing is sent before then; None sends immediately. `details`: the fields that only this type has.
     """
-    said = run_descriptions.load_descriptions(tx, [run.id])[run.id]
+    description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
     fields = {
         "project": project,
         "run": {name: getattr(run, name) for name in ("id", "name", "attempt", "labels")}
-        | {"owner": said.owner, "group": said.group},
+        | {"owner": description.owner, "group": description.group},
         "verdict": run.verdict,
         "best_checkpoint": run.best_checkpoint,
         "decision": decision,
@@ -277,7 +277,8 @@ def announce_event(
 
 
 def build_data(event_type: EventType, fields: Mapping[str, object]) -> dict[str, Any]:
-    """The data of an event as JSON values; rows of the store may stand for the structs of this module."""
+    """The data of an event as JSON values; `fields` may hold rows of the store in place of the structs of
+    event_data."""
     data = msgspec.convert(fields, type(DECLARATIONS[event_type].example), from_attributes=True)
     document: dict[str, Any] = msgspec.to_builtins(data)
     return event_size.fit_data(document)
@@ -299,7 +300,7 @@ def event_schema(event_type: EventType) -> dict[str, Any]:
 
 
 def example_event(event_type: EventType) -> dict[str, Any]:
-    """An event as it may be sent."""
+    """An example of an event as it is sent."""
     document = {"type": event_type, "timestamp": _AT, "data": DECLARATIONS[event_type].example}
     example: dict[str, Any] = json.loads(msgspec.json.encode(document))
     return example

@@ -1,4 +1,4 @@
-"""Where people find what an event is about: said by the event when it is sent. Pure."""
+"""Links from events to the pages of runs and policies, added when an event is sent. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from uuid import UUID
 
 
 def locate_run(public_url: str, run_id: UUID) -> str:
-    """The page of a run."""
+    """The URL of a run's page."""
     return f"{public_url}/runs/{run_id}"
 
 
 def add_url(body: str, public_url: str | None, run_id: UUID) -> str:
-    """An event, as JSON, with the page of what it is about as `url`, where it is known how pages are reached."""
+    """Add the page of the run or policy to a JSON event as `url`; without a public URL the event stays as it is."""
     if public_url is None:
         return body
     page = locate_run(public_url, run_id) if body.startswith('{"type":"run.') else f"{public_url}/policies"

@@ -1,4 +1,4 @@
-"""Sends events again at an operator's request, and records it in the audit log."""
+"""Sends events again at an operator's request, and records the request in the audit log."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def replay_events(
     types: Sequence[str] | None,
     after: UUID | None,
 ) -> Replay:
-    """Send the events of a period again that the endpoint subscribes to, at most `MAX_REPLAYED_EVENTS`.
+    """Send again the events of a period that the endpoint subscribes to, at most `MAX_REPLAYED_EVENTS`.
 
-    Raises NotFound, and Conflict when it is disabled.
+    Raises NotFound, and Conflict when the endpoint is disabled.
     """
     with database.transaction() as tx:
         endpoint = require_enabled(tx, author.project_id, endpoint_id)
@@ -89,9 +89,9 @@ def replay_events(
 
 
 def _select_types(endpoint: Endpoint, types: Sequence[str] | None) -> Sequence[str]:
-    """The types to send: of those asked for (None: all) those that the endpoint wants."""
-    asked = SUBSCRIBABLE if types is None or "*" in types else types
-    return [one for one in asked if endpoint.wants(one)]
+    """The requested types (None: all) that the endpoint subscribes to."""
+    requested = SUBSCRIBABLE if types is None or "*" in types else types
+    return [event_type for event_type in requested if endpoint.wants(event_type)]
 
 
 def _require_wanted(endpoint: Endpoint, delivery: Delivery) -> None:
@@ -107,7 +107,7 @@ def _find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Deli
 
 
 def _outdated(delivery: Delivery) -> Conflict:
-    return Conflict(f"the {delivery.event_type} no longer holds: its decision or its run has changed since")
+    return Conflict(f"the {delivery.event_type} no longer holds: its decision or its run has since changed")
 
 
 def _record_delivery(tx: Transaction, author: Author, action: str, delivery: Delivery) -> None:

@@ -9,19 +9,19 @@ from email.utils import parsedate_to_datetime
 from evalstop_service.store.queue.leases import Dead, Delivered, Result, Retry
 
 GONE = 410
-"""The endpoint wants no event any more and is disabled."""
+"""The endpoint wants no more events and is disabled."""
 
 REJECTIONS = frozenset({400, 413, 415, 422, 550, 551, 552, 553, 554})
-"""The endpoint has read the event and will always reject it; from 550 on, a mail server the address or the message.
-Other errors may pass: a deployment, a firewall."""
+"""The endpoint has read the event and will always reject it; from 550 on, a mail server rejects the address or the
+message. Other errors may be temporary: a deployment, a firewall."""
 
 MAX_PULL_RETRY_SECONDS = 60.0
-"""The longest pause before an event that a receiver fetched and could not handle is offered again."""
+"""The longest pause before an event that a receiver fetched but could not handle is offered again."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one attempt: a status code, or None with an error when there was no answer.
+    """The result of one attempt: a status code, or None with an error when there was no answer.
 
     `excerpt`: the start of the answer's body.
     """
@@ -37,8 +37,8 @@ class Answer:
 class Backoff:
     """Exponential backoff: `first_seconds`, then times `factor`, never above `cap_seconds`.
 
-    The cap is low because a stop that comes late costs GPU hours: a receiver that was away hears within that time of
-    its return. With these defaults an endpoint is given up after about a day.
+    The cap is low because a late stop costs GPU hours: a receiver that was down gets its events within that time of
+    its return. With these defaults a delivery is given up after about a day.
     """
 
     first_seconds: float = 1.0
@@ -50,10 +50,11 @@ class Backoff:
         if not (self.first_seconds > 0 and self.factor >= 1 and self.cap_seconds >= self.first_seconds):
             raise ValueError("backoff needs first_seconds > 0, factor >= 1 and cap_seconds >= first_seconds")
         if self.max_attempts < 1:
-            raise ValueError(f"max_attempts is {self.max_attempts}; it takes at least one attempt to deliver")
+            raise ValueError(f"max_attempts is {self.max_attempts}; it must be at least 1")
 
     def seconds(self, attempts: int, chance: float) -> float:
-        """How long to wait after so many attempts (at least 1); `chance` in [0, 1) spreads it over the upper half."""
+        """How long to wait after `attempts` attempts (at least 1); `chance` in [0, 1) spreads it over the upper
+        half."""
         full = self.first_seconds
         for _ in range(attempts - 1):
             if full >= self.cap_seconds or self.factor == 1:
@@ -63,13 +64,13 @@ class Backoff:
 
 
 def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, backoff: Backoff) -> Result:
-    """What the answer to attempt number `attempts` means. `Retry-After` lengthens the wait, up to the cap."""
+    """The result of attempt number `attempts`. `Retry-After` lengthens the wait, up to the cap."""
     code = answer.status_code
     if code is not None and 200 <= code < 300:
         return Delivered()
     error = answer.error or (f"HTTP {code}" if code is not None else "no answer")
     if code == GONE:
-        return Dead(f"{error}: the endpoint is gone for good and was disabled", gone=True)
+        return Dead(f"{error}: the endpoint is permanently gone and was disabled", gone=True)
     if code is not None and 300 <= code < 400:
         return Dead(f"{error}: redirects are not followed; change the endpoint's URL")
     if code in REJECTIONS:
@@ -84,7 +85,7 @@ def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, ba
 
 
 def judge_pull_status(status: int, error: str, attempt: int, now: datetime) -> Result:
-    """What the status that a receiver reports for an event it fetched means; pauses double up to a minute."""
+    """The result of an event that a receiver fetched, from the status it reports; pauses double up to a minute."""
     text = f"HTTP {status}: {error}" if error else f"HTTP {status}"
     if status < 300:
         return Delivered()

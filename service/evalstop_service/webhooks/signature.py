@@ -1,8 +1,9 @@
-"""Signs a webhook as Standard Webhooks says: `v1` by a shared secret, `v1a` by a key pair. Pure.
+"""Signs webhooks by Standard Webhooks: `v1` with a shared secret, `v1a` with a key pair. Pure.
 
-Source: https://www.standardwebhooks.com, section "Signature scheme". Signed is `{id}.{timestamp}.{body}`, with
-HMAC-SHA256 under the bytes that a secret `whsec_` holds in base64, or with Ed25519 by the key `whsk_`; a header may
-carry several signatures, so that a secret can be replaced while receivers still know the one before.
+Source: https://www.standardwebhooks.com, section "Signature scheme". The signed content is
+`{id}.{timestamp}.{body}`. A secret is `whsec_` and base64 and signs with HMAC-SHA256; a key is `whsk_` and base64 and
+signs with Ed25519. A header may carry several signatures, so that a secret can be replaced while receivers still use
+the previous one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ PREFIX, SIGNING_PREFIX = "whsec_", "whsk_"
 
 
 def sign_body(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
-    """The signature `v1,<base64>` under a secret, or `v1a,<base64>` by a signing key; `timestamp` in Unix seconds.
+    """The signature `v1,<base64>` with a secret, or `v1a,<base64>` with a signing key; `timestamp` in Unix seconds.
 
-    ValueError: neither.
+    Raises ValueError for a malformed secret.
     """
     content = f"{webhook_id}.{timestamp}.".encode() + body
     if secret.startswith(SIGNING_PREFIX):
@@ -30,7 +31,7 @@ def sign_body(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
 
 
 def sign_headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers of a webhook, signed under every secret that is valid now."""
+    """The three headers of a webhook, signed with every currently valid secret."""
     return {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(timestamp),
@@ -38,7 +39,7 @@ def sign_headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: 
     }
 
 
-@lru_cache(maxsize=1024)  # a busy endpoint's is asked for again and again
+@lru_cache(maxsize=1024)  # a busy endpoint uses the same key many times
 def _key(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)

@@ -1,4 +1,4 @@
-"""The formats in which endpoints take events: one module a format. Pure."""
+"""The formats in which endpoints receive events, one module each. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evalstop_service.webhooks.channels import email, slack, teams
 
 
 class Format(StrEnum):
-    """How the body of an event is written for an endpoint."""
+    """The format of event bodies for an endpoint."""
 
     STANDARD = "standard"
     SLACK = "slack"

@@ -6,7 +6,7 @@ from evalstop_service.webhooks.channels.message import read_message
 
 
 def render_message(body: str) -> str:
-    """The message for an event that is given as endpoints of the standard format get it."""
+    """Render an event, given in the standard format, as an e-mail."""
     message = read_message(body)
     details = [f"{title}: {detail}" for title, detail in message.details]
     lines = [message.headline, "", f"{message.headline}.", *details, *([message.url] if message.url else [])]

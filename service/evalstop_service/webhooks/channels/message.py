@@ -1,4 +1,4 @@
-"""What a message to people says of an event, whatever takes it: a headline, details, and where it comes from. Pure."""
+"""The content of messages to people, for every channel: a headline, details, and the context. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TEXT_CHARACTERS = 600
 
 
 class _Data(Struct):
-    """What a message mentions, of any type of event."""
+    """The fields that messages mention, of every event type."""
 
     project: Project
     run: Run | None = None
@@ -37,9 +37,9 @@ class _Event(Struct):
 
 @dataclass(frozen=True)
 class Message:
-    """Text on one line each. The headline is `before`, the name of what it is about, and `after`.
+    """Texts of one line each. The headline is `before`, the name of the run or policy, and `after`.
 
-    `details`: names and texts. `context`: type, project, time. `url`: the page of what it is about, where it is known.
+    `details`: names and texts. `context`: type, project, time. `url`: the page of the run or policy, if known.
     """
 
     before: str
@@ -56,7 +56,7 @@ class Message:
 
 
 def read_message(body: str) -> Message:
-    """The message for an event that is given as endpoints of the standard format get it."""
+    """The message for an event, given in the standard format."""
     event = msgspec.json.decode(body, type=_Event)
     before, name, after = _headline(event)
     return Message(
@@ -97,6 +97,6 @@ def _context(event: _Event) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Text from others as one line of bounded length."""
+    """Untrusted text as one line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT_CHARACTERS else line[: MAX_TEXT_CHARACTERS - 1] + "…"

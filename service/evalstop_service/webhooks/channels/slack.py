@@ -1,7 +1,7 @@
-"""Events as Slack's incoming webhooks take them: a short text, and blocks with details. Pure.
+"""Events for Slack's incoming webhooks: a short text, and blocks with details. Pure.
 
-Source: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks and its page on formatting text: in
-text from others `&`, `<` and `>` are escaped, and a section holds at most 3,000 characters.
+Source: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks and its page on formatting text: `&`,
+`<` and `>` are escaped in untrusted text, and a section holds at most 3,000 characters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evalstop_service.webhooks.channels.message import read_message
 
 
 def render_message(body: str) -> str:
-    """The message for an event that is given as endpoints of the standard format get it; JSON both."""
+    """Render an event, given in the standard format, as a Slack message; both are JSON."""
     message = read_message(body)
     name = f"*{_escape(message.name)}*" if message.name else ""
     text = f"{message.before}{name}{message.after}"
@@ -34,5 +34,5 @@ def _mrkdwn(text: str) -> dict[str, str]:
 
 
 def _escape(text: str) -> str:
-    """Text from others so that Slack shows it as it is."""
+    """Escape untrusted text, so that Slack shows it unchanged."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

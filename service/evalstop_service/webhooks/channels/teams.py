@@ -1,7 +1,7 @@
-"""Events as Microsoft Teams' workflows and incoming webhooks take them: an adaptive card. Pure.
+"""Events for Microsoft Teams' workflows and incoming webhooks: an Adaptive Card. Pure.
 
-Source: the reference of adaptive cards, version 1.4. Runs of text (`TextRun`) know no Markdown, so that what others
-wrote is shown as it is.
+Source: the reference of Adaptive Cards, version 1.4. Text runs (`TextRun`) do not render Markdown, so untrusted text
+is shown unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evalstop_service.webhooks.channels.message import read_message
 
 
 def render_message(body: str) -> str:
-    """The message for an event that is given as endpoints of the standard format get it; JSON both."""
+    """Render an event, given in the standard format, as a Teams message; both are JSON."""
     message = read_message(body)
     headline = [_run(message.before), _run(message.name, weight="Bolder"), _run(message.after)]
     blocks = [_block([run for run in headline if run["text"]])]

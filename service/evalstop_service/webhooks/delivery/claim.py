@@ -1,4 +1,4 @@
-"""One transaction of a worker: it records finished attempts and claims due deliveries."""
+"""A worker's transaction: records finished attempts and claims due deliveries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt
 
 @dataclass(frozen=True)
 class ClaimLimits:
-    """What a worker has room for: `limit` in all, `per_endpoint` for one endpoint, unless `room` says otherwise."""
+    """How many deliveries to claim: `limit` in all, `per_endpoint` for each endpoint that is not in `room`."""
 
     limit: int
     per_endpoint: int
@@ -28,7 +28,7 @@ class ClaimLimits:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The settled and the claimed. `next_due`: when the next delivery comes due, if nothing was claimed."""
+    """The settled and claimed deliveries. `next_due`: when the next delivery is due, if nothing was claimed."""
 
     now: datetime
     settled: Settlement
@@ -38,7 +38,7 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class DeliveryRules:
-    """What all transactions of a worker share: when a failing endpoint is paused, and what decrypts secrets."""
+    """Shared by all transactions of a worker: when to pause a failing endpoint, and the key that decrypts secrets."""
 
     breaker: BreakerLimits
     encryption: Encryption
@@ -52,13 +52,13 @@ def settle_and_claim(
 ) -> ClaimResult:
     """In one transaction:
 
-    1. Settle the attempts first: what they release can be claimed at once.
-    2. Read the clock after what may have waited for a lock, so that a lease begins when it is written.
-    3. Request the stops whose veto window has finished, so that they are among what is claimed.
+    1. Settle the attempts first: the deliveries that they release can be claimed immediately.
+    2. Read the clock after settling, which may wait for a lock, so that a lease begins when it is written.
+    3. Request the stops whose veto window has ended, so that they can be claimed.
     4. Claim what is due.
 
-    Before that, in a transaction of its own that locks runs before deliveries: extend the veto windows that ended while
-    nothing could be written.
+    Before that, in a separate transaction that locks runs before deliveries, extend the veto windows that ended while
+    the database accepted no writes.
     """
     extend_unseen_windows(database, clock)
     if database.embedded and not finished:
@@ -77,7 +77,7 @@ def settle_and_claim(
 
 
 def extend_unseen_windows(database: Database, clock: Clock) -> None:
-    """Extend the veto windows that ended while nothing could be written: no veto could be, either."""
+    """Extend the veto windows that ended while the database accepted no writes, hence no veto."""
     with database.reading() as tx:
         now, any_over = queues.read_clock(tx, clock())
         unseen = any_over and decisions.is_any_unseen(tx, now)
@@ -93,7 +93,7 @@ def settle_attempts(database: Database, rules: DeliveryRules, finished: Sequence
 
 
 def _check_idle(database: Database, clock: Clock, limits: ClaimLimits) -> ClaimResult | None:
-    """The empty result when there is nothing to do: a read, so that idle workers do not take SQLite's write lock."""
+    """An empty result when there is nothing to do. A read, so that idle workers do not take SQLite's write lock."""
     with database.reading() as tx:
         now, any_over = queues.read_clock(tx, clock())
         due = (

@@ -1,8 +1,8 @@
-"""Makes deliveries due again that would wait for a database clock that was set back.
+"""Repairs the due times of deliveries after the database's clock was set back.
 
-A delivery that was never tried is due at once. One that was tried may be leased to a worker: it is made due once it has
-not changed for as long as any lease lasts, by a monotonic clock. A setback shorter than the longest pause before a
-retry cannot be told from such a pause, and lengthens it by as much at most.
+A delivery that was never attempted becomes due immediately. One that was attempted may be leased to a worker: it
+becomes due once it has not changed for the longest lease, by a monotonic clock. A setback shorter than the longest
+pause before a retry cannot be distinguished from such a pause, and lengthens it by at most as much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ClockSkewRepair:
-    """`longest_seconds`: the longest that any lease or pause lasts; `lease_seconds`: the longest of any lease."""
+    """`longest_seconds`: the longest lease or pause; `lease_seconds`: the longest lease."""
 
     def __init__(self, longest_seconds: float, lease_seconds: float) -> None:
         self._longest_seconds = longest_seconds
@@ -31,7 +31,7 @@ class ClockSkewRepair:
         return set_back or self._checked_at is None or monotonic - self._checked_at >= self._lease_seconds
 
     def repair_due_times(self, database: Database, now: datetime, monotonic: float) -> bool:
-        """Make misdated deliveries due; returns whether there were any."""
+        """Make deliveries with wrong due times due; returns whether there were any."""
         self._checked_at = monotonic
         with database.reading() as tx:
             misdated = queues.find_misdated(tx, now, self._longest_seconds)

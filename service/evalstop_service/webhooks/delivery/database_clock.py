@@ -1,11 +1,11 @@
-"""The database's time, continued between two readings by a monotonic clock. Pure."""
+"""The database's time, extrapolated between readings with a monotonic clock. Pure."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
 TOLERANCE_SECONDS = 1.0
-"""Two clocks drift apart a little between two readings; a clock that was set back differs by more."""
+"""Clocks drift apart a little between two readings; a clock that was set back differs by more."""
 
 
 class DatabaseClock:
@@ -15,13 +15,13 @@ class DatabaseClock:
         self._reading: tuple[datetime, float] | None = None
 
     def set_time(self, now: datetime, monotonic: float) -> bool:
-        """Take a reading; returns whether the database's clock was set back since the one before."""
+        """Record a reading; returns whether the database's clock was set back since the previous one."""
         expected = self.now(monotonic) if self._reading is not None else now
         self._reading = (now, monotonic)
         return now < expected - timedelta(seconds=TOLERANCE_SECONDS)
 
     def now(self, monotonic: float) -> datetime:
-        """The time at that moment, as if nobody had set the clock since the last reading."""
+        """The time at that moment, as if the clock had not been set since the last reading."""
         assert self._reading is not None, "the time was never set"
         time, at = self._reading
         return time + timedelta(seconds=monotonic - at)

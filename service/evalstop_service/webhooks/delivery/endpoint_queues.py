@@ -1,8 +1,8 @@
-"""The deliveries that a worker has claimed and not started, a queue for each endpoint, and how many to claim. Pure.
+"""The deliveries that a worker has claimed but not started, one queue per endpoint, and how many to claim. Pure.
 
-For an endpoint that accepted its last event the worker claims ahead, so that the next event is at hand when an attempt
-finishes. For one that fails or has not answered yet it claims only what can start now: the rest stays free for other
-workers and can still be cancelled.
+For an endpoint that accepted its last event the worker claims ahead, so that the next event is ready when an attempt
+finishes. For one that fails or has not answered yet it claims only what can start now: the rest stays available to
+other workers and can still be cancelled.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class EndpointQueues:
         self._per_endpoint = per_endpoint
         self._ahead = ahead
         self._queues: dict[UUID, _Queue] = {}
-        self._empty: list[UUID] = []  # when the limits were last asked for
-        self._turns: deque[_Queue] = deque()  # those with waiting deliveries; the first is next
+        self._empty: list[UUID] = []  # when the limits were last computed
+        self._turns: deque[_Queue] = deque()  # queues with waiting deliveries; the first is next
         self._waiting = 0
         self._running = 0
 
@@ -62,9 +62,9 @@ class EndpointQueues:
         }
 
     def add_claimed(self, claimed: Iterable[ClaimedDelivery]) -> None:
-        """Add claimed deliveries in the order in which they are to be sent.
+        """Add claimed deliveries in sending order.
 
-        An endpoint whose queue was empty, and for which nothing was claimed, is forgotten.
+        Queues that were empty and for which nothing was claimed are removed.
         """
         for delivery in claimed:
             queue = self._queues.setdefault(delivery.endpoint_id, _Queue())
@@ -94,7 +94,7 @@ class EndpointQueues:
         return None
 
     def finish_attempt(self, delivery: ClaimedDelivery, accepted: bool) -> None:
-        """Count an attempt as finished; `accepted`: the endpoint took the event."""
+        """Count an attempt as finished; `accepted`: the endpoint accepted the event."""
         queue = self._queues[delivery.endpoint_id]
         queue.running -= 1
         queue.accepts = accepted

@@ -1,8 +1,8 @@
-"""Sends messages by SMTP, over the server that the settings name; never raises for what that server does.
+"""Sends messages by SMTP through the configured server; never raises for an error of that server.
 
-smtplib waits in threads of its own: a mail server that hangs must not delay stops. Where messages go is what admins
-wrote into endpoints, and owners of runs in the domains that the settings name: anybody who may open a run may name an
-owner, and must not be able to send mail to strangers.
+smtplib blocks, so it runs in separate threads: a mail server that hangs must not delay stops. Recipients are the
+addresses of endpoints, which admins set, and owners of runs in the configured domains: anyone who may open a run may
+name an owner, and must not be able to send mail to strangers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Encryption = Literal["starttls", "tls", "none"]
 
 @dataclass(frozen=True)
 class MailSettings:
-    """The SMTP server, how to sign in to it, and which owners get mail; `domains`: those of their addresses."""
+    """The SMTP server and its credentials; `domains`: owners with addresses in these get mail."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct):
 
 
 class Mailer:
-    """Sends one message at a time in each of a few threads; `timeout_seconds`: for the whole of it."""
+    """Sends one message at a time in each of a few threads; `timeout_seconds`: for the whole message."""
 
     def __init__(self, settings: MailSettings | None, timeout_seconds: float) -> None:
         self._settings = settings
@@ -62,15 +62,15 @@ class Mailer:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="mail")
 
     def close(self) -> None:
-        """Let no further message begin; those under way are not waited for."""
+        """Start no further messages; does not wait for those in progress."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def send(self, url: str, headers: Mapping[str, str], text: str, event: str) -> Answer:
         """Send a rendered message to `mailto:ADDRESS`, or to the owner of the run that the event is about."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
 
         def answer(code: int | None, error: str | None, excerpt: str | None = None) -> Answer:
-            return Answer(code, error, None, (time.perf_counter() - begun) * 1000, excerpt)
+            return Answer(code, error, None, (time.perf_counter() - started) * 1000, excerpt)
 
         if self._settings is None:
             return answer(None, "not sent: EVALSTOP_SMTP_HOST is not set")
@@ -94,7 +94,7 @@ class Mailer:
             return answer(None, f"no answer within {self._timeout_seconds:g} s")
         except (OSError, smtplib.SMTPException) as error:
             return answer(None, f"{type(error).__name__}: {error}"[:300])
-        return answer(250, None, f"taken by {self._settings.host}")
+        return answer(250, None, f"accepted by {self._settings.host}")
 
     def _may_write_to(self, owner: str) -> bool:
         domains = self._settings.domains if self._settings else ()
@@ -122,7 +122,7 @@ def _read_owner(event: str) -> str | None:
 
 
 def write_message(sender: str, recipient: str, event_id: str, text: str) -> EmailMessage:
-    """The message; sent again it has the same id, so that the recipient's mail program shows it once."""
+    """The message; a repeated one has the same id, so that the recipient's mail program shows it once."""
     subject, _, content = text.partition("\n\n")
     message = EmailMessage()
     message["From"], message["To"] = sender, recipient

@@ -1,8 +1,8 @@
-"""Listens on PostgreSQL for the commits that leave the workers something to do.
+"""Listens for PostgreSQL notifications of commits that create work for the delivery workers.
 
-A pooler may accept LISTEN and never forward a notification, and a connection may be dead without either end noticing.
-So the listener tests itself: it regularly sends a notification over another connection, and `receives` is true only
-while these arrive.
+A connection pooler may accept LISTEN and never forward a notification, and a connection may be dead without either
+end noticing. So the listener tests itself: it regularly sends a notification over another connection, and `receives`
+is true only while these arrive.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LONGEST_PAUSE_SECONDS = 30.0
 
 
 class NotificationListener:
-    """`await Listener(url, wake).run()` listens until cancelled, on a connection of its own, made anew when it breaks.
+    """`await NotificationListener(url, wake).run()` listens until cancelled, on its own connection, and reconnects.
 
     `wake` is called on the loop for each notification, and whenever `receives` changes. `check_seconds`: between two
-    notifications sent to ourselves; `answer_seconds`: as long as such a one may take.
+    test notifications; `answer_seconds`: how long one may take.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NotificationListener:
         self._answer_seconds = answer_seconds
 
     async def run(self) -> None:
-        """Listen until cancelled; whatever breaks is tried again, each time after a longer pause."""
+        """Listen until cancelled; retries after errors, each time after a longer pause."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             received = False
@@ -55,11 +55,11 @@ class NotificationListener:
             finally:
                 self._change(False)
             pause = FIRST_PAUSE_SECONDS if received else min(pause * 2, LONGEST_PAUSE_SECONDS)
-            log.warning("cannot listen to PostgreSQL (%s); polling, and trying again in %.1f s", why, pause)
+            log.warning("cannot listen for PostgreSQL notifications (%s); polling, retrying in %.1f s", why, pause)
             await asyncio.sleep(pause)
 
     async def _listen(self, connection: psycopg.AsyncConnection) -> bool:
-        """Wake the worker for each notification until our own ones stay away; returns whether any of those arrived."""
+        """Wake the worker for each notification until test notifications stop arriving; returns whether any arrived."""
         while True:
             token = uuid.uuid4().hex
             await self._notify(token)
@@ -69,13 +69,13 @@ class NotificationListener:
             await self._receive(connection, self._check_seconds, None)
 
     async def _receive(self, connection: psycopg.AsyncConnection, seconds: float, token: str | None) -> bool:
-        """Wake the worker for each notification, for so long or until the one that carries the token."""
+        """Wake the worker for each notification, until the one with the token arrives or the time is over."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             async for notification in connection.notifies(timeout=left, stop_after=1):
                 if notification.payload == token:
                     return True
-                if not notification.payload:  # these are the tokens of other listeners
+                if not notification.payload:  # others carry the tokens of other listeners
                     self._wake()
         return False
 
@@ -91,5 +91,5 @@ class NotificationListener:
         if receives != self.receives:
             self.receives = receives
             if receives:
-                log.info("PostgreSQL's notifications arrive")
-            self._wake()  # deliveries that were missed meanwhile are claimed
+                log.info("receiving PostgreSQL notifications")
+            self._wake()  # claim the deliveries that were missed meanwhile

@@ -1,8 +1,8 @@
-"""Sends one signed event over HTTP, or as mail, and returns the answer; never raises for what an endpoint does.
+"""Sends one signed event by HTTP or by mail and returns the answer; never raises for an error of the endpoint.
 
-The address policy is checked in aiohttp's socket factory, for the address that the socket connects to: a name that
-resolves to another address afterwards changes nothing. The service has httpx as well, for OpenID Connect, which Authlib
-binds to it; here a request through httpx would take 5 to 10 times the CPU.
+aiohttp's socket factory checks the address policy for the address that the socket connects to, which prevents DNS
+rebinding. The service also has httpx, which Authlib requires for OpenID Connect; here a request through httpx would
+take 5 to 10 times the CPU.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from evalstop_service.webhooks.email_addresses import is_mail_url
 from evalstop_service.webhooks.retry import Answer
 
 BODY_LIMIT_BYTES = 1024
-"""As much of an answer's body is read, to be shown to the operator."""
+"""Most bytes read of an answer's body, to show them to the operator."""
 
 ERROR_SIGNS = 300
-"""As much of it goes into an error."""
+"""Most characters of the body in an error."""
 
 BODY_SECONDS = 1.0
-"""As long is waited for an answer's body once its status is known."""
+"""How long to wait for an answer's body once its status is known."""
 
 
 class Sender:
     """One HTTP session: `async with Sender(...) as sender`.
 
-    `timeout_seconds`: for the whole of an attempt, from connecting to the last byte read, however slowly it drips.
-    `connect_seconds`: for the connection alone, TLS included. `address_policy`: where events may go; None allows
-    public addresses alone. `resolver`: finds the addresses of a name; None asks the system. `mail`: the SMTP server;
-    None: there is none.
+    `timeout_seconds`: for the whole attempt, from connecting to the last byte read, however slowly the bytes arrive.
+    `connect_seconds`: for the connection, including TLS. `address_policy`: where events may go; None allows only
+    public addresses. `resolver`: resolves names; None uses the system's. `mail`: the SMTP server; None sends no mail.
     """
 
     def __init__(
@@ -58,14 +57,14 @@ class Sender:
         self._mailer = Mailer(mail, timeout_seconds)
 
     async def __aenter__(self) -> Self:
-        # No proxies or .netrc from the environment, no cookies, no unpacking of what may be a bomb.
+        # No proxies or .netrc from the environment, no cookies, no decompression (of what may be a decompression bomb).
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0,  # the worker bounds how many are under way
+                limit=0,  # the worker limits concurrent attempts
                 resolver=self._resolver,
                 socket_factory=self._socket,
             ),
-            # No rounding up to whole seconds: an attempt that outlasts its time may outlast its lease.
+            # No rounding up to whole seconds: an attempt that exceeds its timeout may outlast its lease.
             timeout=aiohttp.ClientTimeout(
                 total=self.timeout_seconds, connect=self.connect_seconds, ceil_threshold=math.inf
             ),
@@ -84,14 +83,14 @@ class Sender:
         self._mailer.close()
 
     async def send(self, url: str, headers: dict[str, str], body: bytes, event: str = "{}") -> Answer:
-        """POST the body, or send it by mail. A redirect is an answer like any other.
+        """POST the body, or send it by mail. Redirects are not followed.
 
-        `event`: what the body was made of, which names the owner of its run.
+        `event`: the event in the standard format, which names the owner of the run.
         """
         if is_mail_url(url):
             return await self._mailer.send(url, headers, body.decode(), event)
         assert self._session is not None, "the sender is used as a context manager"
-        begun = time.perf_counter()
+        started = time.perf_counter()
         code: int | None = None
         error: str | None = None
         retry_after: str | None = None
@@ -100,7 +99,7 @@ class Sender:
             async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 code = response.status
                 if not response.content.at_eof():
-                    text = await _excerpt(response)  # to its end if that is near, so that the connection serves again
+                    text = await _excerpt(response)  # to its end if it is short, so that the connection can be reused
                 if not 200 <= code < 300:
                     retry_after = response.headers.get("Retry-After")
                     error = f"HTTP {code}: {text[:ERROR_SIGNS]}" if text else f"HTTP {code}"
@@ -113,10 +112,10 @@ class Sender:
             error = _printable(f"not sent: {failure.os_error}" if refused else f"{type(failure).__name__}: {failure}")
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             error = _printable(f"{type(failure).__name__}: {failure}")
-        return Answer(code, error, retry_after, (time.perf_counter() - begun) * 1000, text)
+        return Answer(code, error, retry_after, (time.perf_counter() - started) * 1000, text)
 
     def _socket(self, target: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        """A socket for one address, or AddressRefused; of several addresses of a name the next is tried then."""
+        """Create a socket for one address, or raise AddressRefused: then aiohttp tries the name's next address."""
         family, kind, protocol, _, address = target
         objection = self._address_policy.find_objection(str(address[0]))
         if objection is not None:
@@ -125,7 +124,7 @@ class Sender:
 
 
 async def _excerpt(response: aiohttp.ClientResponse) -> str:
-    """The start of the body. A body that is long, slow or broken takes nothing from the status that came before it."""
+    """The start of the body. A body that is long, slow or broken does not invalidate the status that preceded it."""
     read = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -134,14 +133,14 @@ async def _excerpt(response: aiohttp.ClientResponse) -> str:
                 if not chunk:
                     return _printable(
                         read.decode(errors="replace"), BODY_LIMIT_BYTES
-                    )  # all of it: the connection can serve again
+                    )  # read to its end: the connection can be reused
                 read += chunk
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         pass
-    response.close()  # the rest is not waited for
+    response.close()  # do not wait for the rest
     return _printable(read.decode(errors="replace"), BODY_LIMIT_BYTES)
 
 
 def _printable(text: str, most: int = ERROR_SIGNS) -> str:
-    """One short line that any database can hold."""
+    """One short line of printable text, which any database can store."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:most]

@@ -7,7 +7,7 @@ import contextlib
 
 
 class Wakeup:
-    """One task waits for it. Waking it once or many times has the same effect, also while nobody waits."""
+    """A flag that one task waits for. Setting it many times, or while no task waits, has the same effect as once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -26,7 +26,7 @@ class Wakeup:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait to be woken, at most so long; returns whether it was."""
+        """Wait to be woken, at most `timeout_seconds`; returns whether it was."""
         self._loop = asyncio.get_running_loop()
         if not self._event.is_set():
             with contextlib.suppress(TimeoutError):

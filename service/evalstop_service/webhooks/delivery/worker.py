@@ -4,11 +4,11 @@
 2. **Settle and claim** in one transaction: results of finished attempts go in, due deliveries come out under a lease.
    Attempts that finish during a transaction are settled by the next one, so groups grow with the load.
 3. **Start** as many attempts as there is room for, the endpoints in turn.
-4. **Send**: sign the body under each valid secret and POST it.
+4. **Send**: sign the body with each valid secret and POST it.
 5. **Judge** the answer: delivered, retry at a time, or dead. The result waits for the next transaction.
 
-Workers share nothing but rows: any number of them, in any number of processes, deliver from one outbox. The leases of a
-worker that dies run out, and another sends the events again under the same `webhook-id`.
+Workers share nothing but rows: any number of them, in any number of processes, deliver from one outbox. When a worker
+dies, its leases expire, and another worker sends the events again with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
-"""Between two tries while the database is unavailable; the pause doubles from the first to the longest."""
+"""Pause between retries while the database is unavailable; it doubles from the first to the longest."""
 
 SETTLE_SECONDS = 10.0
 """How long a stopping worker tries to record its last attempts while the database is unavailable."""
 
 BUSY_POLL_SECONDS = 0.05
-"""Until the next claim after one that found something: there may be more."""
+"""Pause after a claim that found deliveries: there may be more."""
 
 MAX_SETTLE_DELAY_SECONDS = 0.05
 """How long a result waits for others while enough deliveries are queued."""
@@ -82,7 +82,7 @@ MAX_QUEUED_SECONDS = 1.0
 """A delivery that starts within this time of its claim is sent even if its lease hardly outlasts the attempt."""
 
 DATABASE_UNAVAILABLE = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
-"""What a database raises that restarts, is full or unreachable; anything else is a fault and ends the worker."""
+"""Raised when the database restarts, is full or unreachable; any other error is a bug and ends the worker."""
 
 T = TypeVar("T")
 
@@ -91,9 +91,9 @@ T = TypeVar("T")
 class WorkerLimits:
     """The limits of a worker.
 
-    `concurrency`: attempts at a time; `per_endpoint`: of those, to one endpoint, so that one that hangs leaves room for
-    the others; `ahead`: times as many are claimed ahead for an endpoint that accepts its events. `poll_seconds`:
-    between two looks for due deliveries when nothing wakes the worker; `woken_poll_seconds`: when PostgreSQL wakes it.
+    `concurrency`: concurrent attempts; `per_endpoint`: those to one endpoint, so that one that hangs leaves room for
+    the others; `ahead`: how many times as many to claim ahead for an endpoint that accepts its events. `poll_seconds`:
+    between two polls for due deliveries when nothing wakes the worker; `woken_poll_seconds`: when PostgreSQL wakes it.
     `lease_seconds`: how long a delivery stays with a worker that has died; longer than any attempt.
     """
 
@@ -106,7 +106,7 @@ class WorkerLimits:
 
 
 class DeliveryWorker:
-    """`await Worker(...).run(stop)` delivers until `stop` is set, then finishes what is under way.
+    """`await DeliveryWorker(...).run(stop)` delivers until `stop` is set, then finishes the attempts in progress.
 
     The caller opens and closes `sender`. `clock` gives the time in UTC, `chance` spreads the retries.
     """
@@ -139,7 +139,7 @@ class DeliveryWorker:
         if self._limits.lease_seconds <= sender.timeout_seconds:
             raise ValueError(
                 f"lease_seconds ({self._limits.lease_seconds:g}) must be longer than an attempt can take "
-                f"(timeout_seconds, {sender.timeout_seconds:g}): else two workers send the same delivery at one time"
+                f"(timeout_seconds, {sender.timeout_seconds:g}): else two workers may send it concurrently"
             )
         self._queues = EndpointQueues(self._limits.concurrency, self._limits.per_endpoint, self._limits.ahead)
         self._database_clock = DatabaseClock()
@@ -153,8 +153,9 @@ class DeliveryWorker:
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver until `stop` is set; wait while the database is unavailable. Cancelled, leave leases to run out."""
-        # A thread of our own: name look-ups use the loop's, and a resolver that hangs must not delay settlements.
+        """Deliver until `stop` is set; waits while the database is unavailable. If cancelled, lets its leases
+        expire."""
+        # A separate thread: DNS look-ups use the loop's threads, and a resolver that hangs must not delay settlements.
         threads = ThreadPoolExecutor(1, thread_name_prefix="deliver")
         listener = None if self._database.embedded else NotificationListener(self._database.url, self._wakeup.wake)
         with wakeup.calling_on_commit(self._database, self._wakeup.wake_threadsafe):
@@ -220,7 +221,7 @@ class DeliveryWorker:
         except Exception:
             if not finished:
                 raise
-            log.exception("cannot record %d attempts together; recording one by one", len(finished))
+            log.exception("cannot record %d attempts together; recording them one by one", len(finished))
             await self._settle_one_by_one(threads, finished)
             return await self._settle_and_claim(threads)
         self._report_settled(finished, claim.settled)
@@ -245,9 +246,9 @@ class DeliveryWorker:
                 log.exception("cannot record delivery %s; it is sent again after its lease", attempt.claimed.id)
 
     async def _shut_down(self, threads: ThreadPoolExecutor) -> None:
-        """Release what has not started, wait for what has, and record both."""
+        """Release the deliveries that have not started, wait for those that have, and record both."""
         self._stopping = True
-        self._finished += [FinishedAttempt(one, Released(), self._now()) for one in self._queues.remove_all_waiting()]
+        self._finished += [FinishedAttempt(each, Released(), self._now()) for each in self._queues.remove_all_waiting()]
         deadline: float | None = None
         while self._finished or self._queues.running:
             finished, self._finished = self._finished, []
@@ -275,7 +276,7 @@ class DeliveryWorker:
             task.add_done_callback(self._tasks.discard)
 
     async def _run_attempts(self, claimed: ClaimedDelivery | None) -> None:
-        """Make an attempt, then the next that it leaves room for, and so on."""
+        """Make an attempt, then the next one that can start, and so on."""
         while claimed is not None:
             finished = None
             try:
@@ -293,7 +294,7 @@ class DeliveryWorker:
             self._schedule_settlement()
 
     def _schedule_settlement(self) -> None:
-        """Settle at once when the queues run low, else a little later together with others."""
+        """Settle immediately when the queues run low, else a little later together with others."""
         if self._stopping or self._queues.runs_low:
             self._wakeup.wake()
         elif self._timer is None:
@@ -340,8 +341,8 @@ class DeliveryWorker:
             log.warning(
                 "endpoint %s keeps failing; nothing is sent to it for %g s", endpoint_id, self._rules.breaker.seconds
             )
-            given = self._queues.remove_waiting(endpoint_id)
-            self._finished += [FinishedAttempt(one, Released(), self._now()) for one in given]
+            removed = self._queues.remove_waiting(endpoint_id)
+            self._finished += [FinishedAttempt(each, Released(), self._now()) for each in removed]
         results: Counter[str] = Counter()
         for attempt in finished:
             claimed, result = attempt.claimed, attempt.result
@@ -359,9 +360,9 @@ class DeliveryWorker:
                 log.warning(
                     "delivery %s: attempt %d finished after its lease", claimed.id, claimed.attempts, extra=about
                 )
-        for word, count in results.items():
-            if word:
-                self._service_metrics.deliveries.labels(word).inc(count)
+        for label, count in results.items():
+            if label:
+                self._service_metrics.deliveries.labels(label).inc(count)
 
 
 _RESULT_LABELS = {Delivered: "delivered", Retry: "retry", Dead: "dead", Released: ""}
