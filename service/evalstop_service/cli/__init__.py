@@ -1,4 +1,5 @@
-"""The command line: `evalstop up`, or `serve`, `deliver` and `migrate` apart; projects and keys by hand."""
+"""The command line: `evalstop up`, or separate `serve`, `deliver` and `migrate`; administration of projects and
+keys."""
 
 from evalstop_service.cli.command import FAILED, OK, USAGE
 from evalstop_service.cli.entry import main, parser

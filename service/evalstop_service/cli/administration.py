@@ -1,4 +1,4 @@
-"""The commands that administer an installation: its schema, its projects, their keys, pauses and old runs."""
+"""The commands that administer an installation: schema, projects, keys, pauses and retention."""
 
 from __future__ import annotations
 
@@ -28,88 +28,107 @@ from evalstop_service.store.schema import Phase
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add all that is done once: `migrate`, `admin project create`, `pause`, ..."""
+    """Add the administrative commands: `migrate`, `admin project create`, `pause`, ..."""
     migration = add(commands, "migrate", migrate)
     migration.add_argument(
         "--phase",
         choices=[phase.value for phase in Phase],
         default=Phase.ALL.value,
-        help="before: what the new code needs, while the old one serves; after: the rest, once the old one is gone",
+        help="before: what the new release needs, while the old one runs; after: the rest, once the old one is gone",
     )
     filling = add(commands, "demo-data", demo_data)
     filling.add_argument(
         "--project",
         default=api_keys.FIRST_PROJECT,
         metavar="NAME",
-        help="one without runs, or a new one (default: %(default)s)",
+        help="a project without runs, or a new one (default: %(default)s)",
     )
-    filling.add_argument("--runs", type=int, metavar="N", help="at most so many of them (default: all, some 300)")
+    filling.add_argument("--runs", type=int, metavar="N", help="number of example runs (default: all, some 300)")
     for name, run in (("pause", pause), ("resume", resume)):
         command = add(commands, name, run)
         command.add_argument("project", metavar="PROJECT", help="its name")
-        command.add_argument("--actor", default=getpass.getuser(), help="who says so (default: %(default)s)")
+        command.add_argument(
+            "--actor", default=getpass.getuser(), help="recorded in the audit log (default: %(default)s)"
+        )
         if run is pause:
-            command.add_argument("--reason", default="", help="shown with every stop that is on hold for it")
+            command.add_argument("--reason", default="", help="shown with each stop on hold")
     pruning = add(commands, "prune", prune)
-    pruning.add_argument("--project", metavar="NAME", help="of this project (default: of all that say for how long)")
+    pruning.add_argument("--project", metavar="NAME", help="the project (default: all with a retention)")
     pruning.add_argument(
-        "--older-than-days", type=float, metavar="N", help="instead of the project's own time; wants --project"
+        "--older-than-days", type=float, metavar="N", help="instead of the project's retention; requires --project"
     )
-    pruning.add_argument("--dry-run", action="store_true", help="count what would go, and leave it")
-    sealing = commands.add_parser("secrets", help="Seal webhook secrets.").add_subparsers(required=True, metavar="VERB")
+    pruning.add_argument("--dry-run", action="store_true", help="count what would be removed, and remove nothing")
+    sealing = commands.add_parser("secrets", help="Encrypt webhook secrets.").add_subparsers(
+        required=True, metavar="VERB"
+    )
     add(sealing, "rotate", secrets_rotate)
-    administered = commands.add_parser("admin", help="Make projects and keys in the database itself.").add_subparsers(
-        required=True, metavar="NOUN"
-    )
+    administered = commands.add_parser(
+        "admin", help="Create projects and keys directly in the database."
+    ).add_subparsers(required=True, metavar="NOUN")
     _add_project(administered, add)
     _add_key(administered, add)
 
 
 def _add_project(commands: Subcommands, add: Add) -> None:
-    project = commands.add_parser("project", help="Make a project; set quotas.").add_subparsers(
+    project = commands.add_parser("project", help="Create a project; set quotas.").add_subparsers(
         required=True, metavar="VERB"
     )
     create = add(project, "create", project_create)
     create.add_argument("name")
-    create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
-    create.add_argument("--mode", choices=["shadow", "enforce"], default="shadow", help="of its runs (default shadow)")
+    create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="policy of its runs (default: %(default)s)")
     create.add_argument(
-        "--veto-window-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
+        "--mode", choices=["shadow", "enforce"], default="shadow", help="mode of its runs (default shadow)"
+    )
+    create.add_argument(
+        "--veto-window-seconds", type=float, default=0.0, help="how long a stop can be vetoed (default 0)"
     )
     create.add_argument(
         "--held-out-share",
         type=float,
         metavar="SHARE",
-        help="of its stops, held out to learn whether they are right (default 0.1)",
+        help="share of stops held out to measure whether they are right (default 0.1)",
     )
-    create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="what an hour of a GPU costs")
-    create.add_argument("--currency", default="USD", help="of that price (default USD)")
+    create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="cost of one GPU hour")
+    create.add_argument("--currency", default="USD", help="currency of the price (default USD)")
     quotas = add(project, "quotas", project_quotas)
     quotas.add_argument("project", metavar="PROJECT")
-    quotas.add_argument("quotas", nargs="*", metavar="QUOTA=NUMBER", help="such as open_runs=20000; none: show them")
+    quotas.add_argument(
+        "quotas", nargs="*", metavar="QUOTA=NUMBER", help="such as open_runs=20000; without any, show them"
+    )
 
 
 def _add_key(commands: Subcommands, add: Add) -> None:
-    key = commands.add_parser("key", help="Make a key.").add_subparsers(required=True, metavar="VERB")
+    key = commands.add_parser("key", help="Create a key.").add_subparsers(required=True, metavar="VERB")
     create = add(key, "create", key_create)
     create.add_argument("--name", required=True, help="what the key is for")
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
-    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="after which it stops working")
+    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="days until the key expires")
     create.add_argument(
-        "--network", action="append", default=[], metavar="CIDR", help="from which it is taken (default anywhere)"
+        "--network",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="network from which the key is accepted (default any)",
     )
     create.add_argument(
-        "--endpoint", action="append", default=[], type=UUID, metavar="ID", help="with the scope report: bound to it"
+        "--endpoint",
+        action="append",
+        default=[],
+        type=UUID,
+        metavar="ID",
+        help="bind a key with the scope report to this endpoint",
     )
     bound = create.add_mutually_exclusive_group()
-    bound.add_argument("--project", default=api_keys.FIRST_PROJECT, help="the project it is bound to (default default)")
-    bound.add_argument("--installation", action="store_true", help="bound to no project: it makes projects")
+    bound.add_argument("--project", default=api_keys.FIRST_PROJECT, help="the project of the key (default default)")
+    bound.add_argument(
+        "--installation", action="store_true", help="create a key to the installation, which manages projects"
+    )
 
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
-    """Bring the schema to head, or do one half of the way: what the new code needs, and what can wait for it."""
+    """Migrate the schema to head, or run one phase: what the new release needs, or the rest."""
     database = configuration.create_database(settings)
     before = schema.current_revision(database)
     schema.upgrade_schema(database, Phase(options.phase))
@@ -120,8 +139,8 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def demo_data(settings: Settings, options: argparse.Namespace) -> int:
-    """Fill a project with some hundred example runs of two months, so that there is something to look at."""
-    logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # what it tells of is two months of play
+    """Fill a project with some 300 example runs from two months, to explore the dashboard."""
+    logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # the demo would log two months of events
     database = configuration.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
     schema.upgrade_schema(database)
     shown = None if options.json or not sys.stderr.isatty() else _bar
@@ -129,7 +148,7 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     database.close()
     if shown is not None:
         print(file=sys.stderr)
-    text = "is filled already" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
+    text = "is already filled" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
     tell(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")
     return OK
 
@@ -140,7 +159,7 @@ def _bar(done: int, of: int) -> None:
 
 
 def pause(settings: Settings, options: argparse.Namespace) -> int:
-    """Stop nothing more in a project until it is resumed; returns when no pending stop is left to be sent."""
+    """Pause all stops in a project until it is resumed; returns when no pending stop remains to be sent."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
     pausing.pause_project(database, project.id, options.actor, options.reason, utc_now())
@@ -149,7 +168,7 @@ def pause(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def resume(settings: Settings, options: argparse.Namespace) -> int:
-    """Let stops go on in a project that was paused."""
+    """Resume stops in a paused project."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
     pausing.resume_project(database, project.id, options.actor, utc_now())
@@ -158,7 +177,7 @@ def resume(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def prune(settings: Settings, options: argparse.Namespace) -> int:
-    """Remove the details of runs that ended longer ago than their project keeps them; what decisions say stays."""
+    """Remove the details of runs that ended before their project's retention; decisions stay."""
     database = open_database(settings)
     try:
         done = retention.prune_runs(
@@ -176,18 +195,18 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
-    """Seal all webhook secrets with the first of EVALSTOP_SECRET_KEYS, those that stand in plain text too."""
+    """Encrypt all webhook secrets, also those in plain text, with the first of EVALSTOP_SECRET_KEYS."""
     database = open_database(settings)
     with database.transaction() as tx:
         done = endpoints.reencrypt_secrets(tx, configuration.create_encryption(settings))
     database.close()
-    text = f"{done.secrets} secrets are sealed with the first key; {done.were_plain} of them stood in plain text"
+    text = f"{done.secrets} secrets are encrypted with the first key; {done.were_plain} of them were in plain text"
     tell(options, {"secrets": done.secrets, "were_plain": done.were_plain}, text)
     return OK
 
 
 def project_create(settings: Settings, options: argparse.Namespace) -> int:
-    """Make a project."""
+    """Create a project."""
     database = open_database(settings)
     project = project_settings.create_project(
         database,
@@ -206,19 +225,19 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
         COMMAND_LINE,
         utc_now(),
     )
-    tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
+    tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} was created")
     return OK
 
 
 def project_quotas(settings: Settings, options: argparse.Namespace) -> int:
-    """Set quotas of a project, or show them."""
+    """Set the quotas of a project, or show them."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
     quotas = QuotasIn.model_validate(project.quotas, from_attributes=True).model_dump()
     for written in options.quotas:
         name, equals, value = written.partition("=")
         if not equals or name not in quotas:
-            raise Invalid(f"{written!r}: write QUOTA=NUMBER; there are {', '.join(sorted(quotas))}")
+            raise Invalid(f"{written!r}: write QUOTA=NUMBER; the quotas are {', '.join(sorted(quotas))}")
         quotas[name] = value
     author = Author(project.id, COMMAND_LINE, utc_now())
     changed = project_settings.set_quotas(database, author, parse_form(QuotasIn, quotas)).quotas
@@ -228,7 +247,7 @@ def project_quotas(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def key_create(settings: Settings, options: argparse.Namespace) -> int:
-    """Make a key and show it, once."""
+    """Create a key and print it; it cannot be shown again."""
     database = open_database(settings)
     project = None if options.installation else options.project
     now, days = utc_now(), options.expires_in_days

@@ -21,34 +21,34 @@ def add_to(commands: Subcommands, add: Add) -> None:
         required=True, metavar="VERB"
     )
     checking = add(verbs, "verify", verify)
-    checking.add_argument("--contains", metavar="HASH", help="that was noted earlier and has to be in the log")
+    checking.add_argument("--contains", metavar="HASH", help="an earlier hash that the log must contain")
     exporting = add(verbs, "export", export)
-    exporting.add_argument("--since", type=_moment, metavar="TIME", help="no older entries, such as 2026-01-31T00:00Z")
+    exporting.add_argument("--since", type=_moment, metavar="TIME", help="no entries before, such as 2026-01-31T00:00Z")
     exporting.add_argument(
         "--format",
         type=ExportFormat,
         choices=list(ExportFormat),
         default=ExportFormat.JSON,
-        help="json: an object a line; syslog: RFC 5424 around it (default json)",
+        help="json: one object per line; syslog: the same in RFC 5424 messages (default json)",
     )
     pruning = add(verbs, "prune", prune)
     pruning.add_argument("--older-than-days", type=float, required=True, metavar="N")
     for verb in (checking, exporting):
-        verb.add_argument("--project", metavar="NAME", help="of this project (default: of all)")
+        verb.add_argument("--project", metavar="NAME", help="the project (default: all)")
     pruning.add_argument("--project", required=True, metavar="NAME")
 
 
 def verify(settings: Settings, options: argparse.Namespace) -> int:
-    """Say whether an entry of the audit log was changed or removed; 1 if so, with the first one."""
+    """Check whether an entry of the audit log was changed or removed; if so, print the first and exit with 1."""
     database = open_database(settings)
     if options.contains is not None and options.project is None:
-        raise Invalid("--contains wants --project: the hash is of one project's log")
+        raise Invalid("--contains requires --project: each project has its own log")
     reports = {
         name: audit_trail.verify_trail(database, project_id, options.contains)
         for name, project_id in audit_trail.find_trails(database, options.project).items()
     }
     lines = [
-        f"{name}: {report.fault or f'{report.entries} entries fit'}; the last that does is {report.position}"
+        f"{name}: {report.fault or f'{report.entries} entries verified'}; the last valid one is {report.position}"
         + (f", hash {report.hash}" if report.hash else "")
         for name, report in reports.items()
     ]
@@ -57,7 +57,7 @@ def verify(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def export(settings: Settings, options: argparse.Namespace) -> int:
-    """Print the audit log, oldest entry first, a line each."""
+    """Print the audit log, oldest entry first, one per line."""
     database = open_database(settings)
     audit_trail.chain_waiting(database)
     for project_id in audit_trail.find_trails(database, options.project).values():
@@ -67,7 +67,8 @@ def export(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def prune(settings: Settings, options: argparse.Namespace) -> int:
-    """Remove old entries of the audit log; one that says so takes their place, and the rest can still be verified."""
+    """Remove old entries of the audit log. An entry that records this replaces them, so the rest can still be
+    verified."""
     database, now = open_database(settings), utc_now()
     project = project_settings.find_project(database, options.project)
     before = now - timedelta(days=options.older_than_days)
@@ -77,4 +78,4 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _moment(text: str) -> datetime:
-    return in_utc(datetime.fromisoformat(text))  # argparse says which option a ValueError is about
+    return in_utc(datetime.fromisoformat(text))  # argparse names the option of a ValueError

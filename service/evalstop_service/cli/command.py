@@ -1,4 +1,4 @@
-"""What the commands share: how they are added to the line, how they answer and end."""
+"""Shared by all commands: their type, how they are added to the parser, how they print results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE = 0, 1, 2
 
 Command = Callable[["Settings", argparse.Namespace], int]
-"""Does what it is asked and gives the exit code; its docstring is its help."""
+"""Runs a command and returns the exit code; its docstring is its help text."""
 
 Subcommands = Any
-"""Of argparse, which names their type for itself alone."""
+"""argparse's subparsers, whose type is private."""
 
 
 class Add(Protocol):
-    """Adds a command and gives its parser, with the options of all commands and those of `parents`."""
+    """Adds a command and returns its parser, with the options common to all commands and those of `parents`."""
 
     def __call__(
         self, to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentParser
@@ -28,5 +28,5 @@ class Add(Protocol):
 
 
 def tell(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
-    """Answer machines with the document and people with the text."""
+    """Print the document with `--json`, else the text."""
     print(json.dumps(document) if options.json else text)

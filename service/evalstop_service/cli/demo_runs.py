@@ -1,7 +1,7 @@
-"""The example runs of `evalstop demo-data`, packed beside this package, and what each of them is going to live through.
+"""The example runs of `evalstop demo-data`, from a file of this package, and the course of each.
 
-The policy `paper` is tried: in the first month it watches runs for which it is good, then others whose eval dips and
-recovers. Which is which was looked up beforehand; what becomes of it is up to the service.
+The policy `paper` is on trial: in the first month it watches runs that it judges well, then runs whose eval dips and
+recovers. The runs were selected for this; the outcomes are computed by the service.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 DAYS = 60
-RUNNING = 10  # of the runs, the last ones, have not ended
+RUNNING = 10  # this many of the last runs have not ended
 EVALS_A_POST = 3
 
 FILE = "example_runs.json.gz"
@@ -34,18 +34,18 @@ POLICIES_OF_RUNS = (
 )
 
 TRIED = "paper"
-"""The policy that has to earn its rollout stage."""
+"""The policy that must earn its rollout stage."""
 
 GOOD_DAYS, BAD_DAYS = (0.0, 30.0), (33.0, 50.0)
-"""When the policy that is tried watches runs for which it is good, and when others, in days from the beginning."""
+"""When the policy on trial watches runs that it judges well, and when others, in days from the start."""
 
 EVALS_TO_JUDGE = 8
-"""After a stop, at least so many in the runs of the policy that is tried: they show whether it was right."""
+"""Fewest evals after a stop in the runs of the policy on trial: they show whether the stop was right."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A run as the file has it; `turned`: None where nobody knows."""
+    """A run of the file; `turned`: None if unknown."""
 
     family: str
     seed: int
@@ -58,7 +58,7 @@ class Example:
     kl: list[float | None]
 
     def list_observations(self, index: int) -> Iterator[PostedObservation]:
-        """What was measured at one of the steps."""
+        """The observations at one step."""
         stderr = self.stderr[index] if self.stderr else None
         for metric, value, error in (
             ("reward/gold", self.gold[index], stderr),
@@ -69,7 +69,7 @@ class Example:
                 yield PostedObservation(metric, self.steps[index], value, error)
 
     def stops_at(self, policy: Policy) -> int | None:
-        """The index of the step at which a policy wants a stop; None: it never does."""
+        """The index of the step at which a policy stops the run; None: it never does."""
         seen = [
             Observation(MetricRole.EVAL, step, value, self.stderr[index] if self.stderr else None)
             for index, (step, value) in enumerate(zip(self.steps, self.gold, strict=True))
@@ -82,7 +82,7 @@ class Example:
 
 @dataclass
 class Story:
-    """What a run is going to live through. `silent_after`: it posts so many evals and is not heard of again."""
+    """The course of a run. `silent_after`: it posts this many evals and then nothing more."""
 
     name: str
     example: Example
@@ -98,12 +98,12 @@ class Story:
     over: bool = False
 
     def at(self, index: int) -> datetime:
-        """When the eval of this index is done."""
+        """When the eval with this index is posted."""
         return self.begins_at + (index + 1) * self.pace
 
 
 def choose_stories(chance: random.Random, now: datetime, most: int | None) -> list[Story]:
-    """All runs by their beginning: most of them have ended, the last few are under way."""
+    """All runs by start: most have ended, the last few are running."""
     examples = _examples()
     chance.shuffle(examples)
     examples = examples[: max(most, RUNNING)] if most is not None else examples
@@ -122,12 +122,12 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
         pace = timedelta(minutes=chance.uniform(10, 20))
         done = chance.uniform(0.3, 0.9) * len(example.steps)
         stories.append(_story(chance, example, now - done * pace, pace))
-        if number < 2:  # the one has been silent for six hours, the other for ten days
+        if number < 2:  # one has been silent for six hours, the other for ten days
             silence = (timedelta(hours=6), timedelta(days=10))[number]
             stories[-1].silent_after = 3 * EVALS_A_POST
             stories[-1].begins_at = now - silence - 3 * EVALS_A_POST * pace
     turning = [example for example in examples if example.turned and example.stops_at(patient_policy(7)) is not None]
-    for number, example in enumerate(turning[:3]):  # one waits for a veto or its end, one is held back
+    for number, example in enumerate(turning[:3]):  # one waits in its veto window, one is on hold
         stops_at = example.stops_at(patient_policy(7))
         assert stops_at is not None
         last = stops_at + EVALS_A_POST - 1 - stops_at % EVALS_A_POST
@@ -142,7 +142,7 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
 
 
 def _choose_tried(examples: list[Example]) -> dict[int, tuple[float, float]]:
-    """The runs of the policy that is tried, by their place, and between which days they are."""
+    """The runs of the policy on trial, by index, and the days between which they run."""
     policy = POLICIES[TRIED]
     right, silent, wrong = [], [], []
     for index, example in enumerate(examples):
@@ -159,7 +159,7 @@ def _choose_tried(examples: list[Example]) -> dict[int, tuple[float, float]]:
 
 
 def patient_policy(k: int) -> Policy:
-    """A policy of the project's own, which stops after so many evals below the best."""
+    """A custom policy, which stops after `k` evals below the best."""
     return policy_from_document(
         {
             "name": "patient",

@@ -1,6 +1,6 @@
-"""The line itself: what is asked for is read, done, and answered by an exit code.
+"""Parses the command line, runs the command and returns its exit code.
 
-Each command is imported when it is asked for: together they bring the web framework and the database's drivers.
+Commands are imported on demand: together they import the web framework and the database drivers.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Any
 from evalstop_service.cli.command import Command, Subcommands
 
 COMMANDS = {
-    "up": "Everything in one process: schema, HTTP and deliveries.",
-    "serve": "HTTP alone, on a schema that is at head.",
+    "up": "Run everything in one process: schema, HTTP and deliveries.",
+    "serve": "Serve HTTP only, on a schema at head.",
     "deliver": "Deliveries alone.",
-    "migrate": "Bring the schema to head, or do one half of the way.",
+    "migrate": "Migrate the schema to head, or run one phase.",
     "openapi": "Print the OpenAPI document.",
     "demo-data": "Fill a project with some 300 example runs.",
-    "pause": "Stop nothing more in a project until it is resumed.",
-    "resume": "Let stops go on in a project that was paused.",
+    "pause": "Pause all stops in a project until it is resumed.",
+    "resume": "Resume stops in a paused project.",
     "prune": "Remove the details of runs that ended long ago.",
-    "secrets": "Seal webhook secrets.",
+    "secrets": "Encrypt webhook secrets.",
     "audit": "Verify, export or prune the audit log.",
-    "admin": "Make projects and keys in the database itself, such as the first key.",
+    "admin": "Create projects and keys directly in the database, such as the first key.",
 }
-"""What the service adds to `evalstop`, by the entry point `evalstop.commands`: it works on the installation itself."""
+"""The commands that the service adds to `evalstop` through the entry point `evalstop.commands`."""
 
 MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "audit", "openapi": "openapi"}
-"""Where commands are that are not in `administration`."""
+"""The modules of the commands; all others are in `administration`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 when it did what it was asked, 1 when it could not, 2 when it was asked wrongly."""
+    """Run a command; returns 0 on success, 1 on failure, 2 on wrong usage."""
     words = sys.argv[1:] if arguments is None else arguments
     options = parser(words).parse_args(words)
     return int(import_module("evalstop_service.cli.execution").execute(options))
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The commands, with the options of the one that `words` name; what is parsed holds its function as `command`."""
+    """The parser of all commands, with the options of the one that `words` name; `command` is its function."""
     root = argparse.ArgumentParser(
         prog="evalstop",
-        description="Stops training jobs that no longer get better, and keeps their best checkpoints.",
-        epilog="Every setting is an environment variable too: EVALSTOP_DATABASE_URL, EVALSTOP_PORT, ...\n"
+        description="Stop training jobs that no longer improve, and keep their best checkpoints.",
+        epilog="Each setting can also be an environment variable: EVALSTOP_DATABASE_URL, EVALSTOP_PORT, ...\n"
         "See docs/operations.md for all of them.\n\n"
         "examples:\n"
         "  evalstop up                                   everything, on an embedded database in .evalstop/\n"
@@ -79,11 +79,13 @@ def _add(to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentPa
 
 def _shared_options() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--data-folder", type=Path, metavar="DIR", help="of the embedded database (default .evalstop)")
+    shared.add_argument(
+        "--data-folder", type=Path, metavar="DIR", help="folder of the embedded database (default .evalstop)"
+    )
     shared.add_argument(
         "--database-url", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME (default: embedded)"
     )
     shared.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
-    shared.add_argument("--log-format", choices=["text", "json"], help="json: one object a line (default text)")
-    shared.add_argument("--json", action="store_true", help="print for machines")
+    shared.add_argument("--log-format", choices=["text", "json"], help="json: one object per line (default text)")
+    shared.add_argument("--json", action="store_true", help="print JSON")
     return shared

@@ -1,4 +1,4 @@
-"""Runs a command that was read from the line, with the settings that it asks for."""
+"""Runs a parsed command with its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalstop_service.settings import Settings
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `options.command` and give the exit code; what went wrong is printed."""
+    """Run `options.command` and return the exit code; prints errors."""
     try:
         settings = _settings(options)
         configuration.check_settings(settings)

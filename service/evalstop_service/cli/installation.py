@@ -10,11 +10,11 @@ from evalstop_service.store.database import Database
 
 
 def open_database(settings: Settings) -> Database:
-    """The database that the settings name; raises ServiceError unless it exists, in a schema for this release."""
+    """Open the configured database; raises ServiceError unless it exists with a schema for this release."""
     if settings.database_url is None and not settings.database_file.exists():
         raise ServiceError(
             f"there is no installation in {settings.data_folder.resolve()}: run this in the folder of `evalstop up`, "
-            "or say --data-folder DIR or --database-url URL"
+            "or pass --data-folder DIR or --database-url URL"
         )
     database = configuration.create_database(settings)
     schema.require_schema(database)

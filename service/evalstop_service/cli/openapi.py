@@ -1,4 +1,4 @@
-"""The command that prints the OpenAPI document: of those that are done once it alone needs the web application."""
+"""The command that prints the OpenAPI document: the only administrative one that needs the web application."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 def openapi(settings: Settings, options: argparse.Namespace) -> int:
     """Print the OpenAPI document."""
-    database = Database(settings.url)  # never asked
+    database = Database(settings.url)  # never queried
     print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
     return OK

@@ -1,4 +1,4 @@
-"""The commands that go on until they are ended: everything, HTTP alone, deliveries alone."""
+"""The commands that run until they are stopped: everything, only HTTP, only deliveries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add `up`, `serve` and `deliver` to the line."""
+    """Add `up`, `serve` and `deliver`."""
     listening = argparse.ArgumentParser(add_help=False)
     listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
     listening.add_argument("--port", type=int, help="the port to listen on, 0 for any free one (default 8787)")
@@ -54,8 +54,8 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
-    """Everything in one process: schema, HTTP and deliveries."""
-    os.umask(0o077)  # artifacts too are nobody else's
+    """Run everything in one process: schema, HTTP and deliveries."""
+    os.umask(0o077)  # artifacts too are readable only by their owner
     if settings.public_url is None and settings.port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         settings = settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})
@@ -76,18 +76,18 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
         if first:
             print(f"  Key for this machine, shown once:  {first}")
         if link:
-            print(f"  Open the pages (good for 12 hours):\n  {link}\n", flush=True)
+            print(f"  Open the dashboard (valid for 12 hours):\n  {link}\n", flush=True)
 
     return _serve(settings, database, secret, ready, deliver=True)
 
 
 def serve(settings: Settings, options: argparse.Namespace) -> int:
-    """HTTP alone, on a schema that is at head."""
+    """Serve HTTP only, on a schema at head."""
     database = open_database(settings)
     _tell_of_secrets(settings)
 
     def ready(address: str) -> None:
-        print(json.dumps({"url": address}) if options.json else f"EvalStop serves at {address}", flush=True)
+        print(json.dumps({"url": address}) if options.json else f"EvalStop is serving at {address}", flush=True)
 
     return _serve(settings, database, _session_secret(settings), ready, deliver=False)
 
@@ -114,7 +114,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, once it does."""
+    """Prints its address once it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -146,14 +146,14 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         http=create_protocol(limits),
         access_log=False,
         log_config=None,
-        log_level=logging.WARNING,  # that it starts is said below, by what people need to know
+        log_level=logging.WARNING,  # its start is announced below, with what people need to know
         server_header=False,
-        proxy_headers=False,  # the application sees to them, behind what is in a hurry
+        proxy_headers=False,  # the application handles them, after the middleware that must be fast
         timeout_graceful_shutdown=10,
         h11_max_incomplete_event_size=65536,
     )
     server = _Server(config, ready)
-    # What a request makes ends with it, and live runs hold no cycles: walking through all of them finds nothing.
+    # Objects of a request end with it, and cached runs hold no cycles: a full collection would find nothing.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
     with _listen(settings.host, settings.port) as listening:
@@ -167,13 +167,13 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ServiceError(
-            f"cannot listen at {host}, port {port}: {error.strerror}; --port 0 takes a free one"
+            f"cannot listen at {host}, port {port}: {error.strerror}; --port 0 picks a free one"
         ) from error
 
 
 def _tell_of_secrets(settings: Settings) -> None:
     if not configuration.create_encryption(settings).has_key:
-        _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets stand in the database in plain text")
+        _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets are stored in plain text")
 
 
 def _session_secret(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""The log: a line a record, as text for people or JSON for machines, with the request it belongs to and no secret."""
+"""Logging: one line per record, as text or JSON, with the request it belongs to and with secrets masked."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any, Literal, TextIO
 Format = Literal["text", "json"]
 
 CONTEXT_FIELDS = ("request_id", "run_id", "project_id", "delivery_id")
-"""What a line says of what it is about, where that is known."""
+"""Context that a line shows if it is known."""
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
-"""An id that a caller may choose: it comes back in a header and in logs, so that it must not carry anything else."""
+"""A request id that a caller may choose. It appears in a response header and in logs, so other characters are
+refused."""
 
 _SECRETS = re.compile(
     r"""(?P<key>\besk_)[\w-]+
@@ -31,7 +32,7 @@ _SECRETS = re.compile(
     | (?P<conninfo>\bpassword=)[^\s&"'\\]+""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""Keys, webhook secrets, sign-in links, sessions, passwords in URLs: whoever lets one into a message, it ends here."""
+"""Masks keys, webhook secrets, sign-in links, sessions and passwords in URLs, whichever message contains them."""
 
 _MARKS = ("esk_", "whsec_", "token=", "session=", "bearer ", "://", "password=")
 
@@ -41,9 +42,9 @@ _about: ContextVar[dict[str, Any] | None] = ContextVar("evalstop_about", default
 
 
 def configure_logging(level: str, form: Format = "text", stream: TextIO | None = None) -> None:
-    """Send every record of this process, ours and those of the libraries, to `stream` (standard error).
+    """Send every record of this process, including those of libraries, to `stream` (default standard error).
 
-    Called again, it takes the place of what it set up before; handlers of others stay.
+    Calling it again replaces its own handler; other handlers stay.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
@@ -51,15 +52,14 @@ def configure_logging(level: str, form: Format = "text", stream: TextIO | None =
     root.handlers[:] = [*(other for other in root.handlers if not isinstance(other.formatter, TextFormatter)), handler]
     root.setLevel(level)
     logging.captureWarnings(True)
-    # Statements with their parameters, rows with what they hold, requests with all that stands in their addresses: not
-    # even at DEBUG.
+    # SQL statements with parameters, rows with their values, requests with full URLs: never logged, not even at DEBUG.
     for name in ("sqlalchemy", "alembic", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @contextmanager
 def log_context(**facts: object) -> Iterator[None]:
-    """Within the block every line tells these facts: `with logs.log_context(run_id=..., delivery_id=...)`."""
+    """Add fields to every line logged within the block: `with logs.log_context(run_id=..., delivery_id=...)`."""
     token = _about.set({**(_about.get() or {}), **facts})
     try:
         yield
@@ -68,40 +68,40 @@ def log_context(**facts: object) -> Iterator[None]:
 
 
 def add_log_context(**facts: object) -> None:
-    """Add facts to the request or block that is under way; they are seen in the threads that work for it, too."""
-    told = _about.get()
-    if told is not None:
-        told.update(facts)
+    """Add fields to the current request or block, including the threads that work for it."""
+    context = _about.get()
+    if context is not None:
+        context.update(facts)
 
 
 def begin_request(wanted_id: str | None) -> tuple[str, Token[dict[str, Any] | None]]:
-    """Begin a request under the id that the caller wants, if it is fit to be one, or a new one; gives the id, and what
-    `end_request` wants back."""
-    taken = wanted_id if wanted_id and REQUEST_ID.fullmatch(wanted_id) else f"{random.getrandbits(64):016x}"
-    return taken, _about.set({"request_id": taken})
+    """Begin a request with the caller's id if it is valid, else with a new one; returns the id, and the token for
+    `end_request`."""
+    identifier = wanted_id if wanted_id and REQUEST_ID.fullmatch(wanted_id) else f"{random.getrandbits(64):016x}"
+    return identifier, _about.set({"request_id": identifier})
 
 
 def end_request(token: Token[dict[str, Any] | None]) -> None:
-    """End a request that was begun in this task."""
+    """End the request that began in this task."""
     _about.reset(token)
 
 
 def request_id() -> str | None:
-    """The id of the request that is under way."""
+    """The id of the current request."""
     return (_about.get() or {}).get("request_id")
 
 
 def find_context(record: logging.LogRecord) -> dict[str, str]:
-    """What is known of the record: from `extra=` of the call that made it, else from what is under way."""
-    told: Mapping[str, Any] = _about.get() or {}
-    found = {name: getattr(record, name, told.get(name)) for name in CONTEXT_FIELDS}
-    return {name: str(value) for name, value in found.items() if value is not None}
+    """The context of a record: from `extra=` of the logging call, else from the current request or block."""
+    current: Mapping[str, Any] = _about.get() or {}
+    context = {name: getattr(record, name, current.get(name)) for name in CONTEXT_FIELDS}
+    return {name: str(value) for name, value in context.items() if value is not None}
 
 
 def mask_secrets(text: str) -> str:
-    """The text with `***` for everything that would let somebody in."""
+    """Replace credentials in the text by `***`."""
     lowered = text.lower()
-    if not any(mark in lowered for mark in _MARKS):  # nearly always, and twenty times as fast
+    if not any(mark in lowered for mark in _MARKS):  # the usual case, and twenty times as fast
         return text
     return _SECRETS.sub(lambda match: f"{match[match.lastgroup or 0]}***", text)
 
@@ -111,7 +111,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {name}={value}" for name, value in find_context(record).items())
-        message = record.getMessage().translate(_CONTROLS)  # a line that a caller forged would be a line of ours
+        message = record.getMessage().translate(_CONTROLS)  # prevents log injection
         line = f"{_time(record)} {record.levelname} {record.name}: {message}{f' [{facts[1:]}]' if facts else ''}"
         return mask_secrets("\n".join(part for part in (line, self._trace(record)) if part))
 
@@ -121,7 +121,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
-    """One JSON object a line: time, level, logger, message, the facts that are known, exception."""
+    """One JSON object per line: time, level, logger, message, the known context, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         document = {

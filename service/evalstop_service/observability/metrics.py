@@ -1,7 +1,7 @@
-"""What the service counts and measures about itself, in one object that is handed down; /metrics shows it.
+"""The service's own Prometheus metrics, in one object that is passed as an argument; served at /metrics.
 
-Names begin with `evalstop_` and carry their unit. No label ever holds a name that a tenant chose: the number of series
-is bounded by this file, and a scrape tells nothing about anybody's runs.
+Names begin with `evalstop_` and include their unit. No label holds a name that a tenant chose: this file bounds the
+number of series, and a scrape reveals nothing about anyone's runs.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # else a series besi
 
 
 class ServiceMetrics:
-    """Counters, gauges and histograms of one process, in a registry of their own.
+    """Counters, gauges and histograms of one process, in a separate registry.
 
-    `observations`: by result (accepted, duplicate, conflict). `refused`: requests turned away, by reason.
+    `observations`: by result (accepted, duplicate, conflict). `refused`: refused requests, by reason.
     `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
-    one. `loaded_runs`: what a run's monitor needed before a batch (hit, moved_on, restored,
-    rebuilt), and how often memory was mistaken, so that a batch was worked in twice.
-    `detector_seconds`: of each group. `costly_steps`: of one run, past the budget.
+    one. `loaded_runs`: how a run's monitor was loaded before a batch (hit, moved_on, restored, rebuilt), and how often
+    the cache was stale, so that a batch was applied twice.
+    `detector_seconds`: of each group. `costly_steps`: of one run, over the budget.
     `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
-    artifacts of MLflow clients that were passed over. `mlflow_forwarded`: what was forwarded to an MLflow
-    server, or could not be. `pruned_runs`, `pruned_rows`: what retention removed.
+    artifacts of MLflow clients that were not stored. `mlflow_forwarded`: requests to forward to an MLflow server, by
+    result. `pruned_runs`, `pruned_rows`: removed by retention.
     """
 
     def __init__(self) -> None:
@@ -50,64 +50,62 @@ class ServiceMetrics:
         Info("evalstop_build", "What runs.", registry=self.registry).info({"version": version("evalstop-service")})
         self.observations = self._counter(
             "evalstop_observations",
-            "Observations that were taken in, and what became of them.",
+            "Observations received, by result.",
             ("result", "accepted", "duplicate", "conflict"),
         )
-        self.refused = self._counter(
-            "evalstop_refused_requests", "Requests that were turned away unread or undone.", ("reason",)
-        )
+        self.refused = self._counter("evalstop_refused_requests", "Requests that were refused.", ("reason",))
         self.commit_observations = self._histogram("evalstop_commit_observations", "Observations in one commit.", SIZES)
         self.commit_requests = self._histogram("evalstop_commit_requests", "Requests in one commit.", SIZES)
         self.commit_seconds = self._histogram(
-            "evalstop_commit_seconds", "One commit, from taking the group to its being durable.", SHORT_SECONDS
+            "evalstop_commit_seconds", "Time of one commit, from forming the group to durability.", SHORT_SECONDS
         )
         self.waiting_observations = Gauge(
-            "evalstop_waiting_observations", "Observations that wait for a commit.", registry=self.registry
+            "evalstop_waiting_observations", "Observations waiting for a commit.", registry=self.registry
         )
         self.loaded_runs = self._counter(
             "evalstop_loaded_runs",
-            "What a run's monitor needed before it could be stepped.",
+            "How a run's monitor was loaded before it was stepped.",
             ("result", "hit", "mistaken", "moved_on", "restored", "rebuilt"),
         )
         self.detector_seconds = self._histogram(
-            "evalstop_detector_seconds", "Stepping the detectors of one group.", SHORT_SECONDS
+            "evalstop_detector_seconds", "Time to step the detectors of one group.", SHORT_SECONDS
         )
         self.costly_steps = self._counter(
-            "evalstop_costly_steps", "Steps of one run's detectors that took longer than their budget."
+            "evalstop_costly_steps", "Steps of one run's detectors that exceeded their time budget."
         )
         self.deliveries = self._counter(
             "evalstop_deliveries",
-            "Attempts to deliver a webhook, by what came of them.",
+            "Attempts to deliver a webhook, by result.",
             ("result", "delivered", "retry", "dead", "cancelled"),
         )
         self.delivery_seconds = self._histogram(
-            "evalstop_delivery_seconds", "One attempt to deliver, from connecting to the answer.", LONG_SECONDS
+            "evalstop_delivery_seconds", "Time of one delivery attempt, from connecting to the answer.", LONG_SECONDS
         )
         self.delivery_lag_seconds = self._histogram(
-            "evalstop_delivery_lag_seconds", "From the moment a delivery was due to its being sent.", LONG_SECONDS
+            "evalstop_delivery_lag_seconds", "Time from when a delivery was due until it was sent.", LONG_SECONDS
         )
         self.request_seconds = Histogram(
             "evalstop_request_seconds",
-            "HTTP requests, from their headers to the end of the answer.",
+            "Time of HTTP requests, from their headers to the start of the answer.",
             ("method", "route", "status"),
             buckets=SHORT_SECONDS,
             registry=self.registry,
         )
         self.mlflow_left_out = self._counter(
             "evalstop_mlflow_left_out_items",
-            "What clients of MLflow logged and has no place here, by what it was.",
+            "Data logged by MLflow clients that was not stored, by kind.",
             ("what", "step", "label", "param", "checkpoint", "artifact"),
         )
         self.mlflow_forwarded = self._counter(
             "evalstop_mlflow_forwarded_requests",
-            "Requests that were to be passed on to an MLflow server, by what came of them.",
+            "Requests to forward to an MLflow server, by result.",
             ("result", "sent", "refused", "dropped"),
         )
         self.pruned_runs = self._counter("evalstop_pruned_runs", "Runs whose details retention removed.")
         self.pruned_rows = self._counter("evalstop_pruned_rows", "Rows that retention removed.")
 
     def _counter(self, name: str, documentation: str, label: Sequence[str] = ()) -> Counter:
-        """A counter with at most one label, whose known values are there from the start, at 0."""
+        """A counter with at most one label, whose known values start at 0."""
         counter = Counter(name, documentation, label[:1], registry=self.registry)
         for value in label[1:]:
             counter.labels(value)

@@ -1,8 +1,8 @@
-"""Spans for OpenTelemetry when a collector is named in the environment, and nothing at all when none is.
+"""OpenTelemetry spans, if the environment names a collector.
 
-The variables are those of OpenTelemetry itself (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`,
+The variables are OpenTelemetry's own (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`,
 `OTEL_TRACES_SAMPLER`, ...); the SDK and its exporter come with `evalstop-service[otel]` and are imported only then.
-Nothing global is touched: an embedding program keeps its own provider.
+No global state is changed: an embedding program keeps its own provider.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_RECORDED = nullcontext(INVALID_SPAN)
 
 
 class Tracer:
-    """Makes spans: `with tracer.span("commit", links=[...], observations=120) as span`; none without a provider."""
+    """Creates spans: `with tracer.span("commit", links=[...], observations=120) as span`; none without a provider."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._provider = provider
@@ -39,7 +39,7 @@ class Tracer:
 
     @property
     def recording(self) -> bool:
-        """Whether spans are sent anywhere."""
+        """Whether spans are exported."""
         return self._tracer is not None
 
     def span(
@@ -51,10 +51,10 @@ class Tracer:
         links: Iterable[SpanContext] = (),
         **attributes: str | int,
     ) -> AbstractContextManager[Span]:
-        """A span for the length of a `with` block, the present one in its thread or task.
+        """Open a span for a `with` block; it is the current span of its thread or task.
 
-        `traceparent`: of a span elsewhere that is its parent; None means the present one. `links`: those of others that
-        had a part in it. Attributes are named `evalstop.KEYWORD`.
+        `traceparent`: its remote parent; None means the current span. `links`: the traceparents of related spans.
+        Attributes are named `evalstop.KEYWORD`.
         """
         if self._tracer is None:
             return _NOT_RECORDED  # the API's own span that records nothing takes 10 microseconds
@@ -82,18 +82,18 @@ class Tracer:
             try:
                 yield span
             except BaseException as error:
-                span.set_status(Status(StatusCode.ERROR, type(error).__name__))  # its text may hold a secret
+                span.set_status(Status(StatusCode.ERROR, type(error).__name__))  # its message may contain a secret
                 raise
 
     def close(self) -> None:
-        """Send what is not sent yet."""
+        """Export the remaining spans."""
         if self._provider is not None:
             self._provider.shutdown()
 
 
 def create_tracer(environment: Mapping[str, str]) -> Tracer:
     """A tracer that exports if the environment names a collector and the extra `otel` is installed; else one that
-    records nothing, with a warning when that is not what was asked for."""
+    records nothing, with a warning if a collector is named."""
     wanted = any(environment.get(name) for name in ENDPOINTS)
     off = (
         environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
@@ -102,12 +102,12 @@ def create_tracer(environment: Mapping[str, str]) -> Tracer:
         return Tracer()
     protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), SPOKEN)
     if protocol != SPOKEN:
-        log.warning("no traces: %s is asked for, %s is what this exporter speaks", protocol, SPOKEN)
+        log.warning("no traces: the protocol is set to %s, but only %s is supported", protocol, SPOKEN)
         return Tracer()
     try:
         return Tracer(_create_provider(environment))
     except ImportError as error:
-        log.warning("no traces: %s; `pip install evalstop-service[otel]` brings it", error)
+        log.warning("no traces: %s; install it with `pip install evalstop-service[otel]`", error)
         return Tracer()
 
 
