@@ -1,4 +1,4 @@
-"""The EvalStop service: takes in metrics, decides, keeps the best checkpoint, delivers signed stop events."""
+"""The EvalStop service: ingests metrics, decides, tracks the best checkpoint, delivers signed stop events."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ _MODULES = {"Settings": "settings", "create_app": "app", "create_database": "con
 
 
 def __getattr__(name: str) -> object:
-    """What the package names, imported when it is asked for: a command need not wait for what it does not use."""
+    """Import the package's names on demand: a command does not wait for what it does not use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"evalstop_service.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Joins the parts: the only place that knows them all."""
+"""Creates the application: the only module that imports all parts."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ RESOURCES = (
 API = "/api/v1"
 
 STREAMED = frozenset([f"{API}{stream.PATH}"])
-"""Paths whose routes take a body in while it arrives."""
+"""Paths whose routes read the body as it arrives."""
 
 MLFLOW = "/mlflow"
 
 UPLOADS = tuple(f"{MLFLOW}{path}" for path in mlflow.UPLOADS)
-"""Below these paths, too."""
+"""Prefixes of further such paths."""
 
 
 def create_app(
@@ -130,9 +130,9 @@ def create_app(
     service_metrics: ServiceMetrics | None = None,
     tracer: Tracer | None = None,
 ) -> FastAPI:
-    """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it.
+    """The web application on a database whose schema is at head; `deliver` also runs a delivery worker.
 
-    `service_metrics` and `tracer` are made where none are given, the tracer as the environment has it.
+    `service_metrics` and `tracer` are created if None; the tracer is configured by the environment.
     """
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
@@ -156,7 +156,7 @@ def create_app(
         lifespan=_living(settings, database, committer, service_metrics, tracer, forwarder, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
-        summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
+        summary="Stops training jobs that no longer improve, and keeps their best checkpoints.",
         openapi_tags=[{"name": name, "description": text} for name, text in description.TAGS.items()],
         generate_unique_id_function=description.name_operation,
         responses=problems.RESPONSES,
@@ -200,7 +200,7 @@ def create_app(
 
 @cache
 def _resource_routes() -> list[BaseRoute]:
-    """The routes of all resources, put together once a process: FastAPI takes a third of a second for that."""
+    """The routes of all resources, built once per process: that takes FastAPI a third of a second."""
     router = APIRouter(responses=problems.RESPONSES, generate_unique_id_function=description.name_operation)
     for resource in RESOURCES:
         router.include_router(resource.router, prefix=API)
@@ -208,7 +208,7 @@ def _resource_routes() -> list[BaseRoute]:
 
 
 def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
-    """What is answered before any route is asked, in the words of whoever the path belongs to."""
+    """A problem as the response of a middleware: in MLflow's format below /mlflow, else as RFC 9457."""
     return mlflow.problem_response(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
@@ -240,14 +240,14 @@ def _create_artifact_folder(settings: Settings) -> ArtifactFolder:
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:
-    """What a process counts, and where the installation stands."""
+    """The metrics of the process and of the installation."""
     service_metrics = ServiceMetrics()
     service_metrics.registry.register(prometheus.Installation(database, clock))
     return service_metrics
 
 
 class _App(FastAPI):
-    """The application, and what stands in front of it: FastAPI's own middleware comes after too much of FastAPI."""
+    """The application with middleware in front: FastAPI runs its own middleware too late."""
 
     front: ASGIApp
 
@@ -255,7 +255,7 @@ class _App(FastAPI):
         await self.front(scope, receive, send)
 
     async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application itself."""
+        """Call the application without the middleware in front."""
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class _App(FastAPI):
 async def deliver(
     settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
-    """Run a delivery worker and the periodic jobs until `stop` is set, then finish the deliveries under way."""
+    """Run a delivery worker and the periodic jobs until `stop` is set, then finish the deliveries in progress."""
     jobs = (
         retention.create_job(database, utc_now, service_metrics),
         deadlines.create_job(database, utc_now),
@@ -281,7 +281,8 @@ async def deliver(
 
 
 def _import_in_background() -> None:
-    """Import what the end of a run needs, so that no transaction waits for it: the embedded database has one writer."""
+    """Import what ending a run needs, so that no transaction waits for the import: the embedded database has one
+    writer."""
     threading.Thread(target=import_ruptures, name="import-ruptures").start()
 
 
@@ -344,7 +345,7 @@ def _living(
             yield
         if forwarder is not None:
             await asyncio.to_thread(forwarder.close)
-        await asyncio.to_thread(tracer.close)  # it may wait for a collector that does not answer
+        await asyncio.to_thread(tracer.close)  # may wait for a collector that does not answer
 
     return lifespan
 
@@ -355,8 +356,8 @@ async def _delivering(
 ) -> AsyncIterator[None]:
     def ended(worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
-        if error is not None:  # a service that takes observations and never delivers a stop must not look well
-            _log.critical("the delivery worker broke; the service ends", exc_info=error)
+        if error is not None:  # a service that accepts observations but delivers no stops must not appear healthy
+            _log.critical("the delivery worker failed; the service exits", exc_info=error)
             signal.raise_signal(signal.SIGTERM)
 
     stop = asyncio.Event()

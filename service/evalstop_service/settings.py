@@ -1,7 +1,7 @@
 """Settings from environment variables (EVALSTOP_...) and command-line options, in groups by theme.
 
 `EVALSTOP_PORT=9000` sets `port`. The docstring of a setting states its unit and what None means. Values that other
-rooms define (networks, keys, grants) are parsed there, when the app is created.
+packages define (networks, keys, grants) are parsed there, when the app is created.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _check_issuer(url: str) -> str:
     parts = urlsplit(url)
     local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)) or parts.query:
-        raise ValueError("an issuer is an https URL, written exactly as the provider writes it")
+        raise ValueError("an issuer is an https URL, exactly as the provider publishes it")
     return url
 
 
@@ -70,10 +70,10 @@ class DatabaseSettings(_Group):
     """`postgresql://USER:PASSWORD@HOST/NAME`. None uses the embedded database in the data folder."""
 
     database_connections: Annotated[int, Field(ge=2)] = 20
-    """Most connections that a process opens."""
+    """Maximum number of connections that a process opens."""
 
     sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = "FULL"
-    """SQLite's `synchronous` pragma. `NORMAL` is faster and may lose the last second when the power fails."""
+    """SQLite's `synchronous` pragma. `NORMAL` is faster and may lose the last second on a power failure."""
 
 
 class HttpSettings(_Group):
@@ -86,20 +86,20 @@ class HttpSettings(_Group):
     """Port to listen on; 0 takes any free port."""
 
     public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
-    """Address by which people reach the pages, such as `https://evalstop.example.org`: events and messages link to it.
-    None links nowhere; `evalstop up` takes the address it listens at."""
+    """Address at which people reach the dashboard, such as `https://evalstop.example.org`; events and messages link to
+    it. None adds no links; `evalstop up` uses the address it listens on."""
 
     trusted_proxies: str = "127.0.0.1"
     """Addresses, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted."""
 
     connections: Count = 10_000
-    """Most connections open at a time, as far as the system's limit on open files allows."""
+    """Maximum number of open connections, as far as the system's limit on open files allows."""
 
     request_seconds: Positive = 20.0
-    """Time in which a request must arrive, plus one second for every 64 KiB of it."""
+    """Seconds in which a request must arrive, plus one for every 64 KiB of it."""
 
     answer_seconds: Positive = 30.0
-    """Time in which the client must read an answer, plus one second for every 64 KiB of it."""
+    """Seconds in which the client must read an answer, plus one for every 64 KiB of it."""
 
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
     """Largest body of a request; a larger one is answered 413."""
@@ -112,19 +112,20 @@ class IngestionSettings(_Group):
     """Runs that a process keeps in memory."""
 
     parallel_commits: Count = 4
-    """Commits of observations at a time, beside such as take longer than 50 ms; the embedded database takes one."""
+    """Concurrent commits of observations, not counting those that take longer than 50 ms; the embedded database has
+    one."""
 
     commit_requests: Count = 1000
-    """Most requests in one transaction."""
+    """Maximum number of requests in one transaction."""
 
     commit_observations: Count = 20_000
-    """Most observations in one transaction."""
+    """Maximum number of observations in one transaction."""
 
     waiting_observations: Count = 200_000
-    """Most observations that may wait for a commit; requests beyond that are answered 503."""
+    """Maximum number of observations that wait for a commit; requests beyond that are answered 503."""
 
     streams: Count = 8
-    """Streams of JSON lines read at a time; further ones wait."""
+    """Streams of JSON lines read concurrently; further ones wait."""
 
     max_stream_bytes: Annotated[int, Field(ge=1024)] = 256 * 2**20
     """Largest stream of JSON lines, compressed and uncompressed; a larger one is answered 413."""
@@ -134,17 +135,18 @@ class MlflowSettings(_Group):
     """MLflow"""
 
     mlflow_artifact_root: Annotated[str, AfterValidator(_check_artifact_root)] = "mlflow-artifacts:/"
-    """URI below which experiments without a place of their own have their artifacts. The default keeps them in this
-    service; clients write to others, such as `s3://bucket/path` or `file:///shared/path`, by themselves."""
+    """Root URI of artifacts for experiments without an artifact location. The default stores them in this service;
+    clients
+    write directly to others, such as `s3://bucket/path` or `file:///shared/path`."""
 
     mlflow_artifact_folder: Path | None = None
-    """Folder of the artifacts that this service keeps. None is `artifacts` in the data folder."""
+    """Folder of the artifacts that this service stores. None is `artifacts` in the data folder."""
 
     mlflow_artifact_bytes: Count = 4 * 2**30
-    """Largest artifact; a larger one is left out, and logged as a warning."""
+    """Largest artifact in bytes; a larger one is not stored, and logged as a warning."""
 
     mlflow_forward_url: Annotated[str, AfterValidator(_check_server_url)] | None = None
-    """An MLflow server that receives a copy of everything logged by MLflow's API. None forwards nothing."""
+    """MLflow server that receives a copy of everything logged with MLflow's API. None forwards nothing."""
 
     mlflow_forward_token: SecretStr | None = None
     """Bearer token for that server. None sends no token."""
@@ -154,39 +156,39 @@ class ProjectSettings(_Group):
     """Projects"""
 
     max_mode: Literal["shadow", "enforce"] = "shadow"
-    """What runs may ask for in the project that the first start creates: `enforce`, or `shadow` alone."""
+    """Highest mode that runs may request in the project that the first start creates: `shadow` or `enforce`."""
 
     held_out_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of its stops that a project created by the command line holds out, to learn whether they were right."""
+    """Share of stops that a project created from the command line holds out, to measure whether they were right."""
 
 
 class SignInSettings(_Group):
     """Keys and signing in"""
 
     key_cache_seconds: Annotated[float, Field(ge=0)] = 5.0
-    """Longest time for which a replica accepts a key that another replica revoked."""
+    """Longest time in seconds that a replica accepts a key that another replica revoked."""
 
     session_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
-    """Signs the sessions of the pages, 32 characters or more; the same for all replicas. None creates one at each
+    """Signs the sessions of the dashboard, 32 characters or more; the same for all replicas. None creates one at each
     start."""
 
     oidc_issuer: Annotated[str, AfterValidator(_check_issuer)] | None = None
-    """URL of the OpenID provider that people sign in with. None allows signing in with keys alone."""
+    """URL of the OpenID provider that people sign in with. None allows signing in only with keys."""
 
     oidc_client_id: str | None = None
-    """Client id of this service at the provider; needed with an issuer."""
+    """Client id of this service at the provider; required with an issuer."""
 
     oidc_client_secret: SecretStr | None = None
-    """Client secret at the provider. None is for a public client, which uses PKCE alone."""
+    """Client secret at the provider. None is for a public client, which uses only PKCE."""
 
     oidc_grants: str | None = None
-    """Who has which role in which project: JSON, or the path of a file that holds it; needed with an issuer."""
+    """Who has which role in which project: JSON, or the path of a file that holds it; required with an issuer."""
 
     oidc_groups_claim: str = "groups"
-    """Claim that lists the groups of a person."""
+    """Claim that lists a person's groups."""
 
     oidc_scopes: str = "openid email profile"
-    """Scopes to ask the provider for; some providers need `groups` as well."""
+    """Scopes to request from the provider; some providers require `groups` as well."""
 
     @model_validator(mode="after")
     def _check_oidc(self) -> Self:
@@ -205,32 +207,33 @@ class WebhookSettings(_Group):
     """Webhooks"""
 
     webhook_networks: str | None = None
-    """Networks that webhooks may reach besides public addresses: CIDRs separated by commas, or `any`."""
+    """Networks that webhooks may reach in addition to public addresses: CIDRs separated by commas, or `any`."""
 
     secret_keys: SecretStr | None = None
     """Keys that encrypt webhook secrets in the database, separated by commas, each 32 bytes in base64. The first
-    encrypts, all decrypt. None is a key in the data folder that `evalstop up` makes, or plain text without one."""
+    encrypts, all decrypt. None uses the key that `evalstop up` creates in the data folder, or plain text without
+    one."""
 
     delivery_timeout_seconds: Positive = 10.0
-    """Time in which an endpoint must answer."""
+    """Seconds in which an endpoint must answer."""
 
     delivery_lease_seconds: Positive = 60.0
-    """Time after which another worker takes over the deliveries of a dead one; longer than the timeout."""
+    """Seconds after which another worker takes over the deliveries of a dead one; must be longer than the timeout."""
 
     delivery_poll_seconds: Positive = 1.0
-    """Pause between two looks for due deliveries when nothing wakes the worker."""
+    """Seconds between two polls for due deliveries when nothing wakes the worker."""
 
     delivery_concurrency: Count = 32
-    """Deliveries under way at a time; a quarter of them to one endpoint."""
+    """Concurrent deliveries; at most a quarter of them to one endpoint."""
 
     delivery_max_attempts: Count = 100
     """Attempts after which a delivery is dead."""
 
     delivery_first_pause_seconds: Positive = 1.0
-    """Pause after the first failed attempt; it doubles with each further one."""
+    """Seconds to wait after the first failed attempt; the pause doubles with each further one."""
 
     delivery_longest_pause_seconds: Positive = 900.0
-    """Longest pause between two attempts."""
+    """Longest pause between two attempts, in seconds."""
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:
@@ -255,16 +258,16 @@ class EmailSettings(_Group):
     """`starttls`, `tls` from the first byte on, or `none` for a server on the same machine."""
 
     smtp_user: str | None = None
-    """Name to sign in with. None does not sign in."""
+    """User name for the SMTP server. None does not authenticate."""
 
     smtp_password: SecretStr | None = None
-    """Password to sign in with."""
+    """Password for the SMTP server."""
 
     email_from: str | None = None
-    """Address that messages come from; needed with `EVALSTOP_SMTP_HOST`."""
+    """Sender address of messages; required with `EVALSTOP_SMTP_HOST`."""
 
     email_domains: str | None = None
-    """Domains, separated by commas, in which the owners of runs get e-mail. None sends it to no owner."""
+    """Domains, separated by commas, of run owners who get e-mail. None sends none to owners."""
 
     @model_validator(mode="after")
     def _check_sender(self) -> Self:
@@ -277,7 +280,7 @@ class ObservabilitySettings(_Group):
     """Observability"""
 
     metrics_public: bool = True
-    """Whether `/metrics` needs no key. It shows the installation as a whole and no single run."""
+    """Whether `/metrics` needs no key. It shows only the installation as a whole, no single run."""
 
     metrics_port: Port | None = None
     """Port on which `evalstop deliver` serves `/metrics`. None serves none."""
@@ -316,7 +319,7 @@ class Settings(
 
     @property
     def artifact_folder(self) -> Path:
-        """The folder of the artifacts that this service keeps."""
+        """The folder of the artifacts that this service stores."""
         return self.mlflow_artifact_folder or self.data_folder / "artifacts"
 
     @property

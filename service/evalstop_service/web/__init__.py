@@ -1,1 +1,1 @@
-"""HTTP: our errors as answers, middleware, the API, MLflow's API and the dashboard."""
+"""HTTP: error responses, middleware, the API, MLflow's API and the dashboard."""

@@ -1,4 +1,4 @@
-"""What a route is given: the database, the clock, and the caller behind the key."""
+"""The dependencies of routes: the database, the clock, and the caller that a key authenticates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from evalstop_service.webhooks.links import locate_run
 
 @dataclass(frozen=True)
 class Context:
-    """What create_app hands to the routes."""
+    """What create_app passes to the routes."""
 
     database: Database
     clock: Clock
@@ -50,13 +50,13 @@ class Context:
     scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
 
     def locate_run(self, run_id: UUID) -> str | None:
-        """The page of a run, where it is known how the service is reached."""
+        """The URL of a run's page, if the service has a public URL."""
         return None if self.public_url is None else locate_run(self.public_url, run_id)
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A key that may do what the route asks for, in its project."""
+    """A key with the scope that the route requires, in its project."""
 
     key: Key
     project_id: UUID
@@ -64,20 +64,20 @@ class Caller:
     def require_endpoint(self, endpoint_id: UUID) -> None:
         """Raise Problem when the key is bound to other endpoints."""
         if self.key.endpoint_ids and endpoint_id not in self.key.endpoint_ids:
-            raise Problem(403, ProblemKind.SCOPE_MISSING, "it is bound to other endpoints than this one")
+            raise Problem(403, ProblemKind.SCOPE_MISSING, "the key is bound to other endpoints")
 
     @property
     def actor(self) -> str:
-        """As what the key does is written down."""
+        """The actor that the audit log names."""
         return f"key {self.key.name}"
 
     @property
     def sender(self) -> str:
-        """As what it sends is counted."""
+        """The sender for which rate limits count."""
         return str(self.key.id)
 
     def author(self, now: datetime) -> Author:
-        """Who changes something now."""
+        """The author of a change that is made now."""
         return Author(self.project_id, self.actor, now, f"key {self.key.id}")
 
 
@@ -118,19 +118,19 @@ Ctx = Annotated[Context, Depends(_context)]
 Db = Annotated[Database, Depends(_database)]
 Now = Annotated[datetime, Depends(_now)]
 Tell = Annotated[Clock, Depends(_clock)]
-"""For what is answered after a wait: the time then."""
+"""The clock, for responses after a wait."""
 Commit = Annotated[Committer, Depends(_committer)]
 Keys = Annotated[KeyCache, Depends(_key_cache)]
 Secrets = Annotated[Encryption, Depends(_encryption)]
 Allowed = Annotated[AddressPolicy, Depends(_address_policy)]
 
-_bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
+_bearer = HTTPBearer(auto_error=False, description="A key created by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 UNAUTHORIZED = Problem(
     401,
     ProblemKind.NO_KEY,
-    "send `Authorization: Bearer esk_...`; `evalstop key create` makes a key",
+    "send `Authorization: Bearer esk_...`; `evalstop key create` creates a key",
     headers={"WWW-Authenticate": "Bearer"},
 )
 
@@ -138,14 +138,14 @@ UNAUTHORIZED = Problem(
 UNKNOWN_KEY = Problem(
     401,
     UNAUTHORIZED.kind,
-    "the key is unknown here, revoked, expired or bound to other networks; `evalstop key create` makes one",
+    "the key is unknown, revoked, expired or bound to other networks; `evalstop key create` creates one",
     headers=UNAUTHORIZED.headers,
 )
 
 WITHOUT_SCHEME = Problem(
     401,
     UNAUTHORIZED.kind,
-    "the header holds a key without the word before it: send `Authorization: Bearer esk_...`; `evalstop key create` "
+    "the header has a key without the scheme before it: send `Authorization: Bearer esk_...`; `evalstop key create` "
     "makes one",
     headers=UNAUTHORIZED.headers,
 )
@@ -159,7 +159,7 @@ def _refusal(request: Request) -> Problem:
 
 
 def read_address(request: Request) -> str:
-    """The address from which a request came, as trusted proxies say it; empty where there is none."""
+    """The client address of a request, as reported by trusted proxies; empty if there is none."""
     return request.client.host if request.client else ""
 
 
@@ -174,7 +174,7 @@ async def _key(bearer: Bearer, key_cache: Keys, request: Request) -> Key:
 
 
 async def insist_on_key(request: Request) -> None:
-    """Raise Problem unless a valid key speaks: before a body is read and unfolded for nobody."""
+    """Raise Problem unless the request has a valid key, before its body is read and parsed."""
     key_cache = _context(request).key_cache
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     urgent = is_decision_path(request.url.path)
@@ -192,8 +192,8 @@ def _requests(shares: FairShares) -> Places:
 def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Callable[..., AsyncIterator[Caller]]:
     """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`).
 
-    It holds a place of its key's share while the request is answered, unless it decides: a veto is heard whatever else
-    its key asks for.
+    The request counts against its key's share until it is answered, except on decision paths: a veto must be accepted
+    whatever else its key requests.
     """
 
     async def caller(key: AnyKey, context: Ctx, request: Request) -> AsyncIterator[Caller]:
@@ -209,12 +209,12 @@ def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Call
 def allowed(key: Key, *scopes: str) -> Caller:
     """The caller behind a key, if it is bound to a project and has one of the scopes (or `admin`). Raises Problem."""
     if not {*scopes, "admin"} & set(key.scopes):
-        raise Problem(403, ProblemKind.SCOPE_MISSING, f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
+        raise Problem(403, ProblemKind.SCOPE_MISSING, f"the key has {_list(key.scopes)}; this requires {_list(scopes)}")
     if key.project_id is None:
         raise Problem(
             403,
             ProblemKind.KEY_WITHOUT_PROJECT,
-            "a key to the installation makes and lists projects, and makes their keys",
+            "a key to the installation can only create and list projects, and create their keys",
         )
     logs.add_log_context(project_id=key.project_id)
     return Caller(key, key.project_id)
@@ -232,18 +232,18 @@ AnyScope = Annotated[Caller, Depends(may("read", "ingest", "report", "operate"))
 Operate = Annotated[Caller, Depends(may("operate"))]
 Report = Annotated[Caller, Depends(may("report", "operate"))]
 Receiver = Annotated[Caller, Depends(may("report", "operate", share=lambda shares: shares.pulls))]
-"""Of a request that waits for an event, and holds no thread meanwhile."""
+"""The caller of a request that waits for an event without holding a thread."""
 ReadOrReport = Annotated[Caller, Depends(may("read", "report"))]
 Admin = Annotated[Caller, Depends(may("admin"))]
 
 
 def installation(key: AnyKey) -> Key:
-    """A dependency: the key, if it is to the whole installation."""
+    """A dependency: the key, if it is a key to the installation."""
     if key.project_id is not None or "admin" not in key.scopes:
         raise Problem(
             403,
             ProblemKind.KEY_OF_ONE_PROJECT,
-            "this is done with a key to the installation; `evalstop admin key create --installation` makes one",
+            "this requires a key to the installation; `evalstop admin key create --installation` creates one",
         )
     return key
 

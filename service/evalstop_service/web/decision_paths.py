@@ -1,4 +1,4 @@
-"""The paths by which people stay in charge, and receivers report: no flood of other requests may close them."""
+"""The paths of vetoes, pauses and receivers' reports: no flood of other requests may block them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DECIDES = re.compile(
 
 
 def is_decision_path(path: str) -> bool:
-    """Whether people stay in charge, or receivers report, by this path."""
+    """Whether this is a path of decisions or of receivers' reports."""
     return _DECIDES.fullmatch(path) is not None
 
 
 def is_veto_path(path: str) -> bool:
-    """Whether a veto or a pause may come by this path, or the sign-in that it needs."""
+    """Whether this is a path of vetoes or pauses, or of the sign-in that they require."""
     return _VETOES.fullmatch(path) is not None

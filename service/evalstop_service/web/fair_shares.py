@@ -1,14 +1,15 @@
-"""What each sender has of what all share in a process, so that one that floods it leaves room for the others.
+"""Each sender's share of a process's resources, so that one that floods it leaves room for the others.
 
-| share | of | at one time, or in the long run |
+| share | of | concurrent, or over time |
 |---|---|---|
-| requests | the threads that answer requests, 40 | 16 a key; 32 for what trainers send, of whom many share a key |
-| pulls | waiting receivers, 200 | 100 a key |
-| streams | streams of JSON lines, `EVALSTOP_STREAMS` | half of them a key |
-| event streams | open pages, 200 | 20 a session |
-| costly | tests of endpoints, replays, backtests and new policies | 30 at once, then one in 2 s, a key |
+| requests | the threads that answer requests, 40 | 16 per key; 32 for trainers' requests, since many trainers share a
+key |
+| pulls | waiting receivers, 200 | 100 per key |
+| streams | streams of JSON lines, `EVALSTOP_STREAMS` | half of them per key |
+| event streams | open pages, 200 | 20 per session |
+| costly | tests of endpoints, replays, backtests and new policies | 30 at once, then one every 2 s, per key |
 
-Ingestion has shares of its own: of bodies (`middleware.held_bodies`), and of the queue before the commit.
+Ingestion has separate shares: of bodies (`middleware.held_bodies`), and of the queue before the commit.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ RETRY_SECONDS = 1.0
 COSTLY = Rate(burst=30, per_second=0.5)
 
 THREADS = 40
-"""Those of AnyIO, which sync routes run in."""
+"""The size of AnyIO's thread pool, in which sync routes run."""
 
 
 class Places:
-    """Counts who holds how many of some places: `each` at most, whatever is left. For any thread."""
+    """Counts the places that each sender holds, at most `each`, however many are free. Thread-safe."""
 
     def __init__(self, name: str, each: int, refused: Callable[[str], object]) -> None:
         self._name, self._each, self._refused = name, each, refused
@@ -38,18 +39,18 @@ class Places:
         self._held: Counter[str] = Counter()
 
     def has_room(self, who: str) -> bool:
-        """Whether there is a place left for this sender."""
+        """Whether this sender may hold another place."""
         with self._lock:
             return self._held[who] < self._each
 
     @contextmanager
     def hold(self, who: str) -> Iterator[None]:
-        """A place until the block ends; raises TooOften when there is none left for this sender."""
+        """Hold a place until the block ends; raises TooOften when the sender has none left."""
         with self._lock:
             if self._held[who] >= self._each:
                 self._refused(self._name)
                 raise TooOften(
-                    f"{self._each} {self._name} are under way, which is the share of one sender; wait for one to end",
+                    f"{self._each} {self._name} are in progress, the most for one sender; wait for one to end",
                     RETRY_SECONDS,
                 )
             self._held[who] += 1
@@ -63,7 +64,7 @@ class Places:
 
 
 class FairShares:
-    """The shares of one process; `streams`: how many streams of lines it takes at a time. `refused` counts by share."""
+    """The shares of one process; `streams`: the most concurrent streams of lines. `refused` counts by share."""
 
     def __init__(self, streams: int = 8, refused: Callable[[str], object] = lambda _: None) -> None:
         self.count_refused = refused
@@ -75,7 +76,7 @@ class FairShares:
         self._costly = RateLimit(COSTLY)
 
     def spend_costly(self, who: str, cost: float = 1.0) -> None:
-        """Count a costly request of a sender; raises TooOften when it made too many."""
+        """Count a costly request of a sender; raises TooOften when there were too many."""
         if wait := self._costly.spend(who, cost):
             self.count_refused("costly")
-            raise TooOften("this costs the service much, and was asked for often; wait a while", wait)
+            raise TooOften("too many costly requests; wait before you send another", wait)

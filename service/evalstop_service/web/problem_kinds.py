@@ -1,4 +1,4 @@
-"""The kinds of problems that the service answers with: a stable code, and what to do about it. Pure."""
+"""The kinds of problems in responses: a stable code, and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 from enum import Enum
 
 PATH = "/problems"
-"""Of the page that explains them."""
+"""Path of the page that explains them."""
 
 
 _SMALLER = "Send it in smaller parts. Nothing was stored."
@@ -15,7 +15,7 @@ _AGAIN = "Send it again after `Retry-After` seconds; what was stored is not coun
 
 
 class ProblemKind(Enum):
-    """A kind of problem, by its title and what to do about it. Programs go by its `code`, which never changes."""
+    """A kind of problem: its title and what to do about it. Programs rely on its `code`, which never changes."""
 
     INVALID_REQUEST = (
         "The request is not valid",
@@ -26,21 +26,21 @@ class ProblemKind(Enum):
         "Webhooks may not go there",
         "Use a public address, or add its network to `EVALSTOP_WEBHOOK_NETWORKS`.",
     )
-    INVALID_JSON = ("The body is not JSON that can be read", "`detail` says where it breaks off.")
+    INVALID_JSON = ("The body is not valid JSON", "`detail` says where parsing failed.")
     NOT_JSON = ("The body is not JSON", _JSON)
     COMPRESSED_BODY = ("The body is compressed", "Send it without `Content-Encoding`.")
     NOT_JSON_LINES = ("The body is not lines of JSON", "Send it as the type that `detail` names.")
-    UNKNOWN_ENCODING = ("The body is packed in an unknown way", "Use an encoding that `Accept-Encoding` names.")
-    UNREADABLE_ENCODING = ("The body cannot be unpacked", "Compress it again and send the rest.")
-    NOT_A_SCRAPE = ("The body is no scrape", "Send it as a type that `detail` names.")
-    UNREADABLE_TEXT = ("The body is no text that can be read", "Send UTF-8.")
+    UNKNOWN_ENCODING = ("The body has an unknown encoding", "Use an encoding that `Accept-Encoding` names.")
+    UNREADABLE_ENCODING = ("The body cannot be decompressed", "Compress it again and send the rest.")
+    NOT_A_SCRAPE = ("The body is not a scrape", "Send it as a type that `detail` names.")
+    UNREADABLE_TEXT = ("The body is not readable text", "Send UTF-8.")
     BODY_TOO_LARGE = ("The body is too large", _SMALLER)
     SCRAPE_TOO_LARGE = ("The scrape is too large", _SMALLER)
-    BODY_TOO_SLOW = ("The body takes too long", "`lines_stored` says where to go on.")
-    BODY_BROKE_OFF = ("The body broke off", "`lines_stored` says where to go on.")
+    BODY_TOO_SLOW = ("The body arrives too slowly", "Continue after the first `lines_stored` lines.")
+    BODY_BROKE_OFF = ("The body is incomplete", "Continue after the first `lines_stored` lines.")
     NO_KEY = (
         "No valid key",
-        "Send `Authorization: Bearer esk_...` with a valid key; `evalstop key create` makes one.",
+        "Send `Authorization: Bearer esk_...` with a valid key; `evalstop key create` creates one.",
     )
     SCOPE_MISSING = ("The key may not do this", "Use a key with the scope that `detail` names.")
     KEY_WITHOUT_PROJECT = ("The key is bound to no project", "Use a key of the project.")
@@ -50,15 +50,15 @@ class ProblemKind(Enum):
     )
     NOT_FOUND = (
         "Not found",
-        "Nothing of the key's project has this id, or there is no such path: see `/docs`.",
+        "Nothing in the key's project has this id, or there is no such path: see `/docs`.",
     )
     MOVED = ("Moved", "Use the path in `Location`.")
     WRONG_METHOD = ("Wrong method", "`Allow` names the methods of this path.")
     CONFLICT = (
-        "Conflict with what is on record",
-        "`detail` names both; the record stands. Leave out what differs.",
+        "Conflict with what is recorded",
+        "`detail` names both; the recorded value stands. Leave out what differs.",
     )
-    TOO_MANY_BODIES = ("Too many of your bodies arrive at one time", "Send fewer at a time.")
+    TOO_MANY_BODIES = ("Too many concurrent bodies", "Send fewer at once.")
     TOO_MANY_REQUESTS = ("Too many requests", _AGAIN)
     QUOTA_REACHED = (
         "A quota of the project is reached",
@@ -66,14 +66,14 @@ class ProblemKind(Enum):
         "have the quota raised.",
     )
     TOO_MANY_RECEIVERS = ("Too many receivers are waiting", _AGAIN)
-    OVERLOADED = ("The service cannot take more just now", _AGAIN)
+    OVERLOADED = ("The service is overloaded", _AGAIN)
     DATABASE_AWAY = ("The database does not answer", _AGAIN)
     DISK_FULL = ("The database's disk is full", "Free space for the database, then send it again.")
     SCHEMA_TOO_OLD = ("The schema is too old", "Run `evalstop migrate`.")
     SERVICE_TOO_OLD = ("The service is older than its database", "Run the newest release.")
-    UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that sealed it.")
+    UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that encrypted it.")
     FAULT = ("The service failed", "This is a bug: look for the `request_id` in the log.")
-    OTHER = ("Other", "See `title` and `detail`.")  # what the web server refuses by itself
+    OTHER = ("Other", "See `title` and `detail`.")  # refused by the web server itself
 
     def __init__(self, title: str, advice: str) -> None:
         self.title = title
@@ -81,17 +81,17 @@ class ProblemKind(Enum):
 
     @property
     def code(self) -> str:
-        """Its name for programs."""
+        """The stable name for programs."""
         return self.name.lower()
 
     @property
     def uri(self) -> str:
-        """What explains it: the `type` of RFC 9457."""
+        """The URI of its explanation: the `type` of RFC 9457."""
         return f"{PATH}#{self.code}"
 
 
 def render_page() -> str:
-    """All kinds as a page."""
+    """The page that lists all kinds."""
     items = "".join(
         f'<dt id="{kind.code}"><code>{kind.code}</code>: {html.escape(kind.title)}</dt><dd>{_as_html(kind.advice)}</dd>'
         for kind in ProblemKind

@@ -1,4 +1,4 @@
-"""Our errors as HTTP answers: RFC 9457 problem details, made here and nowhere else."""
+"""Converts errors to HTTP responses, RFC 9457 problem details, in this one place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from evalstop_service.web.problem_kinds import PATH, ProblemKind, render_page
 MEDIA_TYPE = "application/problem+json"
 
 CHOICES = frozenset({"~one", "~other"})
-"""Tags that tell the parts of a union apart; they stand in the place of an error, and in no document."""
+"""Tags of pydantic's discriminated unions; they appear in the location of an error, but in no document."""
 
 MOST_ERRORS = 100
 
@@ -36,13 +36,13 @@ PLAIN_TEXTS = {
     "extra_forbidden": "there is no such field",
     "model_attributes_type": "this should be an object",
 }
-"""What pydantic says in words of Python, by the type of its error."""
+"""Replacements for pydantic's messages that use Python's terms, by type of error."""
 
 _log = logging.getLogger(__name__)
 
 
 class Problem(Exception):
-    """The request cannot be answered as asked. `title`: None takes that of its kind."""
+    """The request cannot be fulfilled. `title`: None uses that of its kind."""
 
     def __init__(
         self,
@@ -61,41 +61,41 @@ class Problem(Exception):
 
 
 class FieldError(BaseModel):
-    """One thing that was wrong with the request."""
+    """One fault in the request."""
 
     pointer: str = Field(description="JSON pointer into the body, or the name of the parameter")
-    detail: str = Field(description="what is wrong, and what would be right")
+    detail: str = Field(description="what is wrong, and what is valid")
 
 
 class ProblemDetails(BaseModel):
     """RFC 9457 problem details."""
 
-    type: str = Field(description="where its code is explained")
-    code: str = Field(description="of this kind of problem, for programs: it never changes")
-    title: str = Field(description="the kind of problem in words")
-    status: int = Field(description="of the HTTP answer")
-    detail: str = Field(description="what was wrong this time, and what to do about it")
+    type: str = Field(description="URI of the explanation of the code")
+    code: str = Field(description="kind of problem, for programs; it never changes")
+    title: str = Field(description="kind of problem, for people")
+    status: int = Field(description="HTTP status")
+    detail: str = Field(description="what is wrong with this request, and what to do about it")
     instance: str = Field(description="the path of the request")
-    request_id: str | None = Field(None, description="as in the header X-Request-Id; the service's log has it, too")
-    errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
+    request_id: str | None = Field(None, description="as in the header X-Request-Id and in the service's log")
+    errors: list[FieldError] | None = Field(None, description=f"the faults and where they are, at most {MOST_ERRORS}")
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": ProblemDetails,
-        "description": "400 no JSON, 401 no valid key, 403 a key that may not, 404 not in this project, 409 against "
-        "what is on record, 413 too large, 415 not application/json, 422 not valid, 429 too often; nothing was stored",
+        "description": "400 not JSON, 401 no valid key, 403 scope missing, 404 not in this project, 409 conflict "
+        "with what is recorded, 413 too large, 415 not application/json, 422 invalid, 429 too many; nothing was stored",
     },
     "5XX": {
         "model": ProblemDetails,
-        "description": "503 the database is away or too much waits, send the same again; 500 a fault",
+        "description": "503 the database is unavailable or the service overloaded, send the same again; 500 a bug",
     },
 }
-"""What every route may answer besides."""
+"""Responses that every route may return."""
 
 
 def answer(problem: Problem, path: str) -> JSONResponse:
-    """The problem as a response to a request for `path`."""
+    """The response to a request for `path`."""
     body: dict[str, Any] = {
         "type": problem.kind.uri,
         "code": problem.kind.code,
@@ -114,7 +114,7 @@ def answer(problem: Problem, path: str) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app as a problem."""
+    """Convert every error of the app to a problem."""
     for error_type in _PROBLEMS:
         app.add_exception_handler(error_type, _handle)
     app.add_exception_handler(HTTPException, _no_route)
@@ -127,13 +127,13 @@ def _show_kinds() -> HTMLResponse:
 
 
 def count_refusal(request: Request, error: Exception) -> None:
-    """Count a request that a quota refused, by the quota."""
+    """Count a request that was refused by a quota."""
     if isinstance(error, QuotaReached):
         request.app.state.context.shares.count_refused(f"quota {error.quota}")
 
 
 def problem_of(error: Exception) -> Problem:
-    """What an error is called over HTTP."""
+    """The problem that an error becomes."""
     problem: Problem = next(to_problem(error) for kind, to_problem in _PROBLEMS.items() if isinstance(error, kind))
     return problem
 
@@ -151,12 +151,12 @@ def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 
 
 def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
-    found = error.errors()
+    details = error.errors()
     errors = [
         {"pointer": _pointer(item["loc"]), "detail": _describe(item) + _hint(item, model)}
-        for item in found[:MOST_ERRORS]
+        for item in details[:MOST_ERRORS]
     ]
-    detail = f"{len(found)} thing{'s' if len(found) != 1 else ''} wrong with the request; nothing of it was stored"
+    detail = f"the request has {len(details)} error{'s' if len(details) != 1 else ''}; nothing was stored"
     return Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
 
 
@@ -172,7 +172,7 @@ def _describe(item: Mapping[str, Any]) -> str:
 
 
 def _hint(item: Mapping[str, Any], model: Any) -> str:
-    """What was probably meant by a name or a word that is not known."""
+    """A suggestion for an unknown name or word."""
     written, known = item.get("input"), re.findall("'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
     if item["type"] == "extra_forbidden" and item["loc"][0] == "body":
         place = tuple(part for part in item["loc"][1:-1] if part not in CHOICES)
@@ -182,7 +182,7 @@ def _hint(item: Mapping[str, Any], model: Any) -> str:
 
 
 def _list_fields(annotation: Any, location: tuple[int | str, ...]) -> list[str]:
-    """The fields of the model at a place below a type; none where it is not found."""
+    """The fields of the model at a location below a type; none if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if not location:
             return list(annotation.model_fields)
@@ -199,17 +199,17 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     if status == 404 and path.endswith("/") and _methods(request, path.rstrip("/")):
         query = f"?{request.url.query}" if request.url.query else ""
         problem = Problem(
-            308, ProblemKind.MOVED, "the path has no slash at its end", headers={"Location": path.rstrip("/") + query}
+            308, ProblemKind.MOVED, "the path has no trailing slash", headers={"Location": path.rstrip("/") + query}
         )
     elif status == 404 and path.startswith(("/api/2.0/", "/ajax-api/2.0/")):
         detail = "MLflow's API is below /mlflow: the URI ends in /mlflow, such as http://HOST:8787/mlflow"
         problem = Problem(404, ProblemKind.NOT_FOUND, detail)
     elif status == 404:
-        problem = Problem(404, ProblemKind.NOT_FOUND, "there is nothing at this path; /docs shows what there is")
+        problem = Problem(404, ProblemKind.NOT_FOUND, "there is nothing at this path; /docs lists all paths")
     elif status == 405:
         methods = _methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))
         allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
-        detail = f"this path takes {allowed}, not {request.method}; /docs shows what there is"
+        detail = f"this path accepts {allowed}, not {request.method}; see /docs"
         problem = Problem(405, ProblemKind.WRONG_METHOD, detail, headers={"Allow": allowed})
     else:
         problem = Problem(
@@ -219,7 +219,7 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request, path: str) -> set[str]:
-    """All methods of a path; the router itself names those of the first route alone."""
+    """All methods of a path; the router names only those of the first matching route."""
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
             return {method.upper() for method in operations}
@@ -229,20 +229,20 @@ def _methods(request: Request, path: str) -> set[str]:
 def _database_away(error: Exception) -> Problem:
     if isinstance(error, sa.exc.DBAPIError) and is_disk_full(error):
         _log.error("the database's disk is full: %s", error.orig)
-        detail = "the disk is full; nothing was stored, make room and send the same again"
+        detail = "the disk is full; nothing was stored. Free space and send the same request again"
         return Problem(503, ProblemKind.DISK_FULL, detail, headers={"Retry-After": "10"})
     _log.error("the database does not answer: %s", error)
     return Problem(
         503,
         ProblemKind.DATABASE_AWAY,
-        "this may not have been stored; send the same again, which is harmless if it was",
+        "the request may not have been stored; send the same request again, which is harmless if it was",
         headers={"Retry-After": "1"},
     )
 
 
 def _bug(error: Exception) -> Problem:
     _log.error("a request failed", exc_info=error)
-    return Problem(500, ProblemKind.FAULT, "this is a fault of the service; its log says more")
+    return Problem(500, ProblemKind.FAULT, "this is a bug in the service; its log has the details")
 
 
 def _ask_again(kind: ProblemKind, seconds: int) -> Callable[[Exception], Problem]:
@@ -259,7 +259,7 @@ def _refused(error: Exception) -> Problem:
     return Problem(
         422,
         ProblemKind.ADDRESS_REFUSED,
-        "nothing was changed; deliveries are held to the same rule at every connection",
+        "nothing was changed; the same rule applies to every connection of a delivery",
         errors=[{"pointer": "/url", "detail": str(error)}],
     )
 

@@ -1,4 +1,4 @@
-"""Receivers that wait for an event to fetch, and the looks at the database that they share."""
+"""Receivers that wait for an event to fetch, and the database polls that they share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue import pull, queues
 
 POLL_SECONDS = 0.2
-"""Between two looks, and the longest that an event waits for one."""
+"""Pause between two polls: the longest delay that polling adds to an event."""
 
 
 class PullWaiters:
-    """`requests` bounds how many wait, `threads` those that ask the database. On the event loop.
+    """`requests` limits how many wait, `threads` those that query the database. For use on the event loop.
 
-    The other routes have threads of their own, so that waiting receivers never hold them up. A look is for all that
-    wait: if each had its own, 60 of them would keep a processor busy.
+    The other routes have separate threads, so that waiting receivers never block them. One poll serves all waiting
+    receivers: if each polled, 60 of them would keep a processor busy.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -32,11 +32,11 @@ class PullWaiters:
         self._next: asyncio.Task[Set[UUID]] | None = None
 
     async def wait_for_look(self, endpoint_id: UUID) -> bool:
-        """Wait for the next look; whether there may be something to claim for the endpoint. Raises DBAPIError."""
+        """Wait for the next poll; returns whether the endpoint may have something to claim. Raises DBAPIError."""
         self._endpoint_ids.add(endpoint_id)
         if self._next is None:
             self._next = asyncio.create_task(self._look())
-        return endpoint_id in await asyncio.shield(self._next)  # a request that is given up leaves it to the others
+        return endpoint_id in await asyncio.shield(self._next)  # a cancelled request must not cancel the others' poll
 
     async def _look(self) -> Set[UUID]:
         await asyncio.sleep(POLL_SECONDS)
@@ -44,7 +44,7 @@ class PullWaiters:
         return await anyio.to_thread.run_sync(self._find_claimable, endpoint_ids, limiter=self.threads)
 
     def _find_claimable(self, endpoint_ids: Set[UUID]) -> Set[UUID]:
-        """Those for which something is due; all when a veto window is over, which may make something due."""
+        """The endpoints with due events; all of them when a veto window has ended, which may make something due."""
         with self._database.reading() as tx:
             now, over = queues.read_clock(tx, self._clock())
-            return endpoint_ids if over else {one for one in endpoint_ids if pull.is_any_due(tx, one, now)}
+            return endpoint_ids if over else {each for each in endpoint_ids if pull.is_any_due(tx, each, now)}

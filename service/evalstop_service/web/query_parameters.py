@@ -1,4 +1,4 @@
-"""Refuses query parameters that a route does not take: a mistyped filter would list what nobody asked for."""
+"""Refuses unknown query parameters: a mistyped filter would silently list everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalstop_service.web.problems import Problem
 
 
 def refuse_unknown_parameters(request: Request) -> None:
-    """Raise Problem for a query parameter that the route does not take, with what was probably meant."""
+    """Raise Problem for an unknown query parameter, with a suggestion."""
     if not request.query_params:
         return
     known = _list_parameters(request.scope["route"].dependant)
@@ -23,7 +23,7 @@ def refuse_unknown_parameters(request: Request) -> None:
         hint = f"; did you mean {meant[0]!r}?" if meant else ""
         errors.append({"pointer": f"query {name}", "detail": f"there is no such parameter{hint}"})
     if errors:
-        detail = f"this path takes the parameters {', '.join(known)}" if known else "this path takes no parameters"
+        detail = f"this path accepts the parameters {', '.join(known)}" if known else "this path accepts no parameters"
         raise Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
 
 

@@ -1,4 +1,4 @@
-"""Who sends a request, as its head shows: a key, a session of the pages, or nobody known."""
+"""Identifies the sender of a request by its headers: a key, a session, or unknown."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from evalstop_service.web.middleware.held_bodies import Sender
 from evalstop_service.web.mlflow.authentication import read_secret
 
 THREADS = 4
-"""Of their own, so that wrong keys take none from the routes."""
+"""Separate threads, so that requests with invalid keys take none from the routes."""
 
 
 def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
-    """A function that tells who sends a request; raises what the database raises when it is away."""
+    """A function that identifies the sender of a request; raises the database's errors if it is unavailable."""
     limiter = CapacityLimiter(THREADS)
     key_cache = site.context.key_cache
 
@@ -34,7 +34,7 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
             try:
                 urgent = is_decision_path(scope["path"])
                 key = await to_thread.run_sync(key_cache.authenticate, secret, address, urgent, limiter=limiter)
-            except TooOften:  # who is not known holds little; the route says why
+            except TooOften:  # unknown senders get a small share; the route explains the refusal
                 key = None
             if key is not None:
                 operates = not {"operate", "admin"}.isdisjoint(key.scopes)

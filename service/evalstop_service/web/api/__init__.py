@@ -1,1 +1,1 @@
-"""HTTP in: one module a resource, under /api/v1."""
+"""The HTTP API under /api/v1: one module per resource."""

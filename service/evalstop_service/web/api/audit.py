@@ -1,4 +1,4 @@
-"""Routes of the audit log: read by page, and exported in the order of its chain."""
+"""Routes of the audit log: list it in pages, or export it in the order of its hash chain."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ Wanted = Name | None
 
 
 class AuditEntryOut(Answer):
-    """One change, and who made it."""
+    """One change and its author."""
 
-    id: UUID = Field(description="of the entry; ids ascend with time")
-    at: Time = Field(description="when it was changed")
+    id: UUID = Field(description="id of the entry; ids ascend with time")
+    at: Time = Field(description="time of the change")
     actor: str = Field(description="the authenticated actor: `key NAME`, or `user NAME` who signed in")
-    action: str = Field(
-        description="the kind of thing, a dot, and what was done to it", examples=["decision.vetoed", "key.made"]
-    )
+    action: str = Field(description="resource and action, separated by a dot", examples=["decision.vetoed", "key.made"])
     subject: str = Field(description="the kind and name of what was changed", examples=["key trainers"])
-    details: dict[str, Any] = Field(description="what was said with it: a reason, or the values before and after")
-    position: int | None = Field(description="in the chain of the project; null for a moment after the change")
-    hash: str | None = Field(description="of the entry and of the one before it: note it to verify the log by")
+    details: dict[str, Any] = Field(description="the reason, or the values before and after")
+    position: int | None = Field(description="position in the project's hash chain; null for a moment after the change")
+    hash: str | None = Field(description="hash of this entry and of the previous one: note it to verify the log later")
 
 
 class AuditPage(Page):
@@ -46,7 +44,7 @@ class AuditPage(Page):
 def list_audit_entries(
     caller: Admin,
     database: Db,
-    actor: Annotated[Wanted, Query(description="part of the name of who did it")] = None,
+    actor: Annotated[Wanted, Query(description="part of the actor's name")] = None,
     action: Annotated[Wanted, Query(description="the action, or the part before its dot, such as key")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
@@ -71,16 +69,17 @@ _LINES = {
 @router.get(
     "/export",
     response_class=Response,
-    responses={200: {"content": {JSON_LINES: {"schema": _LINES}}, "description": "An entry a line."}},
+    responses={200: {"content": {JSON_LINES: {"schema": _LINES}}, "description": "One entry per line."}},
 )
 def export_changes(
     caller: Admin,
     database: Db,
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the position that you have the log up to")] = 0,
-    since: Annotated[Time | None, Query(description="no entry that is older")] = None,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the last position that you have")] = 0,
+    since: Annotated[Time | None, Query(description="no earlier entries")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="the most entries")] = 1000,
 ) -> Response:
-    """The audit log as lines of JSON, oldest first, for a store of your own; fewer than `limit` are all there are.
+    """The audit log as lines of JSON, oldest first, for your own archive; fewer than `limit` lines mean that it is
+    complete.
 
     The `hash` of a line is the SHA-256 of the line without it, and `previous_hash` that of the line before.
     """

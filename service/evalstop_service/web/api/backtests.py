@@ -38,23 +38,23 @@ class BacktestIn(Body):
 
 
 class BacktestRunOut(Answer):
-    """The verdict of the policy on one run, beside the recorded decision and outcome."""
+    """The verdict of the policy on one run, with the recorded decision and outcome."""
 
     run_id: UUID = Field(description="the replayed run")
-    run_name: str = Field(description="as people know it")
+    run_name: str = Field(description="the run's name")
     status: str = Field(description="how the run ended")
-    last_step: int | None = Field(description="the highest step with an observation; null: there is none")
+    last_step: int | None = Field(description="the highest step with an observation; null: no observation")
     policy: str = Field(description="the policy of the run, as NAME@VERSION")
-    decision_id: UUID | None = Field(description="the decision on record; null: there was none")
-    decided_step: int | None = Field(description="the step of the decision on record")
-    state: str | None = Field(description="of the decision on record")
+    decision_id: UUID | None = Field(description="the recorded decision; null: none")
+    decided_step: int | None = Field(description="the step of the recorded decision")
+    state: str | None = Field(description="the state of the recorded decision")
     run_outcome: RunOutcome | None = Field(description="whether its eval had turned by its end; null: not assessed")
-    turn_step: int | None = Field(description="where its eval turned; null: it did not, or nobody knows")
+    turn_step: int | None = Field(description="the step where its eval turned; null: it did not, or is unknown")
     verdict: Call = Field(description="the last verdict of the replayed policy")
-    step: int | None = Field(description="where the policy would have stopped the run; null: never")
+    step: int | None = Field(description="the step where the policy would have stopped the run; null: never")
     reason: str = Field(description="the reason of that verdict")
-    outcome: DecisionOutcome = Field(description="of what the policy would have done")
-    hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: not known")
+    outcome: DecisionOutcome = Field(description="whether the policy would have been right")
+    hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: unknown")
     error: str | None = Field(description="why the run could not be replayed")
 
 
@@ -63,35 +63,35 @@ class BacktestSummaryOut(Answer):
 
     runs: int = Field(description="replayed so far")
     stops: int = Field(description="runs that the policy would have stopped")
-    right: int = Field(description="of these stops, those of runs that had turned")
-    wrong: int = Field(description="of these stops, those of healthy runs")
-    unknown: int = Field(description="of these stops, those of runs whose outcome is not known")
-    missed: int = Field(description="runs that turned and that it would have let go on")
-    decided: int = Field(description="stops that are on record")
-    only_policy: int = Field(description="runs that it would have stopped and that were not to be stopped")
-    only_recorded: int = Field(description="runs that were to be stopped and that it would have let go on")
-    hours_after: float = Field(description="GPU-hours after those of its stops that were right")
-    hours_wrong: float = Field(description="GPU-hours after those of its stops that were wrong")
-    stops_without_gpus: int = Field(description="stops whose GPU-hours are not known")
+    right: int = Field(description="those of these stops whose runs had turned")
+    wrong: int = Field(description="those of these stops whose runs were healthy")
+    unknown: int = Field(description="those of these stops whose outcome is unknown")
+    missed: int = Field(description="runs that turned and that the policy would not have stopped")
+    decided: int = Field(description="recorded stops")
+    only_policy: int = Field(description="runs that only the policy would have stopped")
+    only_recorded: int = Field(description="runs that have a recorded stop and that the policy would not have stopped")
+    hours_after: float = Field(description="GPU-hours after the policy's right stops")
+    hours_wrong: float = Field(description="GPU-hours after the policy's wrong stops")
+    stops_without_gpus: int = Field(description="stops with unknown GPU-hours")
     failed: int = Field(description="runs that could not be replayed")
 
 
 class BacktestOut(Answer):
     """A backtest and its progress; `summary` and `findings` are left out of lists."""
 
-    id: UUID = Field(description="to read it again by")
+    id: UUID = Field(description="id of the backtest")
     state: BacktestState = Field(description="waiting, running, done or failed")
     document: dict[str, Any] = Field(
         description="the policy that is replayed, with every number written out", examples=[POLICY_DOCUMENT]
     )
-    most_runs: int = Field(description="how many runs were asked for")
-    total: int = Field(description="runs to replay; 0 until it has started")
+    most_runs: int = Field(description="the requested number of runs")
+    total: int = Field(description="number of runs to replay; 0 until it has started")
     done: int = Field(description="runs replayed so far")
-    actor: str = Field(description="who asked for it")
-    created_at: Time = Field(description="when it was asked for")
+    actor: str = Field(description="who requested it")
+    created_at: Time = Field(description="when it was requested")
     ended_at: Time | None = Field(description="when its last run was replayed; null: not yet")
     summary: BacktestSummaryOut | None = Field(None, description="counts over all findings")
-    findings: list[BacktestRunOut] | None = Field(None, description="those that differ from decisions first")
+    findings: list[BacktestRunOut] | None = Field(None, description="those that differ from recorded decisions first")
 
 
 class BacktestPage(Page):
@@ -105,13 +105,13 @@ def list_backtests(
     caller: Read,
     database: Db,
     cursor: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=100, description="the most items of a page")] = 20,
+    limit: Annotated[int, Query(ge=1, le=100, description="maximum number of items per page")] = 20,
 ) -> BacktestPage:
     """The project's backtests, newest first."""
     with database.reading() as tx:
-        found = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
-    items = [BacktestOut.model_validate(vars(one) | {"findings": None}) for one in found]
-    return BacktestPage(items=items, next_cursor=make_cursor(found, limit))
+        rows = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
+    items = [BacktestOut.model_validate(vars(row) | {"findings": None}) for row in rows]
+    return BacktestPage(items=items, next_cursor=make_cursor(rows, limit))
 
 
 @router.post("", status_code=202)
@@ -127,7 +127,7 @@ def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -
 
 @router.get("/{backtest_id}")
 def get_backtest(
-    backtest_id: Annotated[UUID, Path(description="`id` of the backtest, as it was created or listed")],
+    backtest_id: Annotated[UUID, Path(description="`id` of the backtest")],
     caller: Read,
     database: Db,
 ) -> BacktestOut:

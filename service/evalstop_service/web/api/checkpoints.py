@@ -22,7 +22,7 @@ class CheckpointIn(Body):
 
     step: Step = Field(description="the training step that it holds", examples=[120])
     uri: Annotated[str, Field(min_length=1, max_length=4096), Plain] = Field(
-        description="where it is, as people and receivers will find it", examples=["s3://runs/ppo/step-120"]
+        description="where people and receivers find it", examples=["s3://runs/ppo/step-120"]
     )
 
 
@@ -30,8 +30,8 @@ class RegisteredOut(Answer):
     """The checkpoint, and the current best checkpoint."""
 
     step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="as it was sent")
-    created: bool = Field(description="false: it was on record")
+    uri: str = Field(description="the URI that was sent")
+    created: bool = Field(description="false: it was already registered")
     best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
 
 
@@ -39,7 +39,7 @@ class CheckpointOut(Answer):
     """A checkpoint that is not superseded."""
 
     step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="where the trainer said it is")
+    uri: str = Field(description="the URI that the trainer reported")
     attempt: int = Field(description="the attempt that saved it")
     created_at: Time = Field(description="when it was registered")
 

@@ -48,18 +48,19 @@ _WITH_ACKNOWLEDGED: JsonDict = {
 
 
 class ReportIn(Body):
-    """The state of the job at its receiver: the stop is under way, the job is gone or parked, or the stop failed."""
+    """The state of the job, from its receiver: the stop is in progress, the job is gone or parked, or the stop
+    failed."""
 
     state: Literal["acknowledged", "confirmed", "parked", "failed"] = Field(
-        description="acknowledged: it is under way; confirmed: the job is gone; parked: it is set aside and can "
-        "return; failed: it cannot be ended, or parked"
+        description="acknowledged: in progress; confirmed: the job is gone; parked: it is set aside and can "
+        "resume; failed: it cannot be ended or parked"
     )
-    actor: Name | None = Field(None, description="by default the name of the key")
+    actor: Name | None = Field(None, description="default: the name of the key")
     reason: Line = Field("", description="for people")
     details: dict[Annotated[str, Plain], Any] = Field(
         default_factory=dict,
         max_length=100,
-        description="what the scheduler says of the job, such as its exit status",
+        description="what the scheduler reports about the job, such as its exit status",
         examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}],
     )
 
@@ -139,7 +140,7 @@ def release_decision(
 
 @router.post("/{decision_id}/undo")
 def undo_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Take back a requested stop, or have a parked job return: receivers are asked to resume it, where they can."""
+    """Undo a requested stop, or resume a parked job: receivers are asked to resume it if they can."""
     return _apply_command(database, caller, decision_id, Undone, body, now)
 
 
@@ -154,7 +155,7 @@ def report_decision(decision_id: DecisionId, body: ReportIn, caller: Report, dat
 
 @router.get("/{decision_id}/outcomes")
 def list_decision_outcomes(decision_id: DecisionId, caller: Read, database: Db) -> OutcomesOut:
-    """All outcomes of the attempt that the decision is about, by people and from later evals."""
+    """All outcomes of the decision's attempt, by people and from later evals."""
     with database.reading() as tx:
         decision = _load_decision(tx, caller.project_id, decision_id)
         return view_outcomes(tx, decision.run_id, decision.attempt)
@@ -168,7 +169,7 @@ def label_decision(decision_id: DecisionId, body: OutcomeIn, caller: Operate, da
 
 
 def read_label(body: OutcomeIn, caller: Operate, now: datetime) -> commands.Label:
-    """What the caller says was true."""
+    """The label that the caller gives."""
     return commands.Label(body.outcome, body.turn_step, body.note, body.actor or caller.actor, now)
 
 
@@ -180,8 +181,8 @@ def _apply_command(
     body: ActionIn,
     now: datetime,
 ) -> DecisionOut:
-    said = command(now, body.actor or caller.actor, body.reason)
-    return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, said, caller.actor))
+    action = command(now, body.actor or caller.actor, body.reason)
+    return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, action, caller.actor))
 
 
 def _require_addressed(database: Database, caller: Caller, decision_id: UUID) -> None:
@@ -191,7 +192,9 @@ def _require_addressed(database: Database, caller: Caller, decision_id: UUID) ->
     with database.reading() as tx:
         decision = _load_decision(tx, caller.project_id, decision_id)
         if outbox.list_stop_endpoints(tx, decision.run_id, decision.id).isdisjoint(caller.key.endpoint_ids):
-            raise Problem(403, ProblemKind.SCOPE_MISSING, "it is bound to endpoints that this stop was not sent to")
+            raise Problem(
+                403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints that this stop was not sent to"
+            )
 
 
 def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:

@@ -1,4 +1,4 @@
-"""The roles of metrics in requests."""
+"""The metric roles in requests."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from evalstop_service.web.api.schemas import Name, Plain, Role
 AnyRole = TypeVar("AnyRole", bound=Role)
 
 MOST_EVALS = 32
-"""Evals of a run: each score needs all of them in memory."""
+"""Maximum number of evals of a run: computing a score needs all of them in memory."""
 
 
 def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
     roles = [role.role for role in metrics.values()]
     twice = {role for role in roles if roles.count(role) > 1 and role != "eval"}
     if twice:
-        raise ValueError(f"one metric a role except eval, but {', '.join(sorted(twice))} has more")
+        raise ValueError(f"only the role eval may have several metrics, but so has {', '.join(sorted(twice))}")
     if roles.count("eval") > MOST_EVALS:
-        raise ValueError(f"a run has up to {MOST_EVALS} evals; leave some out")
+        raise ValueError(f"a run may have at most {MOST_EVALS} evals")
     return metrics
 
 
@@ -36,15 +36,15 @@ _OF_EVALS: JsonDict = {
 
 
 class WeighedRole(Role):
-    """The role of a metric, and of an eval what it counts among several."""
+    """The role of a metric, and the weight of an eval among several."""
 
     model_config = ConfigDict(json_schema_extra=_OF_EVALS)
 
     weight: Annotated[float, Field(ge=0.001, le=1000)] | None = Field(
-        None, description="of an eval beside others: its share in their mean, by which the run is judged; by default 1"
+        None, description="with several evals: its weight in the mean that judges the run; default 1"
     )
     critical: bool = Field(
-        False, description="of an eval beside others: if it falls for good the run is stopped, whatever the mean does"
+        False, description="with several evals: if this one falls for good, the run is stopped, whatever the mean does"
     )
 
     @model_validator(mode="after")
@@ -66,14 +66,14 @@ _WITH_EVAL: JsonDict = {
 
 
 class DeclaredRole(WeighedRole):
-    """The role of a metric, and of the eval how it is measured."""
+    """The role of a metric, and the version of an eval."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [_OF_EVALS, _WITH_EVAL]})
 
     version: EvalVersion | None = Field(
         None,
-        description="of the eval: what its measurement is called (grader, eval set, number of prompts). Another one "
-        "than on record means that it changes from the next step on",
+        description="of an eval: a name for how it is measured (grader, eval set, number of prompts). A different one "
+        "than recorded means that the measurement changes from the next step on",
     )
 
     @model_validator(mode="after")
@@ -91,7 +91,7 @@ Watched = Annotated[
 
 
 def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricFields]:
-    """The roles of metrics with their directions, by default minimize for KL and loss."""
+    """Fill in missing directions: minimize for KL and loss."""
     completed: dict[str, MetricFields] = {}
     for metric, role in metrics.items():
         lower = role.role in ("kl", "loss")
@@ -104,7 +104,7 @@ def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricF
 
 
 def read_eval_version(metrics: Mapping[str, DeclaredRole]) -> str | None:
-    """What the measurement of the evals is called: of several with their names, since each may change."""
+    """The version of the evals; with several evals it includes their names, since each may change."""
     named = {metric: role.version for metric, role in sorted(metrics.items()) if role.version}
     if sum(role.role == "eval" for role in metrics.values()) == 1:
         return next(iter(named.values()), None)

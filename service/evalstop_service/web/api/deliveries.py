@@ -27,13 +27,13 @@ router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRout
 
 
 class AttemptOut(Answer):
-    """One attempt. A missing number belongs to a worker that died."""
+    """One attempt. A number is missing if a worker died during that attempt."""
 
     number: int = Field(description="counted from 1")
     at: Time = Field(description="when it ended")
     duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
-    status_code: int | None = Field(description="of the answer; null: there was none")
-    error: str | None = Field(description="why it did not succeed; null: it did")
+    status_code: int | None = Field(description="HTTP status of the answer; null: no answer")
+    error: str | None = Field(description="why it failed; null: it succeeded")
     url: str | None = Field(description="where it was sent")
     answer: str | None = Field(description="the start of the response")
 
@@ -41,18 +41,18 @@ class AttemptOut(Answer):
 class DeliveryOut(Answer):
     """One event on its way to one endpoint."""
 
-    id: UUID = Field(description="to retry or read it by")
+    id: UUID = Field(description="id of the delivery")
     run_id: UUID = Field(description="the run that the event is about")
-    event_id: UUID = Field(description="the `webhook-id`, by which receivers drop repeats")
+    event_id: UUID = Field(description="the `webhook-id`, with which receivers drop repeats")
     event_type: str = Field(description="what happened")
     decision_id: UUID | None = Field(description="the decision that the event is about; null: none")
     endpoint_id: UUID = Field(description="the endpoint that it goes to")
-    url: str = Field(description="of the endpoint, as it is now")
+    url: str = Field(description="current URL of the endpoint")
     state: DeliveryState = Field(description="waiting, delivered, dead or cancelled")
-    attempts: int = Field(description="how often it was sent")
-    due_at: Time = Field(description="not sent before")
+    attempts: int = Field(description="number of attempts")
+    due_at: Time = Field(description="it is not sent before this time")
     last_error: str | None = Field(description="why the last attempt failed, or why it was cancelled; null: neither")
-    created_at: Time = Field(description="when the event was made")
+    created_at: Time = Field(description="when the event was created")
     settled_at: Time | None = Field(description="when it was delivered, given up or cancelled; null: not yet")
     log: list[AttemptOut] = Field(description="every attempt, oldest first")
 
@@ -60,9 +60,9 @@ class DeliveryOut(Answer):
 class RequestOut(Answer):
     """The request. Each attempt adds `webhook-timestamp` and `webhook-signature`, which are not stored."""
 
-    method: Literal["POST"] = Field("POST", description="of the HTTP request")
+    method: Literal["POST"] = Field("POST", description="HTTP method")
     url: str = Field(description="where it goes")
-    headers: dict[str, str] = Field(description="those that are the same in each attempt")
+    headers: dict[str, str] = Field(description="headers that are the same in each attempt")
     body: str = Field(description="JSON in the format of the endpoint")
 
 
@@ -82,10 +82,10 @@ class DeliveryPage(Page):
 def list_deliveries(
     caller: Read,
     database: Db,
-    state: Annotated[DeliveryState | None, Query(description="in this state")] = None,
-    endpoint_id: Annotated[UUID | None, Query(description="to this endpoint")] = None,
-    run_id: Annotated[UUID | None, Query(description="about this run")] = None,
-    event_type: Annotated[EventType | None, Query(description="of such events")] = None,
+    state: Annotated[DeliveryState | None, Query(description="deliveries in this state")] = None,
+    endpoint_id: Annotated[UUID | None, Query(description="deliveries to this endpoint")] = None,
+    run_id: Annotated[UUID | None, Query(description="deliveries of events about this run")] = None,
+    event_type: Annotated[EventType | None, Query(description="deliveries of events of this type")] = None,
     since: Since = None,
     until: Until = None,
     cursor: Cursor = None,
@@ -111,7 +111,7 @@ def list_deliveries(
 
 @router.get("/{delivery_id}")
 def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
-    """A delivery with its request and every attempt at it."""
+    """A delivery with its request and every attempt."""
     with database.reading() as tx:
         delivery = deliveries.find_delivery(tx, caller.project_id, delivery_id)
         if delivery is None:
@@ -135,5 +135,5 @@ def retry_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: 
 
 
 def view_delivery(tx: Transaction, delivery: Delivery) -> DeliveryOut:
-    """A delivery with all attempts at it."""
+    """A delivery with all its attempts."""
     return DeliveryOut.model_validate(vars(delivery) | {"log": deliveries.list_attempts(tx, delivery)})

@@ -39,23 +39,23 @@ class EndpointIn(Body):
     """A new endpoint."""
 
     url: Address = Field(
-        description="where events are posted to; with the format email mailto:ADDRESS or mailto:owner",
+        description="where events are posted; for the format email, mailto:ADDRESS or mailto:owner",
         examples=["https://receiver.example:8788/"],
     )
     event_types: EventTypes = Field(
         ["run.stop_requested"],
-        description="the types of events that it gets; `*`: all that ask nobody to act",
+        description="the types of events that it gets; `*`: all that require no action",
         examples=[["run.stop_requested"], ["*"]],
     )
     format: FormatIn = Field(
-        Format.STANDARD, description="standard for receivers; slack, teams (an adaptive card) and email for people"
+        Format.STANDARD, description="standard for receivers; slack, teams (an Adaptive Card) and email for people"
     )
 
 
 class EndpointChange(Body):
-    """Changes of an endpoint; fields that are left out keep their value."""
+    """Changes to an endpoint; omitted fields keep their values."""
 
-    url: Address | None = Field(None, description="waiting deliveries go there, too")
+    url: Address | None = Field(None, description="waiting deliveries go there too")
     event_types: EventTypes | None = Field(None, description="the types of events that it gets from now on")
     format: FormatIn | None = Field(None, description="standard for receivers; slack, teams and email for people")
     enabled: bool | None = Field(None, description="false: nothing is sent there")
@@ -64,25 +64,25 @@ class EndpointChange(Body):
 class EndpointOut(Answer):
     """An endpoint without its secret."""
 
-    id: UUID = Field(description="to change or test it by")
-    url: str = Field(description="where events are posted to; `pull:NAME`: they are fetched")
+    id: UUID = Field(description="id of the endpoint")
+    url: str = Field(description="where events are posted; `pull:NAME`: a receiver fetches them")
     event_types: list[str] = Field(description="the types of events that it gets; `*`: all that ask nobody to act")
-    format: Format = Field(description="how events are written for it")
+    format: Format = Field(description="the format of its events")
     enabled: bool = Field(description="false: nothing is sent there")
-    created_at: Time = Field(description="when it was added")
+    created_at: Time = Field(description="when it was created")
     failures: int = Field(description="consecutive failures")
     open_until: Time | None = Field(description="paused after repeated failures until this time")
-    previous_secret_until: Time | None = Field(description="until then the previous secret signs too")
+    previous_secret_until: Time | None = Field(description="the previous secret also signs until then")
     public_key: str = Field(
-        description="of the pair that signs along (`v1a`): a receiver that knows no more can forge nothing",
+        description="public key of the `v1a` signatures: a receiver that has only this key cannot forge events",
         examples=["whpk_..."],
     )
 
 
 class EndpointWithSecret(EndpointOut):
-    """An endpoint with its signing secret, which is shown once."""
+    """An endpoint with its signing secret, which is shown only once."""
 
-    secret: str = Field(description="verifies the signature of what arrives; shown once", examples=["whsec_..."])
+    secret: str = Field(description="verifies the signatures of events; shown only once", examples=["whsec_..."])
 
 
 class EndpointList(Answer):

@@ -1,4 +1,4 @@
-"""Requests to evaluate now: listed for whoever evaluates, and answered."""
+"""Requests to evaluate now: list and answer them."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ router = APIRouter(tags=["eval requests"], route_class=JsonRoute)
 
 
 class EvalAnswerIn(Body):
-    """What a paired evaluation found: the score of the current checkpoint less that of the best one."""
+    """The result of a paired evaluation: the score of the current checkpoint minus that of the best one."""
 
     difference: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        description="in the unit of the eval metric, as it is posted", examples=[-0.021]
+        description="in the unit of the eval metric", examples=[-0.021]
     )
     stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        description="the standard error of the difference, of the same prompts", examples=[0.008]
+        description="the standard error of the difference, on the same prompts", examples=[0.008]
     )
     prompts: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None = Field(
-        None, description="how many both checkpoints were scored on"
+        None, description="number of prompts on which both were scored"
     )
 
 
 class EvalRequestOut(Answer):
-    """A paired evaluation that was asked for, and its answer."""
+    """A requested paired evaluation, and its answer."""
 
-    id: UUID = Field(description="to answer it by")
+    id: UUID = Field(description="id of the request")
     run_id: UUID = Field(description="the run that is suspected to have turned")
     attempt: int = Field(description="the attempt of the run")
-    step: int = Field(description="the evaluation is of the first checkpoint registered from this step on")
-    best_checkpoint: CheckpointPlaceOut = Field(description="what the current checkpoint is compared with")
+    step: int = Field(description="evaluate the first checkpoint registered at or after this step")
+    best_checkpoint: CheckpointPlaceOut = Field(description="the checkpoint to compare with")
     current_checkpoint: CheckpointPlaceOut | None = Field(
-        description="the first that is registered from the request's step on; null: there is none yet"
+        description="the first one registered at or after the request's step; null: none yet"
     )
-    number: int = Field(description="1 for the run's first")
-    multiplier: int = Field(description="so many times the prompts of a usual eval")
-    seed: int = Field(description="from which both draw their prompts")
-    probability: float | None = Field(description="that the run had turned, when it was asked for")
-    created_at: Time = Field(description="when it was asked for")
-    deadline_at: Time = Field(description="until then it can be answered")
-    answered_at: Time | None = Field(description="null: it has no answer")
+    number: int = Field(description="1 for the run's first request")
+    multiplier: int = Field(description="number of prompts, as a multiple of a usual eval")
+    seed: int = Field(description="both evaluations draw their prompts with this seed")
+    probability: float | None = Field(description="probability that the run had turned, at the time of the request")
+    created_at: Time = Field(description="when it was requested")
+    deadline_at: Time = Field(description="it can be answered until then")
+    answered_at: Time | None = Field(description="null: not answered")
     actor: str | None = Field(description="who answered")
-    difference: float | None = Field(description="the current score less the best one, in the unit of the eval metric")
+    difference: float | None = Field(description="the current score minus the best one, in the unit of the eval metric")
     stderr: float | None = Field(description="the standard error of the difference")
-    prompts: int | None = Field(description="how many both checkpoints were scored on")
-    probability_after: float | None = Field(description="that the run had turned, once the answer was weighed")
+    prompts: int | None = Field(description="number of prompts on which both were scored")
+    probability_after: float | None = Field(description="probability that the run had turned, including the answer")
 
 
 class EvalRequestList(Answer):
@@ -72,10 +72,10 @@ class EvalRequestList(Answer):
 
 
 class EvalAnsweredOut(Answer):
-    """The answer as it stands, and the verdict that it led to."""
+    """The recorded answer, and the resulting verdict."""
 
-    request: EvalRequestOut = Field(description="with its answer")
-    verdict: VerdictOut = Field(description="of the run, with the answer weighed")
+    request: EvalRequestOut = Field(description="the request with its answer")
+    verdict: VerdictOut = Field(description="the run's verdict, including the answer")
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
 
 
@@ -84,10 +84,10 @@ def list_open_eval_requests(
     caller: AnyScope,
     database: Db,
     now: Now,
-    run_id: Annotated[list[UUID], Query(max_length=100, description="of these runs; all by default")] = [],  # noqa: B006 - FastAPI copies it
+    run_id: Annotated[list[UUID], Query(max_length=100, description="requests of these runs; default: all")] = [],  # noqa: B006 - FastAPI copies it
     limit: Limit = 50,
 ) -> EvalRequestList:
-    """The requests that wait for an answer, those first that close first."""
+    """The open requests, by deadline."""
     with database.reading() as tx:
         return _view_requests(tx, eval_requests.list_open_requests(tx, caller.project_id, run_id, now, limit))
 
@@ -103,14 +103,14 @@ def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> EvalReq
 @router.post("/runs/{run_id}/eval-requests/{request_id}/answer")
 def answer_eval_request(
     run_id: RunId,
-    request_id: Annotated[UUID, Path(description="`id` of the request, as listed or sent in an event")],
+    request_id: Annotated[UUID, Path(description="`id` of the request")],
     body: EvalAnswerIn,
     caller: IngestOrReport,
     committer: Commit,
     database: Db,
     clock: Tell,
 ) -> EvalAnsweredOut:
-    """Answer a request. The same answer sent again changes nothing; another one is refused (409)."""
+    """Answer a request. Repeating the same answer changes nothing; a different one is refused (409)."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
         request = _get_request(tx, run_id, request_id)
@@ -119,7 +119,7 @@ def answer_eval_request(
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
     if receipt.conflicts:
         stored = receipt.conflicts[0].stored_value
-        raise Conflict(f"this request was answered before, with a difference of {stored:g}; the first answer stands")
+        raise Conflict(f"this request was already answered, with a difference of {stored:g}; the first answer stands")
     now: datetime = clock()
     with database.reading() as tx:
         answered = _get_request(tx, run_id, request_id)

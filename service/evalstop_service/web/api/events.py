@@ -26,7 +26,7 @@ class EventSchemas(RootModel[dict[str, EventSchema]]):
 
 @router.get("/schemas")
 def list_event_schemas(caller: Read) -> EventSchemas:
-    """The JSON Schema (2020-12) of every type of event, by its type, each with an example."""
+    """The JSON Schemas (2020-12) of all event types, by type, each with an example."""
     return EventSchemas({event_type: EventSchema(event_schema(event_type)) for event_type in EventType})
 
 
@@ -34,5 +34,5 @@ def list_event_schemas(caller: Read) -> EventSchemas:
 def get_event_schema(event_type: Annotated[str, Path(description="such as run.stopped")], caller: Read) -> EventSchema:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     if event_type not in list(EventType):
-        raise NotFound(f"there is no event {event_type!r}; there are {', '.join(EventType)}")
+        raise NotFound(f"there is no event {event_type!r}; the types are {', '.join(EventType)}")
     return EventSchema(event_schema(EventType(event_type)))

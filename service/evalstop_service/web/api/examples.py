@@ -1,4 +1,4 @@
-"""Examples for the OpenAPI document: one story, a run whose eval turned at step 120, by the names of fields."""
+"""Examples for the OpenAPI document, by field name: all of one run, whose eval turned at step 120."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ FIELDS: dict[str, Any] = {
     "PrecisionOut.group_by": ["policy"],
     "ProblemDetails.status": 422,
     "ProblemDetails.title": "The request is not valid",
-    "ProblemDetails.detail": "1 thing wrong with the request; nothing of it was stored",
+    "ProblemDetails.detail": "the request has 1 error; nothing was stored",
     "ProblemDetails.type": "/problems#invalid_request",
     "ProblemDetails.code": "invalid_request",
     "ProjectOut.name": "alignment",
@@ -195,23 +195,23 @@ FIELDS: dict[str, Any] = {
     "RunOut.should_stop": True,
     "SettleIn.error": "",
     "SettleIn.status": 202,
-    "StreamProblem.detail": "it ends in the middle, after 4096 bytes unpacked. The first 3 lines were stored",
+    "StreamProblem.detail": "it is truncated, after 4096 decompressed bytes. The first 3 lines were stored",
     "StreamProblem.lines_stored": 3,
     "StreamProblem.status": 400,
-    "StreamProblem.title": "The body cannot be unpacked",
+    "StreamProblem.title": "The body cannot be decompressed",
     "ActionIn.reason": "the eval set was broken this morning",
 }
-"""Values of fields by name, or by schema and name where one schema has a value of its own."""
+"""Example values by field name, or by schema and field name for a value that only one schema has."""
 
 
 def add_examples(components: dict[str, Any]) -> None:
-    """Give every schema an example that is composed of the values of its fields."""
+    """Add to every schema an example composed of the values of its fields."""
     for name, schema in components.items():
         schema["examples"] = [_build(schema, components, name)]
 
 
 def _build(schema: dict[str, Any], components: dict[str, Any], name: str, field: str = "") -> Any:
-    """An example of a schema: the story's value, the schema's own, its first choice, or one of its parts."""
+    """An example of a schema: from the table above, the schema's own, its first choice, or built from its parts."""
     for key in (f"{name}.{field}", field):
         if field and key in FIELDS and not _refers(schema):
             return FIELDS[key]

@@ -22,12 +22,12 @@ router = APIRouter(tags=["health"])
 class Health(Answer):
     """The probe succeeded."""
 
-    status: str = Field("ok", description="always ok; a probe that fails answers a problem")
+    status: str = Field("ok", description="always ok; a failing probe returns a problem")
 
 
 @router.get("/livez")
 def check_liveness() -> Health:
-    """The process answers."""
+    """The process is running."""
     return Health()
 
 
@@ -38,11 +38,11 @@ def check_readiness(database: Db) -> Health:
         revision = schema.current_revision(database)
     except sa.exc.SQLAlchemyError as error:
         log.warning("the database does not answer: %s", error)
-        raise Problem(503, ProblemKind.DATABASE_AWAY, "the log of the service says why") from error
+        raise Problem(503, ProblemKind.DATABASE_AWAY, "the service's log has the reason") from error
     if not schema.is_served(revision):
         raise Problem(
             503,
             ProblemKind.SCHEMA_TOO_OLD,
-            f"it is at {revision}, {schema.needed_revision()} is needed; run `evalstop migrate`",
+            f"the schema is at {revision}, but {schema.needed_revision()} is required; run `evalstop migrate`",
         )
     return Health()

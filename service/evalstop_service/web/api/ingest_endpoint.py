@@ -1,9 +1,9 @@
-"""Batches of observations that are plain and complete, read straight from the socket, in front of FastAPI.
+"""The fast path for plain batches of observations: an ASGI endpoint in front of FastAPI.
 
-Nearly all requests of a busy service are alike: a known key, one JSON object, finite numbers. msgspec reads them at a
-tenth of the cost of the route. What it does not understand completely is passed on, body included, to the FastAPI route
-of the same path, which has msgspec read it again once pydantic has found nothing wrong. This endpoint refuses nothing,
-and a test checks that the route would give the same answer to whatever is accepted here.
+Nearly all requests of a busy service are alike: a known key, one JSON object, finite numbers. msgspec decodes them at a
+tenth of the cost of the route. Any other request is passed on, including its body, to the FastAPI route of the same
+path, which validates it with pydantic and then decodes it with msgspec. This endpoint refuses nothing, and a test
+checks that the route gives the same answer to everything that is accepted here.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 
 class IngestEndpoint:
-    """ASGI middleware in front of the app; `max_bytes` is the app's own limit of a body, `pool` counts those that are
-    arriving in pieces."""
+    """ASGI middleware in front of the app; `max_bytes` is the app's limit for a body, `pool` counts bodies that
+    arrive in chunks."""
 
     path = "/api/v1/runs/{run_id}/observations"
 
@@ -88,7 +88,7 @@ class IngestEndpoint:
         except Exception as error:
             await _answer_error(error, scope, receive, send)
             return
-        # Of a key that is bound to networks the route knows what trusted proxies say of its address.
+        # For keys that are bound to networks, the route knows the client's address from trusted proxies.
         if (
             key is None
             or key.project_id is None
@@ -119,7 +119,7 @@ class IngestEndpoint:
         await send({"type": "http.response.body", "body": document})
 
     async def _read(self, key: Key, receive: Receive) -> tuple[bytes, Event | None]:
-        """The whole body, or as much as came before something else did or too much was held in all, and that."""
+        """The body, and None if it is complete; else the part read so far, and the event that came next."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
@@ -140,7 +140,7 @@ class IngestEndpoint:
             self._pool.release(sender, size)
 
     def _find_secret(self, scope: Scope) -> str | None:
-        """The bearer secret of a request that this endpoint may read: its body is short and plain JSON."""
+        """The bearer secret of a request that this endpoint can handle: one with a short, plain JSON body."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in _HEADERS:
@@ -166,14 +166,15 @@ async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: 
 
 
 def read(body: bytes) -> tuple[PostedObservation, ...] | None:
-    """The points of a batch that is understood completely; None for any other."""
+    """The observations of a batch that can be decoded completely; None for any other."""
     try:
         batch = _decode(body)
     except UNREADABLE:
         return None
     points = batch.observations
-    # The reader takes the last of a name that stands twice. Then there are more of it than points, as there are when
-    # a metric bears a field's name or a field is null: the FastAPI route tells these apart.
+    # The decoder takes the last of duplicate names. Then a name occurs more often than there are observations, as it
+    # also
+    # does when a metric has a field's name or a field is null: the FastAPI route distinguishes these cases.
     count, stderrs, times = body.count, body.count(b'"stderr"'), body.count(b'"time"')
     if (
         b"\\" in body
@@ -195,7 +196,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _again(body: bytes, rest: Event | None, receive: Receive) -> Receive:
-    """What the next reader receives: what was read already, then the rest."""
+    """A `receive` that replays what was already read, then continues."""
     waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": rest is not None}]
     if rest is not None:
         waiting.append(rest)

@@ -21,7 +21,7 @@ NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
 
 NetworkIn = Annotated[str, Field(min_length=1, max_length=50), Rule(check_network, {"pattern": NETWORK})]
 IdIn = Annotated[UUID, Field(strict=False)]
-KeyId = Annotated[UUID, Path(description="`id` of the key, as it was created or listed")]
+KeyId = Annotated[UUID, Path(description="`id` of the key")]
 
 router = APIRouter(tags=["keys"], route_class=JsonRoute)
 
@@ -29,21 +29,21 @@ router = APIRouter(tags=["keys"], route_class=JsonRoute)
 class KeyIn(Body):
     """A new key of this project."""
 
-    name: Name = Field(description="for people; stands in the audit log", examples=["trainers"])
+    name: Name = Field(description="for people; shown in the audit log", examples=["trainers"])
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=5, fail_fast=True)] = Field(
         description="what it may do", examples=[["ingest"]]
     )
-    expires_at: Time | None = Field(None, description="when it stops working; null: never")
+    expires_at: Time | None = Field(None, description="when it expires; null: never")
     networks: Annotated[list[NetworkIn], Field(max_length=50, fail_fast=True)] = Field(
-        [], description="CIDRs of the addresses from which it is taken; none: from anywhere"
+        [], description="CIDRs of the networks from which it is accepted; none: any"
     )
     endpoint_ids: Annotated[list[IdIn], Field(max_length=50, fail_fast=True)] = Field(
-        [], description="with report alone: the endpoints whose stops it may fetch and report on; none: all"
+        [], description="for the scope report: the endpoints whose stops it may fetch and report on; none: all"
     )
 
     @property
     def limits(self) -> KeyLimits:
-        """What narrows the key beside its scopes."""
+        """The limits of the key in addition to its scopes."""
         return KeyLimits(self.expires_at, tuple(self.networks), tuple(self.endpoint_ids))
 
 
@@ -51,29 +51,29 @@ class RotationIn(Body):
     """How a key is rotated."""
 
     overlap_seconds: float = Field(
-        86_400.0, ge=0, le=30 * 86_400, description="for which the secret that it has now is taken as well"
+        86_400.0, ge=0, le=30 * 86_400, description="how long the current secret stays valid"
     )
 
 
 class KeyOut(Answer):
     """A key without its secret."""
 
-    id: UUID = Field(description="to rotate or revoke it by")
-    name: str = Field(description="for people; stands in the audit log")
+    id: UUID = Field(description="id of the key")
+    name: str = Field(description="for people; shown in the audit log")
     scopes: list[Scope] = Field(description="what it may do")
-    created_at: Time = Field(description="when it was made")
-    revoked_at: Time | None = Field(description="since then it is refused; null: it is in use")
-    expires_at: Time | None = Field(description="from then on it is refused; null: never")
-    last_used_at: Time | None = Field(description="to the hour")
-    networks: list[str] = Field(description="CIDRs of the addresses from which it is taken; empty: from anywhere")
+    created_at: Time = Field(description="when it was created")
+    revoked_at: Time | None = Field(description="when it was revoked; null: it is valid")
+    expires_at: Time | None = Field(description="when it expires; null: never")
+    last_used_at: Time | None = Field(description="when it was last used, to the hour")
+    networks: list[str] = Field(description="CIDRs of the networks from which it is accepted; empty: any")
     endpoint_ids: list[UUID] = Field(description="the endpoints whose stops it may fetch and report on; empty: all")
-    previous_until: Time | None = Field(description="until then the secret before the rotation is taken too")
+    previous_until: Time | None = Field(description="the secret before the rotation stays valid until then")
 
 
 class NewKeyOut(KeyOut):
-    """A key with its secret, which is shown once."""
+    """A key with its secret, which is shown only once."""
 
-    key: str = Field(description="the secret to send as a bearer token; shown once")
+    key: str = Field(description="the secret to send as a bearer token; shown only once")
 
 
 class KeyList(Answer):
@@ -84,7 +84,7 @@ class KeyList(Answer):
 
 @router.get("/key")
 def get_own_key(caller: AnyScope) -> KeyOut:
-    """The key of the request: what it may do, and until when."""
+    """The key of the request, with its scopes and expiry."""
     return KeyOut.model_validate(caller.key)
 
 
@@ -105,7 +105,7 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
 
 @router.post("/keys/{key_id}/rotate")
 def rotate_key(key_id: KeyId, body: RotationIn, caller: Admin, database: Db, key_cache: Keys, now: Now) -> NewKeyOut:
-    """Give a key a new secret. Its id and all that is on record of it stay."""
+    """Give a key a new secret. Its id and its records stay."""
     key, secret = api_keys.rotate_key(database, key_cache, caller.author(now), key_id, body.overlap_seconds)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 

@@ -1,8 +1,8 @@
-"""Kubeflow Trainer's progress reports: what transformers' `KubeflowCallback` posts every few seconds at most.
+"""Kubeflow Trainer's progress reports, which transformers' `KubeflowCallback` posts at most every few seconds.
 
-A report holds the latest value of every metric, whenever it was logged, beside the step that training has come to. So a
-value counts as new only when it differs from the last one on record, and it stands at the step of the report, which is
-later than the one at which it was logged.
+A report holds the latest value of every metric, whenever it was logged, and the current step. So a value counts as new
+only when it differs from the last recorded one, and it is stored at the step of the report, which is later than the
+step at which it was logged.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STEP, TOTAL_STEPS = "current_step", "total_steps"
 
 
 class ReportedMetric(BaseModel):
-    """A metric and its latest value, as a text."""
+    """A metric and its latest value, as a string."""
 
     model_config = ConfigDict(extra="ignore")
 
     name: Name = Field(description="the name of the series", examples=["eval_loss"])
-    value: Annotated[str, Field(max_length=100)] = Field(description="a number, as a text", examples=["0.61"])
+    value: Annotated[str, Field(max_length=100)] = Field(description="a number, as a string", examples=["0.61"])
 
 
 class TrainerStatus(BaseModel):
@@ -40,48 +40,50 @@ class TrainerStatus(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    metrics: Annotated[list[ReportedMetric], Field(max_length=1000)] = Field([], description="the latest value of each")
+    metrics: Annotated[list[ReportedMetric], Field(max_length=1000)] = Field(
+        [], description="the latest value of each metric"
+    )
 
 
 class ProgressIn(BaseModel):
-    """A report, of which only the metrics are looked at."""
+    """A report, of which only the metrics are used."""
 
     model_config = ConfigDict(extra="ignore")
 
-    trainerStatus: TrainerStatus = Field(description="what the trainer tells of itself")  # noqa: N815 - Kubeflow's word
+    trainerStatus: TrainerStatus = Field(description="status reported by the trainer")  # noqa: N815 - Kubeflow's name
 
 
 class ProgressOut(Answer):
-    """What became of a report."""
+    """The result of a report."""
 
     run_id: str = Field(description="the run of this name")
     accepted: int = Field(description="values that were new")
-    should_stop: bool = Field(description="nobody at the other end reads it: the job has to be ended by a receiver")
+    should_stop: bool = Field(description="the callback ignores it: a receiver must end the job")
 
 
 @router.post("/{name}")
 def post_kubeflow_report(
-    name: Annotated[Name, Path(description="of the run", examples=["ppo-7b-seed3"])],
+    name: Annotated[Name, Path(description="name of the run", examples=["ppo-7b-seed3"])],
     body: ProgressIn,
     caller: Ingest,
     committer: Commit,
     database: Db,
     now: Now,
 ) -> ProgressOut:
-    """Take a report in for the run of this name, which is opened by its first one."""
-    told = {item.name: number for item in body.trainerStatus.metrics if (number := _number(item.value)) is not None}
-    total = told.pop(TOTAL_STEPS, None)
+    """Store a report of the run with this name; its first report opens the run."""
+    reported = {item.name: number for item in body.trainerStatus.metrics if (number := _number(item.value)) is not None}
+    total = reported.pop(TOTAL_STEPS, None)
     total_steps = int(total) if total is not None and 1 <= total <= MAX_STEP else None
     with database.reading() as tx:
         run = runs.find_run_by_name(tx, caller.project_id, name)
-    if run is None:  # one that has ended is not opened again by a report that comes late
+    if run is None:  # a late report does not reopen a run that has ended
         request = open_run.OpenRequest(
             name, recognise=True, total_steps=total_steps, actor=caller.actor, key=caller.key
         )
         run, _ = open_run.open_run(database, caller.project_id, request, now)
     elif total_steps not in (None, run.total_steps):
         open_run.tell_total_steps(database, caller.project_id, run.id, total_steps, caller.actor, now)
-    points = _new(run, told, database)
+    points = _new(run, reported, database)
     accepted, decision = 0, None
     if points:
         receipt = committer.submit_and_wait(Message(caller.project_id, run.id, Observations(points), caller.key.id))
@@ -90,18 +92,18 @@ def post_kubeflow_report(
     return ProgressOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
 
 
-def _new(run: Run, told: dict[str, float], database: Database) -> tuple[PostedObservation, ...]:
-    """What differs from the last values on record, at the step of the report; the last report of a run names none."""
+def _new(run: Run, reported: dict[str, float], database: Database) -> tuple[PostedObservation, ...]:
+    """The values that differ from the recorded ones, at the report's step; a run's last report has no step."""
     with database.reading() as tx:
         latest = {item.metric: item for item in observations.list_latest(tx, run.id)}
-    said = told.pop(STEP, None)
-    if said is not None and 0 <= said <= MAX_STEP:
-        step = int(said)
+    reported_step = reported.pop(STEP, None)
+    if reported_step is not None and 0 <= reported_step <= MAX_STEP:
+        step = int(reported_step)
     else:
         step = 0 if run.last_step is None else run.last_step + 1
     return tuple(
         PostedObservation(metric, step, value)
-        for metric, value in told.items()
+        for metric, value in reported.items()
         if metric not in latest or (latest[metric].value != value and latest[metric].step < step)
     )
 

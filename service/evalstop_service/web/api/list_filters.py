@@ -1,4 +1,4 @@
-"""What lists can be narrowed by: the same words in the API and on the pages."""
+"""The filters of lists, the same in the API and on the dashboard."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.web.api.schemas import Time
 
-Since = Annotated[Time | None, Query(description="made at this time or later")]
-Until = Annotated[Time | None, Query(description="made before this time")]
+Since = Annotated[Time | None, Query(description="created at this time or later")]
+Until = Annotated[Time | None, Query(description="created before this time")]
 OfPolicy = Annotated[Name | None, Query(description="by a policy of this name")]
 
 
@@ -31,25 +31,27 @@ Label = Annotated[str, Field(max_length=2300), Plain, Rule(_check_label, {"patte
 
 
 class RunQuery(BaseModel):
-    """Which runs to list; what is left out does not matter."""
+    """Which runs to list; omitted filters match every run."""
 
-    name: Annotated[str, Field(max_length=256), Plain] | None = Field(None, description="part of it")
-    status: RunStatus | None = Field(None, description="whether it runs, or how it ended")
-    verdict: Call | None = Field(None, description="what its policy says of it now")
+    name: Annotated[str, Field(max_length=256), Plain] | None = Field(None, description="part of the name")
+    status: RunStatus | None = Field(None, description="running, or how it ended")
+    verdict: Call | None = Field(None, description="its policy's current verdict")
     policy: Name | None = Field(None, description="watched by a policy of this name")
     mode: Mode | None = Field(None, description="enforce: a stop is carried out; shadow: it is recorded")
-    owner: Name | None = Field(None, description="as the run has it, letter by letter")
-    group: Name | None = Field(None, description="as the run has it, letter by letter")
-    tag: Annotated[list[Name], Field(max_length=10)] = Field([], description="a tag that it has; of several, each")
-    label: Annotated[list[Label], Field(max_length=10)] = Field(
-        [], description="NAME=VALUE, a label that it has; of several, each"
+    owner: Name | None = Field(None, description="the owner, exactly")
+    group: Name | None = Field(None, description="the group, exactly")
+    tag: Annotated[list[Name], Field(max_length=10)] = Field(
+        [], description="a tag of the run; with several, all must match"
     )
-    job_kind: Name | None = Field(None, description="its label of this name")
+    label: Annotated[list[Label], Field(max_length=10)] = Field(
+        [], description="NAME=VALUE, a label of the run; with several, all must match"
+    )
+    job_kind: Name | None = Field(None, description="its label job_kind")
     since: Time | None = Field(None, description="opened at this time or later")
     until: Time | None = Field(None, description="opened before this time")
 
     def to_filter(self, before: UUID | None = None) -> RunFilter:
-        """The filter as the store takes it; `before`: the last run of the page before."""
+        """The filter for the store; `before`: the last run of the previous page."""
         labels = [(name, value) for name, _, value in (item.partition("=") for item in self.label)]
         return RunFilter(
             name=self.name or None,
@@ -68,7 +70,7 @@ class RunQuery(BaseModel):
 
 
 class RunListQuery(RunQuery):
-    """Which runs to list, and which page of them."""
+    """Which runs to list, and which page."""
 
-    cursor: UUID | None = Field(None, description="`next_cursor` of the page before; by default the first page")
-    limit: int = Field(50, ge=1, le=200, description="the most items of a page")
+    cursor: UUID | None = Field(None, description="`next_cursor` of the previous page; default: the first page")
+    limit: int = Field(50, ge=1, le=200, description="maximum number of items per page")

@@ -1,4 +1,4 @@
-"""The answer to a batch of observations, the same whichever way the batch came in."""
+"""The response to a batch of observations, the same for every way to post one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _ObservationResult(Struct):
 
 
 def receipt_json(receipt: Receipt, now: datetime) -> bytes:
-    """What became of a batch, and where the run stands after it, as JSON."""
+    """The result of a batch and the resulting state of the run, as JSON."""
     conflicts = [
         _Conflict(item.point.metric, item.point.step, encode_number(item.stored_value), encode_number(item.point.value))
         for item in receipt.conflicts[:MOST_CONFLICTS]

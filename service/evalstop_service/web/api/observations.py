@@ -1,4 +1,4 @@
-"""Observations: posted in batches, counted once, read back by metric."""
+"""Routes of observations: post batches, and list the observations of a metric."""
 
 from __future__ import annotations
 
@@ -34,68 +34,72 @@ router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], 
 
 
 class ConflictOut(Answer):
-    """A point that is on record with another value, which stands."""
+    """An observation that was already stored with another value, which stands."""
 
     metric: str = Field(description="the name of the series")
     step: int = Field(description="the training step")
-    stored_value: Stored = Field(description="what is on record, and stands")
-    sent_value: Stored = Field(description="what was sent, and is not stored")
+    stored_value: Stored = Field(description="the stored value, which stands")
+    sent_value: Stored = Field(description="the sent value, which is not stored")
 
 
 class CheckpointPlaceOut(Answer):
-    """Where the model of a step was saved."""
+    """Where a checkpoint is stored."""
 
     step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="where the trainer said it is")
+    uri: str = Field(description="the URI that the trainer reported")
 
 
 class AskedOut(Answer):
-    """A paired evaluation that is asked for: of the best checkpoint and of the model of now."""
+    """A requested paired evaluation, of the best checkpoint and of the current one."""
 
-    id: UUID = Field(description="to answer it by")
-    step: int = Field(description="the evaluation is of the first checkpoint registered from this step on")
-    best_checkpoint: CheckpointPlaceOut = Field(description="what the current checkpoint is compared with")
-    multiplier: int = Field(description="so many times the prompts of a usual eval")
-    seed: int = Field(description="from which both draw their prompts")
-    deadline_at: Time = Field(description="until then it can be answered")
+    id: UUID = Field(description="id of the request")
+    step: int = Field(description="evaluate the first checkpoint registered at or after this step")
+    best_checkpoint: CheckpointPlaceOut = Field(description="the checkpoint to compare with")
+    multiplier: int = Field(description="number of prompts, as a multiple of a usual eval")
+    seed: int = Field(description="both evaluations draw their prompts with this seed")
+    deadline_at: Time = Field(description="it can be answered until then")
 
 
 class ReceiptOut(Answer):
-    """What became of the batch, and where the run stands after it. All of it is durable."""
+    """The result of the batch, and the resulting state of the run. Everything is durable."""
 
-    accepted: int = Field(description="points that were new")
-    duplicates: int = Field(description="points that were on record with the same value")
-    conflict_count: int = Field(description="points that are on record with another value, which stands")
-    conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} of them")
-    verdict: VerdictOut = Field(description="of the run, with these points weighed")
+    accepted: int = Field(description="number of new observations")
+    duplicates: int = Field(description="observations that were already stored with the same value")
+    conflict_count: int = Field(description="observations that were already stored with another value, which stands")
+    conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} conflicts")
+    verdict: VerdictOut = Field(description="the run's verdict, including these observations")
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
-    decision: DecisionStateOut | None = Field(description="on the present attempt: why it is stopped, or not yet")
+    decision: DecisionStateOut | None = Field(
+        description="the decision on the current attempt: why it is stopped, or not yet"
+    )
     best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
     guessed: list[str] = Field(
-        description="metrics whose role or direction was guessed from their names: they never stop the run until"
-        " somebody confirms them"
+        description="metrics whose role or direction was guessed from their names: they cannot stop the run until"
+        " they are confirmed"
     )
     missing: dict[str, str] = Field(description="the roles of watched metrics that have no value yet")
     unwatched: list[str] = Field(
-        description=f"metrics with values and without a role, the first {MOST_UNWATCHED}; listed while any is missing, "
+        description=f"metrics with values but without a role, the first {MOST_UNWATCHED}; listed while any is missing, "
         "or none is the eval"
     )
-    status: RunStatus = Field(description="of the run: of one that has ended, observations are kept and stop nothing")
+    status: RunStatus = Field(
+        description="the run's status; observations of a run that has ended are stored and stop nothing"
+    )
     eval_request: AskedOut | None = Field(
-        description="the paired evaluation that is awaited, of runs that were opened with `evaluates`"
+        description="the paired evaluation that the service waits for, for runs opened with `evaluates`"
     )
 
 
 class ObservationOut(Answer):
-    """An observation as it is on record."""
+    """A stored observation."""
 
     metric: str = Field(description="the name of the series")
     step: int = Field(description="the training step at which it was measured")
     value: Stored = Field(description="in the unit of the metric")
-    stderr: float | None = Field(description="the standard error of the value; null: not said")
-    time: Time | None = Field(description="when it was measured; null: not said")
+    stderr: float | None = Field(description="the standard error of the value; null: not reported")
+    time: Time | None = Field(description="when it was measured; null: not reported")
     attempt: int = Field(description="the attempt that reported it")
-    superseded_by: int | None = Field(description="the attempt that took its place; null while it counts")
+    superseded_by: int | None = Field(description="the attempt that superseded it; null while it counts")
     received_at: Time = Field(description="when it was stored")
 
 
@@ -109,13 +113,13 @@ class ObservationPage(Page):
 def post_observations(
     run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
 ) -> Response:
-    """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
-    # `body` has said what is wrong with a batch, if anything. What is stored is read by msgspec, as the endpoint in
-    # front of this route does it.
+    """Store a batch and return the verdict. A batch with a malformed observation is refused as a whole."""
+    # `body` reports what is wrong with a batch. What is stored is decoded by msgspec, as in the endpoint in front of
+    # this route.
     try:
         points = decode_batch(sent)
     except UNREADABLE as error:
-        raise Problem(422, ProblemKind.INVALID_REQUEST, f"{error}; nothing of it was stored") from error
+        raise Problem(422, ProblemKind.INVALID_REQUEST, f"{error}; nothing was stored") from error
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points), caller.key.id))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 
@@ -130,12 +134,12 @@ def list_observations(
         str | None,
         Query(
             pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$",
-            description="`next_cursor` of the page before; by default the first page",
+            description="`next_cursor` of the previous page; default: the first page",
         ),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="the most items of a page")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="maximum number of items per page")] = 1000,
 ) -> ObservationPage:
-    """One metric's observations by ascending step, superseded ones too."""
+    """One metric's observations by ascending step, including superseded ones."""
     after = _parse_cursor(cursor)
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)

@@ -14,20 +14,20 @@ from evalstop_service.web.problems import MEDIA_TYPE, RESPONSES
 REFERENCE = "#/components/schemas/{name}"
 
 TAGS = {
-    "projects": "What runs, keys, policies and endpoints belong to: settings, and the pause of all stopping.",
-    "keys": "What trainers, receivers and people prove themselves by.",
+    "projects": "Tenants, which own runs, keys, policies and endpoints: settings, and pausing all stops.",
+    "keys": "Credentials of trainers, receivers and people.",
     "policies": "Detectors with thresholds, by name and version; backtests on past runs; rollout stages.",
-    "runs": "Training jobs that are watched: opened, resumed, finished, stopped, labeled.",
-    "observations": "Values of metrics: sent in batches, in streams, as scrapes or reports, and read by step.",
-    "eval requests": "Evaluations of the best checkpoint and the current one that a suspicion asks for.",
-    "checkpoints": "What a run saved, of which the best is to be shipped.",
-    "decisions": "Verdicts to stop on record: veto, release, undo, reports of receivers, labels.",
-    "webhooks": "Endpoints that events go to, deliveries, and events that a receiver fetches.",
+    "runs": "Watched training jobs: open, resume, finish, stop, label.",
+    "observations": "Values of metrics: post them in batches, streams, scrapes or reports; read them by step.",
+    "eval requests": "Evaluations of the best checkpoint and the current one, requested on suspicion.",
+    "checkpoints": "Saved checkpoints of a run, the best of which is to be shipped.",
+    "decisions": "Recorded `stop` verdicts: veto, release, undo, receivers' reports, labels.",
+    "webhooks": "Endpoints that receive events, deliveries, and events that a receiver fetches.",
     "audit": "Who changed what.",
-    "precision": "How often stops were right, and the cases that say so.",
+    "precision": "How often stops were right, and the cases behind these figures.",
     "health": "Probes of the process.",
 }
-"""What operations are grouped by, in the order of the document."""
+"""The tags that group operations, in the order of the document."""
 
 
 def name_operation(route: APIRoute) -> str:
@@ -36,7 +36,7 @@ def name_operation(route: APIRoute) -> str:
 
 
 def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:
-    """The document that FastAPI generates, completed; completing it twice is harmless."""
+    """Complete the document that FastAPI generates; repeating this is harmless."""
     document["components"]["schemas"] |= stream.schemas() | describe_document(REFERENCE)
     for schema in document["components"]["schemas"].values():
         _name_properties(schema)
@@ -51,8 +51,8 @@ def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_properties(schema: Any) -> None:
-    """Say of objects with names of the sender's own that these names have to match, which `patternProperties` does not:
-    it leaves what does not match without a rule."""
+    """Require in objects with arbitrary names that the names match: `patternProperties` leaves other names
+    unrestricted."""
     if isinstance(schema, list):
         for part in schema:
             _name_properties(part)

@@ -20,16 +20,16 @@ router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
 
 
 class PolicyDocument(RootModel[dict[str, Any]]):
-    """A policy as one writes it; `describe_document` of the detectors says what stands in it."""
+    """A policy document; the detectors' `describe_document` defines its fields."""
 
 
 class PolicyOut(Answer):
     """One version of a policy. A shipped policy has no id until a run uses it."""
 
-    id: UUID | None = Field(description="null: shipped with EvalStop, and no run uses it yet")
+    id: UUID | None = Field(description="null: shipped with EvalStop, and not used by a run yet")
     name: str = Field(description="shared by all its versions")
     version: int = Field(description="counted from 1")
-    document: dict[str, Any] = Field(description="with every number written out", examples=[POLICY_DOCUMENT])
+    document: dict[str, Any] = Field(description="the policy with all defaults filled in", examples=[POLICY_DOCUMENT])
     created_at: Time | None = Field(description="when it was stored; null: shipped with EvalStop")
 
 
@@ -41,14 +41,14 @@ class PolicyList(Answer):
 
 @router.get("")
 def list_policies(caller: Read, database: Db) -> PolicyList:
-    """The project's policies and the shipped ones, all versions."""
+    """The project's policies and the shipped ones, in all versions."""
     with database.reading() as tx:
         listed = policies.list_versions(tx, caller.project_id)
     return PolicyList(items=[PolicyOut.model_validate(policy) for policy in listed])
 
 
 @router.get("/{name}")
-def get_policy(name: Annotated[str, Path(description="of the policy")], caller: Read, database: Db) -> PolicyList:
+def get_policy(name: Annotated[str, Path(description="name of the policy")], caller: Read, database: Db) -> PolicyList:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
         listed = policies.list_versions(tx, caller.project_id)

@@ -37,43 +37,43 @@ class BoundsOut(Answer):
 class EstimateOut(Answer):
     """A share with a 95 % confidence interval, valid however often you look; `value` is null without decided cases."""
 
-    value: float | None = Field(description="the estimate, from 0 to 1; null: nothing to estimate it from")
+    value: float | None = Field(description="the estimate, from 0 to 1; null: no decided cases")
     low: float = Field(description="the lower end of its confidence interval")
     high: float = Field(description="the upper end of its confidence interval")
     bounds: BoundsOut = Field(description="the interval with the undecided cases counted either way")
     decided: int = Field(description="cases with a known outcome")
-    undecided: int = Field(description="cases without one")
+    undecided: int = Field(description="cases with an unknown outcome")
 
 
 class DelaysOut(Answer):
     """Steps from the turn to right stops: weighted quartiles."""
 
     cases: int = Field(description="right stops with a known turn")
-    lower: float = Field(description="a quarter of them came within so many steps")
-    median: float = Field(description="half of them came within so many steps")
-    upper: float = Field(description="three quarters of them came within so many steps")
+    lower: float = Field(description="lower quartile of the delay in steps")
+    median: float = Field(description="median delay in steps")
+    upper: float = Field(description="upper quartile of the delay in steps")
 
 
 class HoursOut(Answer):
     """GPU-hours of the cases with a GPU count."""
 
-    since: Time | None = Field(description="when the first flagged attempt ended; null: there is none")
-    saved: float = Field(description="by stops that were confirmed or obeyed, and right")
-    saved_if_right: float = Field(description="by those whose outcome is unknown: at most so much more was saved")
-    lost: float = Field(description="by false stops that were carried out, estimated from held-out stops")
-    lost_as_reported: float = Field(description="by stops that were carried out and labeled wrong")
-    would_have_saved: float = Field(description="by right stops that were held out or in shadow mode")
-    would_have_lost: float = Field(description="by wrong stops that were held out or in shadow mode")
-    parked: float = Field(description="given up to others while jobs were parked")
+    since: Time | None = Field(description="when the first flagged attempt ended; null: none")
+    saved: float = Field(description="saved by right stops that were confirmed or obeyed")
+    saved_if_right: float = Field(description="saved by those with an unknown outcome, if they were right")
+    lost: float = Field(description="lost by false stops that were carried out, estimated from held-out stops")
+    lost_as_reported: float = Field(description="lost by stops that were carried out and labeled wrong")
+    would_have_saved: float = Field(description="not saved: right stops that were held out or in shadow mode")
+    would_have_lost: float = Field(description="not lost: wrong stops that were held out or in shadow mode")
+    parked: float = Field(description="freed for other jobs while jobs were parked")
     without_gpus: int = Field(description="flagged cases without a GPU count")
 
 
 class ParksOut(Answer):
-    """Jobs that were parked, and what that cost those that went on."""
+    """Parked jobs, and the delay of those that continued."""
 
     cases: int = Field(description="attempts whose job was parked")
-    went_on: int = Field(description="those that returned, or came to their end on idle GPUs")
-    delay_hours: float = Field(description="for how many hours those were parked in all")
+    went_on: int = Field(description="jobs that resumed, or completed on idle GPUs")
+    delay_hours: float = Field(description="total hours for which those jobs were parked")
 
 
 class CellOut(Answer):
@@ -81,12 +81,12 @@ class CellOut(Answer):
 
     right: int = Field(description="stops of runs that had turned")
     wrong: int = Field(description="stops of healthy runs")
-    unknown: int = Field(description="without a known outcome")
+    unknown: int = Field(description="cases with an unknown outcome")
 
 
 class CountsOut(Answer):
-    """The cases by what was done. The figures count only what was observed or never flagged: of a stop that was carried
-    out or prevented the outcome is not seen, by design, and what people say of it is a biased sample."""
+    """The cases by what was done. The figures count only what was observed or never flagged: the
+    outcome of a stop that was carried out or prevented cannot be observed, and people's labels are a biased sample."""
 
     observed: CellOut = Field(description="flagged and left to run: in shadow mode or held out")
     stopped: CellOut = Field(description="flagged, and the stop was carried out")
@@ -95,11 +95,11 @@ class CountsOut(Answer):
 
 
 class GroupOut(Answer):
-    """The figures of one group; keys that are not grouped by are null."""
+    """The figures of one group; keys that do not define the group are null."""
 
     policy: PolicyName | None = Field(description="null unless grouped by policy")
     detector: str | None = Field(description="null unless grouped by detector")
-    job_kind: str | None = Field(description="also null: jobs without a kind")
+    job_kind: str | None = Field(description="null also for jobs without a kind")
     begins: str | None = Field(description="the first day of its day, week (from Monday) or month, in UTC")
     precision: EstimateOut = Field(description="the share of its stops that were right")
     recall: EstimateOut | None = Field(description="null by detector")
@@ -107,8 +107,8 @@ class GroupOut(Answer):
         description="the share of healthy runs that it flagged; null by detector"
     )
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
-    gpu_hours: HoursOut = Field(description="what its stops saved and cost")
-    parks: ParksOut = Field(description="the jobs that it parked instead")
+    gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved and lost")
+    parks: ParksOut = Field(description="jobs that were parked instead of stopped")
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     counts: CountsOut = Field(description="how many cases there are of each kind")
     cases: dict[str, dict[str, str]] = Field(description="URLs of the cases behind each count")
@@ -118,30 +118,28 @@ class PrecisionOut(Answer):
     """The figures of the project by group."""
 
     alpha: float = Field(description="the probability that an interval ever fails")
-    group_by: list[str] = Field(description="as it was asked for")
-    groups: list[GroupOut] = Field(description="one of all cases, or one for each group")
+    group_by: list[str] = Field(description="the requested keys")
+    groups: list[GroupOut] = Field(description="one for all cases, or one per group")
 
 
 class ListedCaseOut(CaseOut):
     """A case with its run and its decision."""
 
     run_id: UUID = Field(description="the run of the attempt")
-    run_name: str = Field(description="as people know it")
+    run_name: str = Field(description="the run's name")
     attempt: int = Field(description="the attempt of the run")
     policy: PolicyName = Field(description="the policy that judged it")
-    job_kind: str | None = Field(description="the label job_kind of the run; null: it has none")
-    decision_id: UUID | None = Field(description="null: it was never flagged")
-    decided_step: int | None = Field(
-        description="the step at which the stop was called for; null: it was never flagged"
-    )
-    gpus: float | None = Field(description="the label gpus of the run; null: it has none")
+    job_kind: str | None = Field(description="the label job_kind of the run; null: none")
+    decision_id: UUID | None = Field(description="the decision; null: never flagged")
+    decided_step: int | None = Field(description="the step at which the policy wanted a stop; null: never flagged")
+    gpus: float | None = Field(description="the label gpus of the run; null: none")
     not_counted: str | None = Field(description="why it does not count towards a rollout stage; null: it may count")
 
 
 class CasePage(Page):
     """Cases, newest first."""
 
-    items: list[ListedCaseOut] = Field(description="those that ended last first")
+    items: list[ListedCaseOut] = Field(description="by end, newest first")
 
 
 Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
@@ -149,8 +147,8 @@ Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
 
 def _read_filter(
     policy: Annotated[Name | None, Query(description="the name of the policy")] = None,
-    version: Annotated[Version, Query(description="of the policy")] = None,
-    detector: Annotated[Name | None, Query(description="one that called for the stop")] = None,
+    version: Annotated[Version, Query(description="version of the policy")] = None,
+    detector: Annotated[Name | None, Query(description="a detector that wanted the stop")] = None,
     job_kind: Annotated[Line | None, Query(description="the label job_kind of the run; empty: without one")] = None,
     since: Annotated[Time | None, Query(description="ended at this time or later")] = None,
     until: Annotated[Time | None, Query(description="ended before this time")] = None,
@@ -159,7 +157,7 @@ def _read_filter(
 
 
 Chosen = Annotated[CaseFilter, Depends(_read_filter)]
-"""The cases that figures are made of, and that are listed."""
+"""The filter of the cases that are counted or listed."""
 
 
 @router.get("/precision")
@@ -169,16 +167,16 @@ def get_precision(
     wanted: Chosen,
     group_by: Annotated[
         list[Grouping] | None,
-        Query(max_length=MOST_GROUPINGS, description="what each group has in common; by default one group"),
+        Query(max_length=MOST_GROUPINGS, description="keys to group by; default: one group"),
     ] = None,
 ) -> PrecisionOut:
     """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""
     by = list(dict.fromkeys(group_by or []))
     if len({"day", "week", "month"} & set(by)) > 1:
-        raise Invalid("group_by names two periods; choose one")
+        raise Invalid("group_by names two periods; use one")
     with database.reading() as tx:
-        found = figures.load_figures(tx, caller.project_id, wanted, by)
-    return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(one, wanted, by) for one in found])
+        groups = figures.load_figures(tx, caller.project_id, wanted, by)
+    return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(group, wanted, by) for group in groups])
 
 
 @router.get("/cases")
@@ -186,15 +184,15 @@ def list_cases(
     caller: Read,
     database: Db,
     chosen: Chosen,
-    flagged: Annotated[bool | None, Query(description="whether the policy called for a stop")] = None,
-    treatment: Annotated[Treatment | None, Query(description="what was done about the stop")] = None,
+    flagged: Annotated[bool | None, Query(description="whether the policy wanted a stop")] = None,
+    treatment: Annotated[Treatment | None, Query(description="what was done with the stop")] = None,
     outcome: Annotated[
         DecisionOutcome | None, Query(description="of the decision to stop it, or of letting it run")
     ] = None,
-    run_outcome: Annotated[RunOutcome | None, Query(description="of its eval")] = None,
+    run_outcome: Annotated[RunOutcome | None, Query(description="outcome of the run")] = None,
     cursor: Annotated[
         Annotated[str, Field(json_schema_extra={"pattern": case_counts.CURSOR})] | None,
-        Query(description="`next_cursor` of the page before; by default the first page"),
+        Query(description="`next_cursor` of the previous page; default: the first page"),
     ] = None,
     limit: Limit = 50,
 ) -> CasePage:

@@ -23,11 +23,11 @@ from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
 
-ProjectId = Annotated[UUID, Path(description="`id` of the project, as listed")]
+ProjectId = Annotated[UUID, Path(description="`id` of the project")]
 
 
 class ProjectPauseIn(Body):
-    """Who pauses stopping, and why."""
+    """Who pauses stops, and why."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
     reason: Line = Field(
@@ -38,7 +38,7 @@ class ProjectPauseIn(Body):
 
 
 class ProjectResumeIn(Body):
-    """Who resumes stopping."""
+    """Who resumes stops."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
 
@@ -78,7 +78,7 @@ def create_project_key(
 
 @router.put("/projects/{project_id}/quotas")
 def set_quotas(project_id: ProjectId, body: QuotasIn, key: Installation, database: Db, now: Now) -> ProjectOut:
-    """Set the quotas of a project; those left out get their defaults. A project's own keys cannot change them."""
+    """Set the quotas of a project; omitted ones get their defaults. A project's own keys cannot change them."""
     author = Author(project_id, f"key {key.name}", now)
     return ProjectOut.model_validate(project_settings.set_quotas(database, author, body))
 
@@ -92,16 +92,17 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 
 @router.patch("/project", response_model=ProjectOut, responses=WAITS)
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut | JSONResponse:
-    """Change settings of the key's project. Open runs keep policy and mode; other settings apply to them at once."""
+    """Change settings of the key's project. Open runs keep policy and mode; other settings apply to them
+    immediately."""
     waiting = second_person.change_project(database, caller.author(now), body)
     return get_project(caller, database) if waiting is None else answer_proposal(waiting, now)
 
 
 @router.post("/project/pause")
 def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
-    """Pause all stopping in the key's project. Pausing twice is harmless.
+    """Pause all stops in the key's project. Pausing twice is harmless.
 
-    Pending stops are not sent any more; stops that were sent are not recalled.
+    Pending stops are no longer sent; stops that were already sent are not recalled.
     """
     actor = body.actor or caller.actor
     project = pause.pause_project(database, caller.project_id, actor, body.reason, now, proved=caller.actor)
@@ -110,7 +111,7 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
 
 @router.post("/project/resume")
 def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
-    """Resume stopping in the key's project; stops on hold for the pause only continue within a minute."""
+    """Resume stops in the key's project; stops that only the pause holds continue within a minute."""
     actor = body.actor or caller.actor
     project = pause.resume_project(database, caller.project_id, actor, now, proved=caller.actor)
     return ProjectOut.model_validate(project)

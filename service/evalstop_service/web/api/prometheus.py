@@ -1,4 +1,4 @@
-"""`GET /metrics`: what service_metrics has counted, and where the installation stands, for Prometheus."""
+"""`GET /metrics`: the metrics of the process and of the installation, for Prometheus."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _any_key_to_the_installation(key: AnyKey) -> None:
         raise Problem(
             403,
             ProblemKind.KEY_OF_ONE_PROJECT,
-            "/metrics tells of all of them; `evalstop admin key create --installation --scopes read` makes a key",
+            "/metrics covers all projects; `evalstop admin key create --installation --scopes read` creates a key",
         )
 
 
 def routes(service_metrics: ServiceMetrics, public: bool = True) -> APIRouter:
     """`GET /metrics`; unless `public`, for installation keys only."""
     router = APIRouter(dependencies=[] if public else [Depends(_any_key_to_the_installation)])
-    own_threads = CapacityLimiter(2)  # the threads of the routes may all be waiting for the database
+    own_threads = CapacityLimiter(2)  # all threads of the routes may be waiting for the database
 
     @router.get("/metrics", include_in_schema=False)
     async def metrics(request: Request) -> Response:
@@ -65,9 +65,9 @@ def routes(service_metrics: ServiceMetrics, public: bool = True) -> APIRouter:
 def listening(
     service_metrics: ServiceMetrics, host: str, port: int, key_cache: KeyCache | None = None
 ) -> Iterator[int]:
-    """Show the same at a port of its own, for a process that serves nothing else; gives the port (0 takes any).
+    """Serve the same on a separate port, for a process that serves no other HTTP; returns the port (0 takes any).
 
-    `key_cache`: only installation keys may read it; None: everybody.
+    `key_cache`: only installation keys may read it; None: anyone.
     """
     app = make_wsgi_app(service_metrics.registry)
     server = make_server(
@@ -112,9 +112,10 @@ def _for_installation_keys(app: Any, key_cache: KeyCache) -> Any:
 
 
 class Installation(Collector):
-    """Asks the database for its figures when it is scraped, at most every 5 s, and never holds a scrape up for long.
+    """Queries the database when it is scraped, at most every 5 s, and never delays a scrape for long.
 
-    A database that does not answer makes `evalstop_database_up` 0 and leaves the figures out: old ones would look well.
+    If the database does not answer, `evalstop_database_up` is 0 and the other figures are missing: old ones would
+    mislead.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -126,11 +127,11 @@ class Installation(Collector):
         self._latest: InstallationCounts | None = None
 
     def describe(self) -> list[Metric]:
-        """The families, without asking for their values."""
+        """The families, without querying their values."""
         return list(_families(None))
 
     def collect(self) -> Iterator[Metric]:
-        """The families with the present values."""
+        """The families with their current values."""
         with self._lock:
             if self._asking is None and time.monotonic() - self._asked_at >= MIN_SECONDS_BETWEEN_QUERIES:
                 self._asking = threading.Thread(target=self._ask, name="figures", daemon=True)
@@ -153,14 +154,14 @@ class Installation(Collector):
 
 
 def _families(found: InstallationCounts | None) -> Iterator[Metric]:
-    up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last time it was asked, else 0.")
+    up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last query, else 0.")
     up.add_metric([], 0 if found is None else 1)
     running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
     stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
     no_data = GaugeMetricFamily(
         "evalstop_no_data_runs", "Runs that have not ended and have a watched metric without usable data."
     )
-    paused = GaugeMetricFamily("evalstop_paused_projects", "Projects whose stopping is paused.")
+    paused = GaugeMetricFamily("evalstop_paused_projects", "Projects whose stops are paused.")
     on_hold = GaugeMetricFamily("evalstop_on_hold_stops", "Stops that are on hold, by kind of guard.", labels=["guard"])
     awaited = GaugeMetricFamily(
         "evalstop_awaited_stops",
@@ -170,14 +171,12 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     left_alone = GaugeMetricFamily("evalstop_open_endpoints", "Endpoints that are paused after repeated failures.")
     waiting = GaugeMetricFamily(
         "evalstop_outbox_deliveries",
-        "Deliveries that wait: due, later (a pause, a lease or a veto window), held (their endpoint is disabled).",
+        "Waiting deliveries: due, later (a pause, a lease or a veto window), held (their endpoint is disabled).",
         labels=["waiting"],
     )
-    due = GaugeMetricFamily(
-        "evalstop_outbox_oldest_due_seconds", "For how long the delivery that is longest due has been due."
-    )
+    due = GaugeMetricFamily("evalstop_outbox_oldest_due_seconds", "How long the oldest due delivery has been due.")
     oldest = GaugeMetricFamily(
-        "evalstop_outbox_oldest_waiting_seconds", "How long ago the oldest delivery was made that is not held."
+        "evalstop_outbox_oldest_waiting_seconds", "Age of the oldest waiting delivery that is not held."
     )
     quota_use = GaugeMetricFamily(
         "evalstop_quota_use_ratio", "The largest share of a quota that a project uses, from 0 to 1.", labels=["quota"]

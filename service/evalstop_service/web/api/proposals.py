@@ -1,4 +1,4 @@
-"""Routes of proposals: what waits for somebody's word, and that word."""
+"""Routes of proposals: changes that wait for another person's approval."""
 
 from __future__ import annotations
 
@@ -22,53 +22,55 @@ from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute)
 
 
-ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or answered with 202")]
+ProposalId = Annotated[UUID, Path(description="`id` of the proposal")]
 
 
 class WordOut(Answer):
-    """Somebody who is for it."""
+    """An approval."""
 
     actor: str = Field(description="`key NAME` or `user NAME`, as in the audit log")
-    at: Time = Field(description="when they said so")
+    at: Time = Field(description="time of the approval")
 
 
 class ProposalOut(Answer):
-    """What is proposed and not done yet, by whom, and who is for it."""
+    """A proposed change, who proposed it, and who approved it."""
 
-    id: UUID = Field(description="by which it is confirmed or refused")
-    kind: ProposalKind = Field(description="what would be done")
+    id: UUID = Field(description="id of the proposal")
+    kind: ProposalKind = Field(description="kind of change")
     subject: str = Field(description="the name of the policy, or the id of the run or the decision")
     summary: str = Field(
-        description="what would be done, in words", examples=["Move policy early version 3 from shadow to canary"]
+        description="the change, for people", examples=["Move policy early version 3 from shadow to canary"]
     )
-    reason: str = Field(description="why, in the words of whoever asks for it")
+    reason: str = Field(description="the proposer's reason")
     proposed_by: str = Field(description="`evalstop` for the service, else `key NAME` or `user NAME`")
-    words: list[WordOut] = Field(description="of those who are for it, the person who proposed it first")
+    words: list[WordOut] = Field(description="approvals, beginning with the proposer's")
     state: ProposalState = Field(description="withdrawn: its numbers no longer hold")
     created_at: Time = Field(description="when it was proposed")
-    open_until: Time | None = Field(description="after that nobody can confirm it; null: while its numbers hold")
-    closed_at: Time | None = Field(description="when it was confirmed, refused or withdrawn; null: it is open")
+    open_until: Time | None = Field(description="it can be confirmed until then; null: as long as its numbers hold")
+    closed_at: Time | None = Field(description="when it was confirmed, refused or withdrawn; null: open")
 
 
 class ProposalPage(Page):
     """Proposals, newest first."""
 
-    items: list[ProposalOut] = Field(description="at most `limit` of them")
+    items: list[ProposalOut] = Field(description="at most `limit` proposals")
 
 
 def view_proposal(proposal: Proposal, now: datetime) -> ProposalOut:
-    """A proposal as the API shows it."""
+    """The API's representation of a proposal."""
     return ProposalOut.model_validate(
         vars(proposal) | {"state": proposal.state_at(now), "open_until": proposal.open_until}
     )
 
 
-WAITS: dict[int | str, dict[str, Any]] = {202: {"model": ProposalOut, "description": "It waits for a second person."}}
-"""What a route answers besides, that proposes in projects with `second_person`."""
+WAITS: dict[int | str, dict[str, Any]] = {
+    202: {"model": ProposalOut, "description": "The change waits for a second person."}
+}
+"""Additional response of routes that create proposals in projects with `second_person`."""
 
 
 def answer_proposal(proposal: Proposal, now: datetime) -> JSONResponse:
-    """The answer to a request that another person has to confirm."""
+    """The response to a request that another person must confirm."""
     return JSONResponse(view_proposal(proposal, now).model_dump(mode="json"), 202)
 
 
@@ -77,7 +79,7 @@ def list_proposals(
     caller: Read,
     database: Db,
     now: Now,
-    state: Annotated[ProposalState | None, Query(description="those that stand so alone")] = None,
+    state: Annotated[ProposalState | None, Query(description="proposals in this state")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> ProposalPage:
@@ -90,22 +92,22 @@ def list_proposals(
 
 @router.get("/{proposal_id}")
 def get_proposal(proposal_id: ProposalId, caller: Read, database: Db, now: Now) -> ProposalOut:
-    """A proposal, and who is for it."""
+    """A proposal with its approvals."""
     with database.reading() as tx:
         return view_proposal(second_person.find_proposal(tx, caller.project_id, proposal_id), now)
 
 
 @router.post("/{proposal_id}/confirm")
 def confirm_proposal(proposal_id: ProposalId, caller: Operate, database: Db, now: Now) -> ProposalOut:
-    """Confirm a proposal of somebody else: with the last word needed it is done. Stops take the scope `operate`, all
-    else `admin`. Takes no body; saying it twice is one word."""
+    """Approve someone else's proposal: the last required approval carries it out. Stops require the scope `operate`,
+    everything else `admin`. Takes no body; approving twice counts once."""
     _require_scope(database, caller, proposal_id)
     return view_proposal(second_person.confirm_proposal(database, caller.author(now), proposal_id), now)
 
 
 @router.post("/{proposal_id}/refuse")
 def refuse_proposal(proposal_id: ProposalId, caller: Operate, database: Db, now: Now) -> ProposalOut:
-    """Refuse a proposal, or take back one's own, with the same scopes. Takes no body."""
+    """Refuse a proposal, or withdraw your own, with the same scopes. Takes no body."""
     _require_scope(database, caller, proposal_id)
     return view_proposal(second_person.refuse_proposal(database, caller.author(now), proposal_id), now)
 

@@ -1,4 +1,4 @@
-"""Events that are fetched, for receivers that no connection can come in to: claim, and settle."""
+"""Routes for receivers that fetch events because they cannot accept connections: claim and settle."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from evalstop_service.webhooks.signature import sign_headers
 
 router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
-_TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "try again in 10 seconds", headers={"Retry-After": "10"})
+_TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "retry in 10 seconds", headers={"Retry-After": "10"})
 
 
 class PullEndpointIn(Body):
     """A new endpoint whose events are fetched."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
-        description="of the receiver, unique in the project", examples=["login-node"]
+        description="name of the receiver, unique in the project", examples=["login-node"]
     )
     event_types: EventTypes = Field(
         [*STOP_EVENTS],
@@ -49,53 +49,53 @@ class PullEndpointIn(Body):
 
 
 class ClaimIn(Body):
-    """How long to wait for an event, and how many to take for how long."""
+    """How long to wait for events, how many to claim, and for how long."""
 
-    wait_seconds: float = Field(25.0, ge=0, le=60, description="answered earlier when something is due")
-    limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="at most so many events are given out")
-    lease_seconds: float = Field(30.0, ge=5, le=600, description="not settled by then, an event is given out again")
+    wait_seconds: float = Field(25.0, ge=0, le=60, description="the response comes earlier when an event is due")
+    limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="maximum number of events")
+    lease_seconds: float = Field(
+        30.0, ge=5, le=600, description="events that are not settled by then are given out again"
+    )
 
 
 class PulledEvent(Answer):
-    """An event, signed as a webhook is: verify `body` with `headers` before believing it."""
+    """An event, signed like a webhook: verify `body` with `headers` before you trust it."""
 
-    delivery_id: UUID = Field(description="to settle it by")
-    attempt: int = Field(description="how often it was given out; settles this time alone")
-    lease_until: Time = Field(description="not settled by then, it is given out again")
-    headers: dict[str, str] = Field(description="id, time and signature, as of a webhook")
-    body: str = Field(description="the very characters that are signed")
+    delivery_id: UUID = Field(description="pass it to settle the event")
+    attempt: int = Field(description="how often it was given out; settling applies only to this attempt")
+    lease_until: Time = Field(description="if it is not settled by then, it is given out again")
+    headers: dict[str, str] = Field(description="id, time and signature, as in a webhook")
+    body: str = Field(description="exactly the text that is signed")
 
 
 class PulledEvents(Answer):
-    """What was due, longest due first; nothing when nothing came in time."""
+    """Due events, oldest first; empty if none became due in time."""
 
-    events: list[PulledEvent] = Field(description="those that have been due longest first")
+    events: list[PulledEvent] = Field(description="due events, oldest first")
 
 
 class SettleIn(Body):
-    """What became of an event that was claimed."""
+    """The result of a claimed event."""
 
-    delivery_id: UUID = Field(strict=False, description="of the event that was claimed")
-    attempt: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] = Field(
-        description="as it was given out with the event"
-    )
+    delivery_id: UUID = Field(strict=False, description="`delivery_id` of the claimed event")
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] = Field(description="`attempt` of the claimed event")
     status: Annotated[int, Field(ge=200, le=599), Integral] = Field(
-        description="as an HTTP status: 2xx taken; 400, 410, 413, 415, 422 never; else later"
+        description="an HTTP status: 2xx accepted; 400, 410, 413, 415, 422 rejected for good; others retry later"
     )
     error: Line = Field("", description="what went wrong, for people")
 
 
 class Settlement(Answer):
-    """`settled` is false when the lease had run out, or the delivery was cancelled meanwhile: nothing was changed."""
+    """`settled` is false when the lease had expired or the delivery was cancelled: nothing was changed."""
 
-    settled: bool = Field(description="false: the lease had run out, or the delivery was cancelled")
+    settled: bool = Field(description="false: the lease had expired, or the delivery was cancelled")
 
 
 @router.post("", status_code=201)
 def create_pull_endpoint(
     body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
 ) -> EndpointWithSecret:
-    """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
+    """Create an endpoint whose receiver fetches its events; change, rotate and delete it like any other endpoint."""
     endpoint = endpoints.create_pull_endpoint(database, caller.author(now), **body.model_dump(), encryption=encryption)
     return view_with_secret(endpoint, encryption)
 
@@ -104,7 +104,7 @@ def create_pull_endpoint(
 async def claim_events(
     endpoint_id: EndpointId, body: ClaimIn, caller: Receiver, context: Ctx, request: Request
 ) -> PulledEvents:
-    """Take what is due, or wait for it."""
+    """Claim due events, or wait for one."""
     caller.require_endpoint(endpoint_id)
     waiters, waiter = context.pull_waiters, object()
     try:
@@ -118,7 +118,7 @@ async def claim_events(
         while not claimed and time.monotonic() < deadline:
             may_claim = await waiters.wait_for_look(endpoint_id)
             if await request.is_disconnected():
-                break  # else events would be leased to a receiver that is gone
+                break  # else events would be leased to a receiver that has disconnected
             if may_claim:
                 claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
     finally:
@@ -128,7 +128,7 @@ async def claim_events(
 
 @router.post("/{endpoint_id}/settle")
 def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, database: Db, now: Now) -> Settlement:
-    """Say what became of an event."""
+    """Report the result of a claimed event."""
     caller.require_endpoint(endpoint_id)
     with database.transaction() as tx:
         endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
@@ -157,7 +157,7 @@ def _claim(context: Context, caller: Caller, endpoint_id: UUID, wanted: ClaimIn)
     with context.database.transaction() as tx:
         now, over = queues.read_clock(tx, context.clock())
         if over:
-            decisions.request_due_decisions(tx, now)  # what is handed out is requested, whether or not a worker runs
+            decisions.request_due_decisions(tx, now)  # a claimed stop must be requested, whether or not a worker runs
         claimed = pull.claim_deliveries(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
         if claimed:
             details = {"deliveries": [str(delivery.id) for delivery in claimed]}

@@ -1,4 +1,4 @@
-"""Sending by hand: events once more, of a time or one at a time, and a test of an endpoint."""
+"""Routes that send events on request: replays of a period or of one event, and tests of an endpoint."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 
 
 class ReplayIn(Body):
-    """Which events to send once more: those made from `since` to before `until`."""
+    """Which events to send again: those created from `since` to before `until`."""
 
     since: Time = Field(description="the time of the first event")
     until: Time | None = Field(None, description="null: up to now")
     types: EventTypes | None = Field(
-        None, description="null: all that the endpoint subscribes to; it is sent no others"
+        None, description="of the types that the endpoint subscribes to; null: all of them"
     )
     after: Annotated[UUID, Field(strict=False)] | None = Field(
-        None, description="`next_after` of the answer before, to go on"
+        None, description="`next_after` of the previous response, to continue"
     )
 
 
 class ReplayOut(Answer):
-    """How many deliveries were made; with `next_after` there may be more events, to be asked for with it."""
+    """The number of new deliveries; `next_after` means that there may be more events."""
 
-    replayed: int = Field(description="deliveries that were made")
-    passed_over: int = Field(description="stops that no longer hold, and stops taken back that are wanted again")
-    next_after: UUID | None = Field(description="pass it as `after`, as there may be more; null: there are none")
+    replayed: int = Field(description="number of new deliveries")
+    passed_over: int = Field(
+        description="skipped: stops that no longer hold, and resumes of jobs that are to be stopped again"
+    )
+    next_after: UUID | None = Field(description="pass it as `after` to continue; null: there are no more")
 
 
 class TestOut(Answer):
-    """What an endpoint answered to a test; `delivered`: with 2xx."""
+    """An endpoint's answer to a test event; `delivered`: a 2xx status."""
 
     event_id: UUID = Field(description="the `webhook-id` of the test")
     url: str = Field(description="where it was sent")
-    delivered: bool = Field(description="whether it was answered with 2xx")
-    status_code: int | None = Field(description="of the answer; null: there was none")
-    error: str | None = Field(description="why it did not arrive; null: it did")
-    answer: str | None = Field(description="the start of what came back")
+    delivered: bool = Field(description="whether the answer was 2xx")
+    status_code: int | None = Field(description="HTTP status of the answer; null: no answer")
+    error: str | None = Field(description="why it was not delivered; null: it was")
+    answer: str | None = Field(description="the start of the response")
     duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
 
 
 @router.post("/endpoints/{endpoint_id}/replay")
 def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
-    """Send events again, under their ids, whatever became of them; at most 1,000, oldest first."""
+    """Send events again, with the same ids, whether or not they were delivered; at most 1,000, oldest first."""
     context.shares.spend_costly(caller.sender)
     replayed = resend.replay_events(
         context.database,
@@ -78,7 +80,8 @@ def replay_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now:
 
 @router.post("/endpoints/{endpoint_id}/test")
 def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: Now) -> TestOut:
-    """Send a signed `endpoint.test` now and return the endpoint's answer; it is not a delivery and is not retried."""
+    """Send a signed `endpoint.test` event now and return the endpoint's answer; it is not a delivery and is not
+    retried."""
     context.shares.spend_costly(caller.sender)
     tested = send_test_event(
         context.database,

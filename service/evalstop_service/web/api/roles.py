@@ -1,4 +1,4 @@
-"""Routes of metrics and their roles: what a run reports, corrections, and patterns of a project."""
+"""Routes of metric roles: the metrics of a run, corrections, and a project's patterns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MetricsIn(Body):
     """All metrics of a run that have a role."""
 
     metrics: Roles = Field(
-        description="by metric; those that are not named lose their roles",
+        description="by metric; metrics that are not named lose their roles",
         examples=[{"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}}],
     )
 
@@ -33,14 +33,14 @@ class MetricOut(Answer):
     """A metric that a run has reported."""
 
     metric: str = Field(description="its name")
-    role: str | None = Field(description="eval, proxy, kl or loss; null: it is stored, and nobody watches it")
-    count: int = Field(description="how many observations of it count")
-    step: int = Field(description="of the last one")
-    value: Stored = Field(description="at that step")
+    role: str | None = Field(description="eval, proxy, kl or loss; null: it is stored but not watched")
+    count: int = Field(description="number of observations that count")
+    step: int = Field(description="step of the last observation")
+    value: Stored = Field(description="value at that step")
 
 
 class MetricList(Answer):
-    """What a run has reported."""
+    """The metrics that a run has reported."""
 
     items: list[MetricOut] = Field(description="by name")
 

@@ -25,12 +25,12 @@ router = APIRouter(prefix="/policies/{name}/rollout-stage", tags=["policies"], r
 
 
 class RolloutStageIn(Body):
-    """What a policy has to show before more of its stops are carried out."""
+    """The requirements for a higher rollout stage."""
 
     required_precision: float = Field(
-        ge=0.5, lt=1, description="the line that the lower bound of its precision has to pass", examples=[0.9]
+        ge=0.5, lt=1, description="what the lower bound of its precision must reach", examples=[0.9]
     )
-    canary_share: float = Field(0.2, gt=0, le=0.5, description="of its stops, carried out while it is a canary")
+    canary_share: float = Field(0.2, gt=0, le=0.5, description="share of its stops that are carried out in canary")
 
 
 class DemotionIn(Body):
@@ -38,53 +38,53 @@ class DemotionIn(Body):
 
     reason: Line = Field(
         min_length=1,
-        description="why; kept in the audit log and told in the event",
+        description="why; recorded in the audit log and in the event",
         examples=["the eval set was replaced"],
     )
 
 
 class StageNumbersOut(Answer):
-    """The precision by which the policy came to its stage; null at the start."""
+    """The precision at the last change of stage; null at the start."""
 
     precision: EstimateOut | None = Field(description="of all cases of this version")
-    precision_since: EstimateOut | None = Field(description="of those since the last change of stage")
+    precision_since: EstimateOut | None = Field(description="of the cases since the last change of stage")
 
 
 class NotCountedOut(Answer):
-    """Observed stops of this version that do not count, by the first thing they lack."""
+    """Observed stops of this version that do not count, by the first requirement that they miss."""
 
     duration: int = Field(description="lasted less than the project's case_seconds")
     evals: int = Field(description="fewer finite evals than case_evals")
     gpu_hours: int = Field(description="fewer GPU-hours than case_gpu_hours")
-    key_and_day: int = Field(description="past the cases_per_key_and_day of their key and day")
+    key_and_day: int = Field(description="beyond the cases_per_key_and_day of their key and day")
 
 
 class StageCasesOut(Answer):
     """The observed stops of this version."""
 
     counted: int = Field(description="those that its precision is estimated from")
-    not_counted: NotCountedOut = Field(description="the others, by what they lack")
+    not_counted: NotCountedOut = Field(description="the others, by the requirement that they miss")
 
 
 class RolloutStageOut(Answer):
     """The rollout stage of a policy, since when, and the numbers behind it."""
 
-    policy_name: str = Field(description="the policy that has to earn it")
-    version: int = Field(description="the version that has earned it; other versions are in shadow")
-    stage: Stage = Field(description="shadow: nothing is stopped; canary: a share; enforce: all")
-    required_precision: float = Field(description="the line that the lower bound of its precision has to pass")
+    policy_name: str = Field(description="name of the policy")
+    version: int = Field(description="the version that has this stage; other versions are in shadow")
+    stage: Stage = Field(description="shadow: no stop is carried out; canary: a share; enforce: all")
+    required_precision: float = Field(description="what the lower bound of its precision must reach")
     canary_share: float = Field(description="the share of its stops carried out while it is a canary")
-    since: Time = Field(description="when it came to this stage")
-    numbers: StageNumbersOut = Field(description="what the last change rests on")
-    cases: StageCasesOut = Field(description="how many there are to go by")
+    since: Time = Field(description="when it reached this stage")
+    numbers: StageNumbersOut = Field(description="the numbers behind the last change")
+    cases: StageCasesOut = Field(description="the cases so far")
 
 
-PolicyName = Annotated[str, Path(max_length=256, description="of the policy")]
+PolicyName = Annotated[str, Path(max_length=256, description="name of the policy")]
 
 
 @router.get("")
 def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
-    """The rollout stage of the policy; 404 if it does not have to earn one."""
+    """The rollout stage of the policy; 404 if it has none."""
     with database.reading() as tx:
         held = rollout_stages.find_stage(tx, caller.project_id, name)
         if held is None:
@@ -106,8 +106,8 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
 
 @router.post("/demote")
 def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
-    """Move a policy back to shadow, whatever its cases say: its stops are recorded only, until new cases earn the next
-    step. 409 if it is in shadow, or has no rollout stage. A step up is confirmed as a proposal."""
+    """Move a policy back to shadow, whatever its cases show: its stops are only recorded until new cases earn the next
+    stage. 409 if it is in shadow, or has no rollout stage. A higher stage is confirmed as a proposal."""
     with database.transaction() as tx:
         _version(tx, caller, name)
         return _view_stage(tx, rollout_stage.lower_stage(tx, caller.author(now), name, body.reason))

@@ -1,4 +1,4 @@
-"""Runs and decisions as the API returns them, from the rows of several tables."""
+"""The API's representation of runs and decisions, built from the rows of several tables."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ from evalstop_service.web.context import Context
 class ChangeOut(Answer):
     """A change of a decision's state."""
 
-    state: str = Field(description="the state that it came to")
+    state: str = Field(description="the new state")
     at: Time = Field(description="when it changed")
-    actor: str = Field(description="a person, a key, a receiver, or evalstop itself")
+    actor: str = Field(description="a person, a key, a receiver, or evalstop")
     reason: str = Field(description="why it changed")
-    details: dict[str, Any] = Field(description="what the receiver reported, or which guards held it")
+    details: dict[str, Any] = Field(description="the receiver's report, or the guards that held it")
 
 
 class WindowOut(Answer):
-    """Neighboring evals: the steps of the first, the middle and the last of them, and their mean."""
+    """Consecutive evals: the steps of the first, the middle and the last one, and their mean."""
 
-    first_step: int = Field(description="of its first eval")
-    middle_step: int = Field(description="of the eval in its middle")
-    last_step: int = Field(description="of its last eval")
+    first_step: int = Field(description="step of its first eval")
+    middle_step: int = Field(description="step of its middle eval")
+    last_step: int = Field(description="step of its last eval")
     mean: float = Field(description="in the unit of the metric")
 
 
 class AssessmentOut(Answer):
-    """What became of the eval of a run, and the means that were compared; null: there were too few evals."""
+    """Whether the eval of a run turned, and the means that were compared; null: too few evals."""
 
     run_outcome: RunOutcome = Field(
         description="turned: the eval fell for good; healthy: it did not; undecided: it cannot be told"
     )
-    reason: str = Field(description="the rule that said so, with its numbers")
-    evals: int = Field(description="how many were finite")
-    window: int = Field(description="so many neighboring evals make a mean")
+    reason: str = Field(description="the rule that applied, with its numbers")
+    evals: int = Field(description="number of finite evals")
+    window: int = Field(description="number of consecutive evals in a mean")
     best: WindowOut | None = Field(description="the evals around the peak")
     last: WindowOut | None = Field(description="the evals at the end")
     gain: float | None = Field(description="in the unit of the metric, higher is better; so are drop and stderr")
@@ -75,36 +75,38 @@ class OutcomeOut(Answer):
     """The outcome of a decision, and who recorded it."""
 
     outcome: DecisionOutcome = Field(description="right, wrong or unknown")
-    turn_step: int | None = Field(description="where the eval turned; null: it did not, or nobody knows")
+    turn_step: int | None = Field(description="the step where the eval turned; null: it did not, or is unknown")
     derived: bool = Field(description="true: from later evals; false: by a person")
-    actor: str = Field(description="who labeled it, or evalstop itself")
+    actor: str = Field(description="who labeled it, or evalstop")
     note: str = Field(description="for people")
     assessment: AssessmentOut | None = Field(description="the numbers behind a derived outcome; null: by a person")
     at: Time = Field(description="when it was recorded")
 
 
 class CaseOut(Answer):
-    """An ended attempt as the figures count it."""
+    """An ended attempt as counted in the figures."""
 
     run_outcome: RunOutcome = Field(
         description="turned: the eval fell for good; healthy: it did not; undecided: it cannot be told"
     )
     derived: bool = Field(description="true: from its evals; false: by a person")
-    turn_step: int | None = Field(description="where it turned; null: it did not, or nobody knows")
-    outcome: DecisionOutcome = Field(description="of the decision to stop it or, without one, of letting it run")
+    turn_step: int | None = Field(description="the step where it turned; null: it did not, or is unknown")
+    outcome: DecisionOutcome = Field(
+        description="outcome of the decision to stop it or, without one, of letting it run"
+    )
     treatment: Treatment | None = Field(
-        description="of the stop: observed (held out or in shadow mode), carried out, prevented; null: no stop"
+        description="the stop was observed (held out or in shadow mode), carried out or prevented; null: no stop"
     )
     observed_probability: float | None = Field(description="probability of being observed after the decision")
-    detectors: list[str] | None = Field(description="those that called the stop")
+    detectors: list[str] | None = Field(description="the detectors that wanted the stop")
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     delay_steps: int | None = Field(description="from the turn to the decision")
     gpu_hours: float | None = Field(description="null: the run has no label gpus")
     gpu_hours_saved: float | None = Field(
-        description="what was left of the run when a right stop ended it, or what it went on to spend; null: not known"
+        description="GPU-hours that a right stop saved, or that the run spent after the decision; null: unknown"
     )
     gpu_hours_lost: float | None = Field(
-        description="the work since the best checkpoint, which a wrong stop makes to be done again; null: not known"
+        description="GPU-hours since the best checkpoint, which a wrong stop causes to be repeated; null: unknown"
     )
     parked_seconds: float | None = Field(description="how long its job was parked; null: never")
     seconds: float = Field(description="how long it lasted")
@@ -113,9 +115,9 @@ class CaseOut(Answer):
 
 
 class OutcomesOut(Answer):
-    """All outcomes recorded for an attempt, oldest first; the last one counts."""
+    """All recorded outcomes of an attempt, oldest first; the last one counts."""
 
-    attempt: int = Field(description="the attempt of the run that they are about")
+    attempt: int = Field(description="the attempt of the run")
     items: list[OutcomeOut] = Field(description="oldest first; the last one counts")
     case: CaseOut | None = Field(description="null until the attempt has ended")
 
@@ -124,19 +126,19 @@ class DecisionOut(DecisionStateOut):
     """A decision to stop a run, with its history."""
 
     run_id: UUID = Field(description="the run to be stopped")
-    run_name: str = Field(description="as people know it")
-    attempt: int = Field(description="the attempt of the run that it is about")
-    step: int = Field(description="the step at which the policy called for the stop")
-    due_at: Time = Field(description="the end of the veto window, within which it can be vetoed")
+    run_name: str = Field(description="the run's name")
+    attempt: int = Field(description="the run's attempt")
+    step: int = Field(description="the step at which the policy wanted the stop")
+    due_at: Time = Field(description="the end of the veto window")
     deadline_at: Time | None = Field(
-        description="when it is checked next: a stop on hold is tried again, an unconfirmed one escalated"
+        description="next check: a stop on hold is tried again, an unconfirmed one is escalated"
     )
     escalations: int = Field(description="how often it was not confirmed in time")
-    created_at: Time = Field(description="when the policy called for the stop")
+    created_at: Time = Field(description="when the policy wanted the stop")
     verdict: VerdictOut = Field(description="the verdict at that time, with its evidence")
     best_checkpoint: BestCheckpointOut | None = Field(description="at the time of the decision")
-    policy: PolicyName = Field(description="the policy that called for the stop")
-    outcome: OutcomeOut | None = Field(description="whether it was right; null: not known yet")
+    policy: PolicyName = Field(description="the policy that wanted the stop")
+    outcome: OutcomeOut | None = Field(description="whether it was right; null: not yet known")
     history: list[ChangeOut] = Field(description="every change of its state, oldest first")
 
 
@@ -150,28 +152,28 @@ class MetricFaultOut(Answer):
     """A watched metric without usable data."""
 
     metric: str = Field(description="the name of the series")
-    kind: FaultKind = Field(description="what is the matter with it")
-    reason: str = Field(description="the same for people")
+    kind: FaultKind = Field(description="the kind of fault")
+    reason: str = Field(description="the fault, for people")
 
 
 class RunHealthOut(Answer):
     """Whether a run is reporting."""
 
-    state: Liveness = Field(description="alive; stale: late with its reports; lost: taken for gone")
-    last_report_at: Time = Field(description="the last observations or heartbeat")
-    cadence_seconds: float | None = Field(description="longest usual pause between reports; null: not known yet")
+    state: Liveness = Field(description="alive; stale: its reports are late; lost: considered ended")
+    last_report_at: Time = Field(description="time of the last observations or heartbeat")
+    cadence_seconds: float | None = Field(description="longest usual pause between reports; null: not yet known")
     metric_faults: list[MetricFaultOut] = Field(description="watched metrics without usable data, at the last check")
     costly_step_seconds: float | None = Field(
-        description="what its detectors took in one commit when that was too expensive, so that it is committed apart; "
-        "null: within their budget so far"
+        description="detector time in one commit that exceeded the budget, so that the run is committed separately; "
+        "null: within the budget so far"
     )
 
 
 class RecognitionOut(Answer):
-    """Where the roles of a run's metrics come from."""
+    """The origin of the roles of a run's metrics."""
 
     open: bool = Field(description="true: new metrics can still change the roles")
-    preset: str | None = Field(description="the trainer whose metric names match")
+    preset: str | None = Field(description="the known trainer whose metric names match")
     sources: dict[str, str] = Field(
         description="by metric: trainer, default, preset NAME, names (a common name), pattern (of the project), person"
     )
@@ -184,20 +186,20 @@ class RecognitionOut(Answer):
 
 
 class LimitOut(Answer):
-    """What was asked for and not given, and the project's setting that says so."""
+    """A requested value that was not granted, and the project's setting that forbids it."""
 
-    field: LimitedField = Field(description="what was asked for: mode or policy")
-    asked: str = Field(description="the value that was asked for")
-    given: str = Field(description="the value that it has instead")
-    setting: str = Field(description="the setting of the project that says so")
+    field: LimitedField = Field(description="the requested field: mode or policy")
+    asked: str = Field(description="the requested value")
+    given: str = Field(description="the value used instead")
+    setting: str = Field(description="the project's setting that forbids it")
 
 
 class EvalChangeOut(Answer):
-    """From a step on the eval was measured otherwise; levels before and after it are not compared."""
+    """The eval is measured differently from a step on; levels before and after it are not compared."""
 
-    step: int = Field(description="the first step that is measured so")
+    step: int = Field(description="the first step measured differently")
     reason: str = Field(description="what changed")
-    version: str | None = Field(description="what the measurement is called from there on; null: not said")
+    version: str | None = Field(description="the eval version from there on; null: not reported")
     actor: str = Field(description="who reported it")
     at: Time = Field(description="when it was reported")
 
@@ -205,52 +207,50 @@ class EvalChangeOut(Answer):
 class RunOut(Answer):
     """A run and its state."""
 
-    id: UUID = Field(description="of the run; ids ascend with time")
+    id: UUID = Field(description="id of the run; ids ascend with time")
     name: str = Field(description="unique in the project")
-    url: str | None = Field(description="its page; null without EVALSTOP_PUBLIC_URL")
-    status: RunStatus = Field(
-        description="running; or how it ended: completed, failed, stopped, or lost without a word"
-    )
-    attempt: int = Field(description="1, and one more each time it was resumed")
+    url: str | None = Field(description="the run's page; null without EVALSTOP_PUBLIC_URL")
+    status: RunStatus = Field(description="running, or how it ended: completed, failed, stopped or lost")
+    attempt: int = Field(description="counts from 1, plus 1 for each resume")
     created_at: Time = Field(description="when it was opened")
-    updated_at: Time = Field(description="when observations or a change last came in")
-    ended_at: Time | None = Field(description="null: it runs")
+    updated_at: Time = Field(description="when it last got observations or changed")
+    ended_at: Time | None = Field(description="when it ended; null: running")
     pruned_at: Time | None = Field(None, description="when its observations and checkpoints were deleted")
     metrics: dict[str, dict[str, str | float | bool]] = Field(
-        description="the watched metrics by name: role, whether more is better; of several evals weight and critical"
+        description="the watched metrics by name: role and direction; with several evals, weight and critical"
     )
-    recognition: RecognitionOut = Field(description="where these roles come from")
-    labels: dict[str, str] = Field(description="by which receivers find its job")
-    owner: str | None = Field(description="who is told of it; null: nobody")
-    group: str | None = Field(description="the runs that it is compared with; null: none")
-    tags: list[str] = Field(description="to find it by")
-    notes: str = Field(description="what people wrote about it")
-    params: dict[str, str] = Field({}, description="what it is trained with, as the trainer says; empty in lists")
+    recognition: RecognitionOut = Field(description="the origin of these roles")
+    labels: dict[str, str] = Field(description="receivers find the job by these")
+    owner: str | None = Field(description="who is notified; null: nobody")
+    group: str | None = Field(description="group of runs that it is compared with; null: none")
+    tags: list[str] = Field(description="tags to find it by")
+    notes: str = Field(description="notes by people")
+    params: dict[str, str] = Field({}, description="hyperparameters reported by the trainer; empty in lists")
     policy: PolicyName = Field(description="the policy that judges it")
-    mode: Mode = Field(description="shadow: decisions are recorded; enforce: it is stopped")
-    total_steps: int | None = Field(description="the planned length; null: not told")
+    mode: Mode = Field(description="shadow: decisions are only recorded; enforce: the run is stopped")
+    total_steps: int | None = Field(description="the planned length; null: not reported")
     eval_share: float | None = Field(
-        description="of its time, what one eval takes, 0 if unknown; null: nobody evaluates checkpoints on request"
+        description="share of its time that one eval takes, 0 if unknown; null: no evaluation on request"
     )
     length_known: bool = Field(
-        description="false: total_steps was not told or is overrun, so that decisions come later"
+        description="false: total_steps was not reported or is exceeded, so that decisions come later"
     )
-    last_step: int | None = Field(description="the highest step with an observation; null: there is none")
-    verdict: VerdictOut = Field(description="what the policy says of it now")
+    last_step: int | None = Field(description="the highest step with an observation; null: none")
+    verdict: VerdictOut = Field(description="the policy's current verdict")
     should_stop: bool = Field(description="true: a stop of this attempt was requested")
     best_checkpoint: BestCheckpointOut | None = Field(description="the one to ship; null: no checkpoint has an eval")
-    best_is_outdated: bool = Field(description="true: it was measured before the eval changed; none has been since")
+    best_is_outdated: bool = Field(description="true: it was measured before the eval changed, and no checkpoint since")
     raw_maximum: RawMaximumOut | None = Field(
-        description="the highest eval, with or without a checkpoint; null: there is no eval"
+        description="the highest eval, with or without a checkpoint; null: no eval"
     )
-    eval_changes: list[EvalChangeOut] = Field(description="from which steps on the eval was measured otherwise")
+    eval_changes: list[EvalChangeOut] = Field(description="the steps from which the eval is measured differently")
     turn: TurnOut | None = Field(None, description="null until the run has ended, and when the eval shows no fall")
-    decision: DecisionOut | None = Field(description="on the current attempt; null: there is none")
+    decision: DecisionOut | None = Field(description="decision on the current attempt; null: none")
     health: RunHealthOut | None = Field(None, description="null after the run has ended")
     limits: list[LimitOut] = Field(
         [],
-        description="when it is opened: what it was not given of what was asked for, which a key with the scope admin "
-        "can allow",
+        description="when it is opened: requested values that the project does not allow; a key with the scope admin "
+        "can allow them",
     )
 
 
@@ -261,7 +261,7 @@ class RunPage(Page):
 
 
 def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:
-    """A decision with its history and its outcome."""
+    """A decision with its history and outcome."""
     policy = PolicyName(name=decision.policy_name, version=decision.policy_version)
     outcome = outcomes.find_outcome(tx, decision.run_id, decision.attempt)
     return DecisionOut.model_validate(
@@ -285,11 +285,11 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
     """Runs of one project with the decisions on their current attempts."""
     health_by_run = _view_health(tx, listed, now)
     on_record = decisions.load_decisions(tx, [run.id for run in listed])
-    said = run_descriptions.load_descriptions(tx, [run.id for run in listed])
+    descriptions = run_descriptions.load_descriptions(tx, [run.id for run in listed])
     return [
         RunOut.model_validate(
             structs.asdict(run)
-            | structs.asdict(said[run.id])
+            | structs.asdict(descriptions[run.id])
             | {
                 "url": context.locate_run(run.id),
                 "recognition": recognition.describe_roles(run),
@@ -306,7 +306,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
 
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:
-    """The health of the runs that have not ended, or may not have."""
+    """The health of the runs that have not ended or may not have ended."""
     living = [run for run in listed if run.status in UNENDED]
     if not living:
         return {}

@@ -61,9 +61,9 @@ MOST_PARAMS = 1000
 
 
 class RunIn(DescriptionIn):
-    """A run to open. A field that is left out keeps its value, or gets the project's default in a new run."""
+    """A run to open. An omitted field keeps its value, or gets the project's default in a new run."""
 
-    name: Name = Field(description="by which people know it; unique in the project", examples=["ppo-7b-seed3"])
+    name: Name = Field(description="unique in the project", examples=["ppo-7b-seed3"])
     metrics: Watched | None = Field(
         None,
         description="the role of each watched metric, or auto: roles are recognized by metric names while the run "
@@ -80,35 +80,35 @@ class RunIn(DescriptionIn):
         None, description="NAME or NAME@VERSION", examples=["paper"]
     )
     mode: Mode | None = Field(
-        None, description="shadow: decisions are recorded; enforce: the run is stopped. By default that of the project"
+        None, description="shadow: decisions are recorded; enforce: the run is stopped. Default: the project's mode"
     )
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = Field(
         None,
-        description="the planned length: decisions come sooner with it. By default a label or param says it",
+        description="the planned length: with it, decisions come sooner. Default: from a label or param",
     )
     params: Annotated[dict[Name, Line], Field(max_length=MOST_PARAMS)] | None = Field(
         None,
-        description="what the run is trained with, such as its learning rate; those of a run on record stay",
+        description="hyperparameters, such as the learning rate; those of an existing run stay",
         examples=[{"optimizer.lr": "1e-6"}],
     )
     eval_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="somebody evaluates checkpoints on request; the share of the run's time that one eval takes, 0 if "
-        "you do not know",
+        description="checkpoints can be evaluated on request: the share of the run's time that one eval takes, 0 if "
+        "unknown",
     )
     job: Line | None = Field(
         None,
-        description="where the trainer runs, the same for all processes of a job: a running run of this name is "
-        "attached to by the same job, or by a request without a job; another job opens a run of its own",
+        description="identifies the job, the same for all processes of it: the same job, or a request without a job, "
+        "attaches to a running run of this name; another job opens a new run",
         examples=["slurm:alpha:4711"],
     )
     opening: UUID | None = Field(
-        None, strict=False, description="an id of this request: sent again, it opens no second run"
+        None, strict=False, description="idempotency key: the same id does not open a second run"
     )
     resume: Literal["must", "allow"] | None = Field(
         None,
-        description="continue the latest run that was opened by this name, even if it has ended; must: there has to "
-        "be one, allow: otherwise a new run is opened",
+        description="continue the latest run opened with this name, even if it has ended; must: fail if there is "
+        "none, allow: else open a new run",
     )
 
 
@@ -119,31 +119,31 @@ class ResumeIn(Body):
 
 
 class EvalChangeIn(Body):
-    """The eval is measured otherwise from a step on: by another grader, on another eval set or other prompts."""
+    """The eval is measured differently from a step on: another grader, eval set or set of prompts."""
 
-    step: Step = Field(description="the first step that is measured so", examples=[120])
+    step: Step = Field(description="the first step measured differently", examples=[120])
     reason: Annotated[str, Field(min_length=1, max_length=500), Plain] = Field(
         description="what changed, for people", examples=["the grader was made stricter"]
     )
-    version: EvalVersion | None = Field(None, description="what the measurement is called from there on")
+    version: EvalVersion | None = Field(None, description="the eval version from there on")
 
 
 class FinishIn(Body):
     """How the run ended."""
 
-    status: Literal["completed", "failed"] = Field(description="failed: it ended by an error")
+    status: Literal["completed", "failed"] = Field(description="failed: it ended with an error")
     obeyed: UUID | None = Field(
         None,
         strict=False,
-        description="with completed: the decision that the trainer saw and ended the run for. Its stop is then obeyed, "
-        "and the run stopped",
+        description="with completed: the decision because of which the trainer ended the run. The decision is then "
+        "`obeyed` and the run `stopped`",
     )
 
 
 class VerdictChangeOut(Answer):
     """A verdict and when it was reached."""
 
-    sequence: int = Field(description="counts the changes of the run")
+    sequence: int = Field(description="number of the change in this run")
     attempt: int = Field(description="the attempt of the run")
     at: Time = Field(description="when it was reached")
     verdict: VerdictOut = Field(description="with its evidence")
@@ -155,13 +155,13 @@ class VerdictPage(Page):
     items: list[VerdictChangeOut] = Field(description="newest first")
 
 
-@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "A run on record."}})
+@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "An existing run."}})
 def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, response: Response) -> RunOut:
-    """Open a run, or attach to one: 201 for a new run, 200 for one on record.
+    """Open a run, or attach to one: 201 for a new run, 200 for an existing one.
 
-    A running run of this name is attached to by its own job; the name of a run that has ended, or of another job,
-    gives a new run called `name-2`. A run with observations keeps its policy and mode (409). A mode or a policy that
-    the project does not allow is not given, as `limits` says.
+    A job attaches to its own running run of this name. The name of a run that has ended, or of another job, opens a
+    new run called `name-2`. A run with observations keeps its policy and mode (409). A mode or policy that the project
+    does not allow is replaced, as `limits` reports.
     """
     metrics = body.metrics
     request = run_opening.OpenRequest(
@@ -193,7 +193,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
 
 @router.get("")
 def list_runs(caller: Read, context: Ctx, database: Db, now: Now, query: Annotated[RunListQuery, Query()]) -> RunPage:
-    """The project's runs, newest first. By most filters the newest 20,000 are searched."""
+    """The project's runs, newest first. Most filters search only the newest 20,000."""
     with database.reading() as tx:
         listed = run_lists.list_runs(tx, caller.project_id, query.to_filter(query.cursor), query.limit)
         return RunPage(items=view_runs(tx, listed, context, now), next_cursor=make_cursor(listed, query.limit))
@@ -208,7 +208,7 @@ def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now
 
 @router.patch("/{run_id}")
 def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, context: Ctx, database: Db, now: Now) -> RunOut:
-    """Change what is said of a run: owner, group, tags, notes."""
+    """Change the description of a run: owner, group, tags, notes."""
     describe_run(database, caller.author(now), run_id, body)
     with database.reading() as tx:
         return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
@@ -228,9 +228,9 @@ def resume_run(
 def change_eval(
     run_id: RunId, body: EvalChangeIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
 ) -> RunOut:
-    """Report that the eval is measured otherwise from a step on. Levels are compared from there on anew.
+    """Report that the eval is measured differently from a step on. Levels before and after it are not compared.
 
-    It may come before or after the observations. The first report of a step stands.
+    The report may come before or after the observations. The first report for a step stands.
     """
     change = EvalChanged(body.step, body.reason, body.version, caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, change))
@@ -240,7 +240,7 @@ def change_eval(
 
 @router.post("/{run_id}/heartbeat")
 def record_heartbeat(run_id: RunId, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
-    """Report that the run is alive without new observations, as during a long eval; takes no body."""
+    """Report that the run is alive although it has no new observations, as during a long eval; takes no body."""
     run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
     with database.reading() as tx:
         return view_run(tx, run, context, now)
@@ -273,7 +273,7 @@ def list_run_outcomes(
     run_id: RunId,
     caller: Read,
     database: Db,
-    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="by default the current one")] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="default: the current one")] = None,
 ) -> OutcomesOut:
     """All outcomes of an attempt, by people and from later evals."""
     with database.reading() as tx:
@@ -295,9 +295,9 @@ def list_run_verdicts(
     caller: Read,
     database: Db,
     cursor: Annotated[
-        int | None, Query(ge=0, le=2**31 - 1, description="`next_cursor` of the page before; by default the first page")
+        int | None, Query(ge=0, le=2**31 - 1, description="`next_cursor` of the previous page; default: the first page")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="the most items of a page")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of items per page")] = 100,
 ) -> VerdictPage:
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:
@@ -310,7 +310,7 @@ def list_run_verdicts(
 
 
 def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
-    """The project's run, or a 404."""
+    """The project's run; raises NotFound."""
     run = runs.find_run(tx, project_id, run_id)
     if run is None:
         raise NotFound(f"there is no run {run_id} in this project")

@@ -35,7 +35,7 @@ from evalstop_service.rules.fields import Role as Role
 from evalstop_service.rules.run_results import Call
 
 MAX_STEP = 2**53 - 1
-"""The largest integer that every JSON reader keeps exact."""
+"""The largest integer that every JSON parser represents exactly."""
 
 MAX_POINTS = 10_000
 
@@ -47,7 +47,7 @@ def _parse_number(value: Any) -> Any:
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_MOST <= value <= _MOST:
-        raise ValueError('a number that a double can hold, or one of the strings "NaN", "Infinity", "-Infinity"')
+        raise ValueError('a number in the range of a double, or one of the strings "NaN", "Infinity", "-Infinity"')
     return value
 
 
@@ -79,12 +79,12 @@ Measured = Annotated[float, BeforeValidator(_parse_number), WithJsonSchema(_NUMB
 """A number in a request."""
 Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER)]
 """A number in a response."""
-RunId = Annotated[UUID, Path(description="`id` of the run, as it was opened or listed")]
-DecisionId = Annotated[UUID, Path(description="`id` of the decision, as listed or sent in an event")]
-EndpointId = Annotated[UUID, Path(description="`id` of the endpoint, as it was created or listed")]
-DeliveryId = Annotated[UUID, Path(description="`id` of the delivery, as listed")]
-Cursor = Annotated[UUID | None, Query(description="`next_cursor` of the page before; by default the first page")]
-Limit = Annotated[int, Query(ge=1, le=200, description="the most items of a page")]
+RunId = Annotated[UUID, Path(description="`id` of the run")]
+DecisionId = Annotated[UUID, Path(description="`id` of the decision")]
+EndpointId = Annotated[UUID, Path(description="`id` of the endpoint")]
+DeliveryId = Annotated[UUID, Path(description="`id` of the delivery")]
+Cursor = Annotated[UUID | None, Query(description="`next_cursor` of the previous page; default: the first page")]
+Limit = Annotated[int, Query(ge=1, le=200, description="maximum number of items per page")]
 Scope = Literal["ingest", "read", "report", "operate", "admin"]
 
 
@@ -98,34 +98,34 @@ class FindingOut(Answer):
     """The evidence of one detector, and its thresholds."""
 
     detector: str = Field(description="the name of the detector")
-    roles: list[str] = Field(description="the roles of the metrics that it looks at")
+    roles: list[str] = Field(description="the roles of the metrics that it uses")
     kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
-    value: float = Field(description="in what `kind` says")
-    suspect_at: float | None = Field(description="the value at which it calls for suspicion; null: never")
-    stop_at: float | None = Field(description="the value at which it calls for a stop; null: never")
-    turn_step: int | None = Field(description="where it estimates the turn; null: it does not")
-    note: str = Field(description="the same for people")
+    value: float = Field(description="the number, in the unit of `kind`")
+    suspect_at: float | None = Field(description="the value from which the verdict is `suspect`; null: never")
+    stop_at: float | None = Field(description="the value from which the verdict is `stop`; null: never")
+    turn_step: int | None = Field(description="the estimated step of the turn; null: no estimate")
+    note: str = Field(description="the evidence, for people")
 
 
 class VerdictOut(Answer):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it."""
 
     verdict: Call = Field(description="what to do with the run")
-    step: int | None = Field(description="the step of the observation that led to it; null: there was none yet")
-    turn_step: int | None = Field(description="the step at which the detectors estimate the turn")
-    reason: str = Field(description="the same for people")
-    evidence: list[FindingOut] = Field(description="of each detector")
-    ground: str | None = Field(None, description="why a stop is called for: turned, or levelled_off; null: it is not")
-    critical: str | None = Field(None, description="the critical eval that it rests on; null: the watched score")
+    step: int | None = Field(description="the step of the observation that led to it; null: none yet")
+    turn_step: int | None = Field(description="the detectors' estimate of the step of the turn")
+    reason: str = Field(description="the reason, for people")
+    evidence: list[FindingOut] = Field(description="the evidence of each detector")
+    ground: str | None = Field(None, description="why the verdict is `stop`: turned or levelled_off; null: it is not")
+    critical: str | None = Field(None, description="the critical eval that caused it; null: the watched score")
 
 
 class DecisionStateOut(Answer):
-    """Where the decision to stop a run stands."""
+    """The state of the decision to stop a run."""
 
-    id: UUID = Field(description="to veto, release or read it by")
-    action: Action = Field(description="to stop the job, or to park it so that it can return")
-    state: DecisionState = Field(description="where it is in its life cycle")
-    state_reason: str = Field(description="why it is in this state; of a stop on hold, what its guards say")
+    id: UUID = Field(description="id of the decision")
+    action: Action = Field(description="stop the job, or park it so that it can resume")
+    state: DecisionState = Field(description="its state in the life cycle")
+    state_reason: str = Field(description="why it is in this state; for a stop on hold, the guards' reasons")
     guard_kinds: list[GuardKind] = Field(description="the guards that hold it")
 
 
@@ -133,11 +133,11 @@ class BestCheckpointOut(Answer):
     """The checkpoint to ship."""
 
     step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="where the trainer said it is")
-    score: float = Field(description="as measured at this step")
+    uri: str = Field(description="the URI that the trainer reported")
+    score: float = Field(description="the score measured at this step")
     chosen_by: str = Field(description="the rule that chose it, such as smoothed_maximum or raw_maximum")
     smoothed: float | None = Field(None, description="the score smoothed over neighboring evals")
-    smoothed_stderr: float | None = Field(None, description="its standard error")
+    smoothed_stderr: float | None = Field(None, description="standard error of `smoothed`")
 
 
 class RawMaximumOut(Answer):
@@ -161,15 +161,16 @@ class PolicyName(Answer):
     """A version of a policy."""
 
     name: str = Field(description="the name of the policy")
-    version: int = Field(description="counts its versions from 1")
+    version: int = Field(description="version, counted from 1")
 
 
 class ActionIn(Body):
     """An action of a person, with its reason."""
 
-    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
+    actor: Name | None = Field(None, description="default: the name of the key", examples=["dana"])
     reason: Line = Field(
-        description="why; kept in the history and in the audit log", examples=["the eval set was broken this morning"]
+        description="why; recorded in the history and in the audit log",
+        examples=["the eval set was broken this morning"],
     )
 
 
@@ -177,15 +178,15 @@ class OutcomeIn(Body):
     """Whether stopping a run, or letting it run, was right."""
 
     outcome: Outcome = Field(
-        description="of a decision: right if the run had turned; of a run without one: right if it had not"
+        description="for a decision: right if the run had turned; for a run without one: right if it had not"
     )
-    turn_step: Step | None = Field(None, description="where the eval turned, if you know")
-    actor: Name | None = Field(None, description="by default the name of the key")
+    turn_step: Step | None = Field(None, description="the step where the eval turned, if known")
+    actor: Name | None = Field(None, description="default: the name of the key")
     note: Line = Field("", description="for people")
 
 
 class QuotasOut(QuotasIn):
-    """The most of each that the project may have; whoever runs the installation sets them."""
+    """The limits of the project; only administrators of the installation can change them."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -193,33 +194,35 @@ class QuotasOut(QuotasIn):
 class ProjectOut(Answer):
     """A project with its settings."""
 
-    id: UUID = Field(description="what keys, runs and endpoints belong to")
+    id: UUID = Field(description="id of the project")
     name: str = Field(description="unique in the installation")
-    default_policy: str = Field(description="of runs whose trainers name none: NAME or NAME@VERSION")
-    default_mode: Mode = Field(description="of runs whose trainers name none")
-    max_mode: Mode = Field(description="what runs may ask for: enforce, or shadow alone")
+    default_policy: str = Field(description="policy of runs that request none: NAME or NAME@VERSION")
+    default_mode: Mode = Field(description="mode of runs that request none")
+    max_mode: Mode = Field(description="highest mode that runs may request: shadow or enforce")
     allowed_policies: list[str] | None = Field(
-        description="that runs may ask for, by NAME or NAME@VERSION, besides default_policy; null: any"
+        description="policies that runs may request in addition to default_policy, as NAME or NAME@VERSION; null: any"
     )
     veto_window_seconds: float = Field(description="how long a stop can be vetoed before it is sent")
-    retention_days: int | None = Field(None, description="how long a run keeps its details after its end")
-    stops_per_hour: int | None = Field(description="as many stops there may be in an hour; null: any number")
-    stops_share: float | None = Field(description="of its runs at most this share may be stopped in an hour; null: all")
-    confirm_seconds: float = Field(description="how long a stop may wait for its confirmation before it is escalated")
-    stale_seconds: float = Field(description="a run is not stale before it was silent for so long")
+    retention_days: int | None = Field(None, description="how long the details of a run are kept after its end")
+    stops_per_hour: int | None = Field(description="maximum number of stops per hour; null: no limit")
+    stops_share: float | None = Field(description="maximum share of runs stopped per hour; null: no limit")
+    confirm_seconds: float = Field(description="how long a stop may stay unconfirmed before it is escalated")
+    stale_seconds: float = Field(description="minimum silence before a run is stale")
     role_patterns: list[dict[str, str]] = Field(
-        description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
+        description="patterns that give metrics their roles in runs whose trainers set none; the first match counts"
     )
-    held_out_share: float = Field(description="of its stops: held out at random, to learn whether they are right")
-    quotas: QuotasOut = Field(description="the most that it may have of runs, metrics, keys, endpoints and policies")
-    second_person: bool = Field(description="what ends jobs, or lets more be ended, takes two people")
-    case_seconds: float = Field(description="an attempt that lasted less does not count towards a rollout stage")
-    case_evals: int = Field(description="one with fewer finite evals does not count towards a rollout stage")
-    case_gpu_hours: float = Field(description="one that used fewer, if they are known, does not count either")
-    cases_per_key_and_day: int = Field(description="of one key and day (UTC) no more cases count")
-    price_per_gpu_hour: float | None = Field(description="null: not said")
-    currency: str = Field(description="of the price, by ISO 4217")
-    paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")
+    held_out_share: float = Field(description="share of stops held out at random, to measure whether they are right")
+    quotas: QuotasOut = Field(description="limits on runs, metrics, keys, endpoints and policies")
+    second_person: bool = Field(description="actions that end jobs, or allow more jobs to be ended, require two people")
+    case_seconds: float = Field(description="shorter attempts do not count towards a rollout stage")
+    case_evals: int = Field(description="attempts with fewer finite evals do not count towards a rollout stage")
+    case_gpu_hours: float = Field(
+        description="attempts that used fewer, if known, do not count towards a rollout stage"
+    )
+    cases_per_key_and_day: int = Field(description="maximum number of cases that count per key and day (UTC)")
+    price_per_gpu_hour: float | None = Field(description="price of one GPU hour; null: not set")
+    currency: str = Field(description="currency of the price, by ISO 4217")
+    paused_at: Time | None = Field(description="stops are paused since then; null: not paused")
     paused_by: str | None = Field(description="who paused it")
     paused_reason: str | None = Field(description="why it is paused")
     created_at: Time = Field(description="when it was created")
@@ -228,4 +231,4 @@ class ProjectOut(Answer):
 class Page(BaseModel):
     """A page of a list; pass `next_cursor` as `cursor` for the next page, null on the last one."""
 
-    next_cursor: str | None = Field(description="pass it as `cursor` for the next page; null: this is the last one")
+    next_cursor: str | None = Field(description="pass it as `cursor` for the next page; null: last page")

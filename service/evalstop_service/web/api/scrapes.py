@@ -1,4 +1,4 @@
-"""Scrapes: what a trainer exports for Prometheus, posted as it is."""
+"""The route of scrapes: a trainer's Prometheus metrics, posted unchanged."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ router = APIRouter(prefix="/runs/{run_id}/openmetrics", tags=["observations"])
 
 OPENMETRICS = "application/openmetrics-text"
 TAKEN = (OPENMETRICS, "text/plain", "application/x-www-form-urlencoded")
-"""The last is what curl calls a body of which nothing else was said."""
+"""The last is curl's default for a body."""
 
 _REQUEST = {
     "requestBody": {
         "required": True,
-        "description": f"`{OPENMETRICS}` is read strictly; anything else in the text format of Prometheus.",
+        "description": f"`{OPENMETRICS}` is parsed strictly; anything else as Prometheus's text format.",
         "content": {"text/plain": {"schema": {"type": "string", "examples": ["eval_accuracy 0.61\n"]}}},
     }
 }
@@ -45,17 +45,18 @@ async def post_scrape(
     step: Annotated[Step | None, Query(description="the step of all values")] = None,
     step_label: Annotated[Name | None, Query(description="the label that holds each value's step")] = None,
     step_metric: Annotated[Name | None, Query(description="the metric of the scrape that is the step")] = None,
-    metric: Annotated[list[Name] | None, Query(max_length=100, description="take these alone")] = None,
+    metric: Annotated[list[Name] | None, Query(max_length=100, description="store only these metrics")] = None,
 ) -> Response:
-    """Store the gauges and counters of a scrape and hear the verdict. Without a step, it is each value's time in s."""
-    if sum(told is not None for told in (step, step_label, step_metric)) > 1:
-        raise Invalid("step, step_label, step_metric: one of them at most")
+    """Store the gauges and counters of a scrape and return the verdict. The default step is each value's time in
+    seconds."""
+    if sum(source is not None for source in (step, step_label, step_metric)) > 1:
+        raise Invalid("set at most one of step, step_label and step_metric")
     media_type = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
     if media_type not in TAKEN:
         raise Problem(415, ProblemKind.NOT_A_SCRAPE, f"send it as `Content-Type: {OPENMETRICS}` or `text/plain`")
     body = await request.body()
     if len(body) > openmetrics.MOST_SCRAPE_BYTES:
-        raise Problem(413, ProblemKind.SCRAPE_TOO_LARGE, "it may hold 1 MiB; nothing was stored, send it in parts")
+        raise Problem(413, ProblemKind.SCRAPE_TOO_LARGE, "the limit is 1 MiB; nothing was stored. Send it in parts")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:

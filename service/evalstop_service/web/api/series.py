@@ -20,14 +20,14 @@ MOST_BUCKETS = 2000
 class BucketOut(Answer):
     """Adjacent observations of a metric, without superseded ones."""
 
-    first_step: int = Field(description="of its first observation")
-    last_step: int = Field(description="of its last observation")
+    first_step: int = Field(description="step of its first observation")
+    last_step: int = Field(description="step of its last observation")
     count: int = Field(description="number of observations, including those that are not finite")
     lowest: float | None = Field(description="the lowest finite value; null: none")
     highest: float | None = Field(description="the highest finite value; null: none")
     last: Stored = Field(description="the value at `last_step`")
-    nan_count: int = Field(description="how many of them are not a number")
-    infinite_count: int = Field(description="how many of them are infinite")
+    nan_count: int = Field(description="number of NaN values")
+    infinite_count: int = Field(description="number of infinite values")
 
 
 class SeriesOut(Answer):

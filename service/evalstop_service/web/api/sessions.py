@@ -1,4 +1,4 @@
-"""Routes of sessions: who is signed in to the pages of the project."""
+"""Routes of sessions: who is signed in to the project's dashboard."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ router = APIRouter(prefix="/sessions", tags=["keys"], route_class=JsonRoute)
 
 
 class SessionOut(Answer):
-    """One person, or key, that is signed in to the pages."""
+    """A person, or key, that is signed in to the dashboard."""
 
-    id: UUID = Field(description="to end it by")
-    name: str = Field(description="of the person or the key", examples=["dana@example.com"])
-    key_id: UUID | None = Field(description="of who signed in with a key; null: by OpenID Connect")
+    id: UUID = Field(description="id of the session")
+    name: str = Field(description="name of the person or key", examples=["dana@example.com"])
+    key_id: UUID | None = Field(description="the key that signed in; null: OpenID Connect")
     created_at: Time = Field(description="when they signed in")
-    expires_at: Time = Field(description="from then on they have to sign in again")
+    expires_at: Time = Field(description="when the session expires")
 
 
 class SessionList(Answer):
-    """The sessions that open the project, oldest first."""
+    """The sessions with access to the project, oldest first."""
 
-    items: list[SessionOut] = Field(description="those that have not ended")
+    items: list[SessionOut] = Field(description="active sessions")
 
 
 @router.get("")
 def list_sessions(caller: Admin, database: Db, now: Now) -> SessionList:
-    """All sessions that open the project."""
+    """All sessions with access to the project."""
     with database.reading() as tx:
         return SessionList.model_validate({"items": sessions.list_sessions(tx, caller.project_id, now)})
 
 
 @router.delete("/{session_id}", status_code=204)
 def end_session(
-    session_id: Annotated[UUID, Path(description="`id` of the session, as listed")],
+    session_id: Annotated[UUID, Path(description="`id` of the session")],
     caller: Admin,
     database: Db,
     now: Now,
 ) -> None:
-    """End a session, in all projects that it opens."""
+    """End a session, in all projects that it can access."""
     sessions.end_session(database, caller.author(now), session_id)

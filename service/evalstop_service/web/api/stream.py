@@ -1,4 +1,4 @@
-"""Observations of many runs in one stream of lines, for whoever ships the metrics of a whole cluster."""
+"""The route for observations of many runs in one stream of lines, for shippers of a whole cluster's metrics."""
 
 from __future__ import annotations
 
@@ -32,53 +32,57 @@ _DRAIN_BYTES = 16 * 2**20
 
 
 class LineError(Answer):
-    """What is wrong with a line. Only this line was not stored, or only what of it contradicts the record."""
+    """The error of a line. Only this line was not stored, or only its observations that conflict with stored ones."""
 
-    line: int = Field(description="counted from 1, blank ones too")
+    line: int = Field(description="counted from 1, including blank lines")
     title: str = Field(description="the kind of problem")
     detail: str = Field(description="what is wrong with it")
 
 
 class RunStanding(Answer):
-    """Where a run stands after what the stream told of it."""
+    """The state of a run after the stream."""
 
-    run_id: UUID = Field(description="as the lines name it")
-    accepted: int = Field(description="of its points, those that were new")
-    verdict: Call = Field(description="what the policy says of it now")
+    run_id: UUID = Field(description="id of the run")
+    accepted: int = Field(description="number of its new observations")
+    verdict: Call = Field(description="the policy's current verdict")
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
     best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
 
 
 class StreamTotalsOut(Answer):
-    """What became of a stream, and where its runs stand. All of it is durable."""
+    """The result of a stream, and the state of its runs. Everything is durable."""
 
-    lines: int = Field(description="so many, from the first on, were stored or refused; blank ones count too")
-    accepted: int = Field(description="points that were new")
-    duplicates: int = Field(description="points that were on record with the same value")
-    conflict_count: int = Field(description="points that are on record with another value, which stands")
-    error_count: int = Field(description="lines that were refused, and points that contradict the record")
-    errors: list[LineError] = Field(description=f"the first {MOST_ERRORS} of them, by line")
-    runs: list[RunStanding] = Field(description="one for each run that the stream told of")
+    lines: int = Field(
+        description="number of lines, from the first on, that were stored or refused, including blank ones"
+    )
+    accepted: int = Field(description="number of new observations")
+    duplicates: int = Field(description="observations that were already stored with the same value")
+    conflict_count: int = Field(description="observations that were already stored with another value, which stands")
+    error_count: int = Field(description="refused lines, and conflicting observations")
+    errors: list[LineError] = Field(description=f"the first {MOST_ERRORS} errors, by line")
+    runs: list[RunStanding] = Field(description="one for each run in the stream")
 
 
 class StreamProblem(ProblemDetails):
-    """Why a stream was refused or broke off, and what was stored until then."""
+    """Why a stream was refused or failed, and what was stored until then."""
 
-    lines_stored: int | None = Field(None, description="of so many, from the first on, nothing is left to be stored")
+    lines_stored: int | None = Field(
+        None, description="number of lines, from the first on, that are stored or refused: continue after them"
+    )
     so_far: StreamTotalsOut | None = Field(None, description="what was stored until then")
 
 
 _LINES = {
     "type": "array",
     "items": {"$ref": "#/components/schemas/Line"},
-    "description": "not an array: its items as lines, each ended by a line feed",
+    "description": "not an array: one item per line, each ended by a line feed",
 }
 
 _REQUEST = {
     "requestBody": {
         "required": True,
-        "description": "One object a line. It may be packed: `Content-Encoding: gzip` or `zstd`, the latter with a "
-        f"window of at most {2 ** (WINDOW_LOG - 20)} MiB. A line may hold {MOST_LINE_BYTES} bytes.",
+        "description": "One object per line. It may be compressed with `Content-Encoding: gzip`, or `zstd` with a "
+        f"window of at most {2 ** (WINDOW_LOG - 20)} MiB. A line may have at most {MOST_LINE_BYTES} bytes.",
         "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Lines"}}},
     }
 }
@@ -86,26 +90,26 @@ _REQUEST = {
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": StreamProblem,
-        "description": "400 cannot be unpacked or broke off, 401 no valid key, 403 a key that may not, 408 too slow, "
-        "413 too large, 415 another type or encoding; `lines_stored` says how far it came. To send all of it again is "
-        "harmless",
+        "description": "400 cannot be decompressed or incomplete, 401 no valid key, 403 scope missing, 408 too slow, "
+        "413 too large, 415 another type or encoding; continue after the first `lines_stored` lines. Sending the "
+        "whole stream again is harmless",
     },
     "5XX": {
         "model": StreamProblem,
-        "description": "503 the database is away or too much waits, send the same again; 500 a fault",
+        "description": "503 the database is unavailable or the service overloaded, send the same again; 500 a bug",
     },
 }
 
 
 def schemas() -> dict[str, Any]:
-    """The schemas of what is sent here, by name, for the OpenAPI document: it learns of bodies that are JSON alone."""
+    """The schemas of request bodies, by name, for the OpenAPI document: FastAPI adds only those of JSON bodies."""
     line = LINE.json_schema(ref_template="#/components/schemas/{model}")
     parts: dict[str, Any] = line.pop("$defs")
     return parts | {"Line": {"title": "Line"} | line, "Lines": {"title": "Lines"} | _LINES}
 
 
 def routes(limits: StreamLimits) -> APIRouter:
-    """The route, with room for so many streams at a time."""
+    """The route; `limits` bounds the concurrent streams."""
     router = APIRouter(prefix=PATH, tags=["observations"])
     room = asyncio.Semaphore(limits.streams)
 
@@ -115,8 +119,9 @@ def routes(limits: StreamLimits) -> APIRouter:
     ) -> Response:
         """Store observations of many runs, sent as lines of JSON, while they arrive.
 
-        A line holds one observation or, under `observations`, many of one run; lines of many runs may be mixed. What
-        is wrong with one line costs that line alone and is told by its number. The answer comes when all is durable.
+        A line holds one observation or, under `observations`, many of one run; lines of many runs may be mixed. An
+        error
+        affects only its line and is reported by line number. The response comes when everything is durable.
         """
         unpack = _unpacker(request, limits)
         body = _Body(request.receive, limits)
@@ -139,23 +144,23 @@ def _unpacker(request: Request, limits: StreamLimits) -> Unpacker:
         raise Problem(415, ProblemKind.NOT_JSON_LINES, f"send it with the header `Content-Type: {MEDIA_TYPE}`")
     found = unpacker(", ".join(request.headers.getlist("content-encoding")))
     if found is None:
-        detail = f"its Content-Encoding may be one of {ENCODINGS}; nothing was stored"
+        detail = f"Content-Encoding must be one of {ENCODINGS}; nothing was stored"
         raise Problem(415, ProblemKind.UNKNOWN_ENCODING, detail, headers={"Accept-Encoding": ENCODINGS})
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.stream_bytes:
-        detail = f"it may hold {limits.stream_bytes} bytes; send it in parts. Nothing was stored"
+        detail = f"the limit is {limits.stream_bytes} bytes; send it in parts. Nothing was stored"
         raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail, headers={"Connection": "close"})
     return found
 
 
 @asynccontextmanager
 async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[None]:
-    """One of the places for streams, once there is one."""
+    """Wait for a free place for a stream, and hold it."""
     try:
         async with asyncio.timeout(wait_seconds):
             await room.acquire()
     except TimeoutError as error:
-        detail = "as many streams as may be are under way. Nothing was stored: send the same again"
+        detail = "too many streams are in progress. Nothing was stored: send the same request again"
         headers = {"Retry-After": "5", "Connection": "close"}
         raise Problem(503, ProblemKind.OVERLOADED, detail, headers=headers) from error
     try:
@@ -166,22 +171,22 @@ async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[N
 
 def _broken_off(problem: Problem, so_far: StreamResult, *, keep: bool) -> Problem:
     lines = so_far.lines
-    detail = f"{problem.detail}. The first {lines} lines were taken in, see `so_far`; it broke off after them. "
-    detail += "To send all of it again is harmless: what was stored counts as duplicates"
+    detail = f"{problem.detail}. The first {lines} lines were processed, see `so_far`; the stream failed after them. "
+    detail += "Sending the whole stream again is harmless: stored observations count as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
     more = {"lines_stored": lines, "so_far": msgspec.to_builtins(so_far)}
     return Problem(problem.status, problem.kind, detail, headers=headers, more=more)
 
 
 class _Body:
-    """A request's body on its way in."""
+    """The body of a request as it arrives."""
 
     def __init__(self, receive: Receive, limits: StreamLimits) -> None:
         self._receive, self._limits = receive, limits
         self._ended = False
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises Problem when it does not go on."""
+        """The parts of the body. Raises Problem when they stop arriving."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.stream_seconds
         while not self._ended:
@@ -195,7 +200,7 @@ class _Body:
                 yield part
 
     async def drained(self) -> bool:
-        """Let the sender finish, so that it hears the answer; False if there is too much to come."""
+        """Read the rest, so that the sender gets the response; False if too much is left."""
         left = _DRAIN_BYTES
         with suppress(TimeoutError, Problem):
             async with asyncio.timeout(_DRAIN_SECONDS):

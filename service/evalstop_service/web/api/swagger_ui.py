@@ -25,7 +25,7 @@ def install(app: FastAPI) -> None:
         swagger_favicon_url=f"{FILES}/favicon.png",
     )
 
-    # Swagger UI sets styles by itself, and is started by one inline script.
+    # Swagger UI sets inline styles, and one inline script starts it.
     script = re.search(r"<script>(.*?)</script>", bytes(page.body).decode(), re.DOTALL)
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()

@@ -1,1 +1,1 @@
-"""What every request passes before a route sees it."""
+"""Middleware that every request passes before a route."""

@@ -1,6 +1,6 @@
-"""How much a request may hold, and all of them together: refused while it arrives, before it fills the memory.
+"""Limits the size of a request body and of all bodies together, while they arrive and before they fill the memory.
 
-Who sends it is looked at before anything of it is held.
+The sender is identified before any of the body is held.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
 
 MOST_PARTS = 1_100_000
-"""Lists, objects, texts and commas of a body; a batch of 10,000 observations with all their fields has 160,000."""
+"""Limit on lists, objects, strings and commas in a body; a batch of 10,000 observations with all their fields has
+160,000."""
 
 _BUSY = Problem(
     503,
     ProblemKind.OVERLOADED,
-    "too many large bodies arrive at one time; nothing was stored, send the same again in a second",
+    "too many large bodies arrive at once; nothing was stored. Send the same request again in a second",
     headers={"Retry-After": "1", "Connection": "close"},
 )
 
 _SHARE_USED = Problem(
     429,
     ProblemKind.TOO_MANY_BODIES,
-    "nothing was stored; send fewer requests at a time, and this one again in a second",
+    "nothing was stored; send fewer requests at once, and this one again in a second",
     headers={"Retry-After": "1", "Connection": "close"},
 )
 
 _STRANGER = Problem(
     401,
     UNAUTHORIZED.kind,
-    f"a body without a valid key or session may hold {SHORT_BYTES} bytes; {UNAUTHORIZED.detail}",
+    f"without a valid key or session a body may have at most {SHORT_BYTES} bytes; {UNAUTHORIZED.detail}",
     headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
 )
 
 
 class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones, 401 to bodies over 64 KiB
-    without a valid key or session, 429 to a sender that holds its share, 503 when a pool is full.
+    without a valid key or session, 429 to a sender that has used its share, 503 when a pool is full.
 
-    A body is handed on when it has come whole.
-    `identify`: who sends a request, by its head. `unheard` is called when a veto or pause of somebody who may give
-    it, or a sign-in, is answered that the service failed, with the project if that is known.
-    `streamed`, and all `streamed_below`: paths whose routes hold little of a body at a time, and see to its limits by
-    themselves. `refusal`: a problem as the answer to a request for a path.
+    A body is passed on when it has arrived completely.
+    `identify`: identifies the sender of a request by its headers. `unheard` is called when an authorized veto or pause,
+    or a sign-in, is answered with a server error, with the project if known.
+    `streamed`, and all paths below `streamed_below`: paths whose routes hold little of a body at a time and enforce
+    their own limits. `refusal`: makes a problem the response to a request for a path.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if "\0" in scope["path"]:
-            problem = Problem(404, ProblemKind.NOT_FOUND, "no path holds the character NUL; /docs shows what there is")
+            problem = Problem(
+                404, ProblemKind.NOT_FOUND, "a path may not contain the character NUL; /docs lists all paths"
+            )
             await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -95,7 +98,7 @@ class BodyLimit:
             await self._answer(scope, receive, send, size)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, declared_bytes: int | None) -> None:
-        """See who sends, then hold the body; a failure to hear whoever decides is told."""
+        """Identify the sender, then hold the body; reports failures on veto paths."""
         path: str = scope["path"]
         sender: Sender | None = None
 
@@ -118,14 +121,14 @@ class BodyLimit:
             return
         try:
             await self._hold(scope, receive, watched, sender, declared_bytes)
-        except Exception:  # a fault, which is answered 500 further out
+        except Exception:  # a bug, which an outer layer answers with 500
             note_failure()
             raise
 
     async def _hold(
         self, scope: Scope, receive: Receive, send: Send, sender: Sender, declared_bytes: int | None
     ) -> None:
-        """Receive the body, counting it among all that are held, and hand it on."""
+        """Receive the body, counting it in its pool, and pass it on."""
         pool = self._held.select_pool(sender, scope["path"], declared_bytes)
         parts: list[bytes] = []
         size = 0
@@ -133,7 +136,7 @@ class BodyLimit:
             arriving = True
             while arriving:
                 message = await receive()
-                if message["type"] != "http.request":  # the client has gone
+                if message["type"] != "http.request":  # the client has disconnected
                     return
                 part = message.get("body", b"")
                 if problem := self._objection(sender, size + len(part)):
@@ -164,13 +167,13 @@ class BodyLimit:
         return Problem(
             413,
             ProblemKind.BODY_TOO_LARGE,
-            f"it may hold {self._max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
+            f"the limit is {self._max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
             headers={"Connection": "close"},
         )
 
 
 def _parts(body: bytes) -> int:
-    """How many values a body unfolds into, about; counting is quicker than reading by far."""
+    """About how many values a body contains; counting is much faster than parsing."""
     if len(body) <= MOST_PARTS:
         return 0
     return sum(map(body.count, (b"[", b"{", b","))) + body.count(b'"') // 2
@@ -180,13 +183,13 @@ def _too_many_parts(count: int) -> Problem:
     return Problem(
         413,
         ProblemKind.BODY_TOO_LARGE,
-        f"it holds {count} lists, objects, texts and commas, and may hold {MOST_PARTS}; send the observations in "
+        f"it has {count} lists, objects, strings and commas, and the limit is {MOST_PARTS}; send the observations in "
         "smaller batches. Nothing was stored",
     )
 
 
 def _whole(body: bytes, receive: Receive) -> Receive:
-    """What the app receives: the body at once."""
+    """A `receive` that returns the whole body at once."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

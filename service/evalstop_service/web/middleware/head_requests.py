@@ -1,4 +1,4 @@
-"""HEAD: what GET would answer, but for the body (RFC 9110, section 9.3.2). Probes and link checkers ask so."""
+"""HEAD requests: the answer of GET without its body (RFC 9110, section 9.3.2), for probes and link checkers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadRequests:
-    """ASGI middleware: the app is asked by GET, and told that the client has gone once it has begun to answer.
+    """ASGI middleware: passes the request to the app as GET, and reports a disconnect once the answer has started.
 
-    So also a stream ends that would go on for hours.
+    This ends streams that would otherwise last for hours.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -18,15 +18,15 @@ class HeadRequests:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        begun = False
+        started = False
 
         async def receiving() -> Message:
-            return {"type": "http.disconnect"} if begun else await receive()
+            return {"type": "http.disconnect"} if started else await receive()
 
         async def head(message: Message) -> None:
-            nonlocal begun
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun, scope["method"] = True, "HEAD"  # as which it is counted and logged
+                started, scope["method"] = True, "HEAD"  # the method for metrics and logs
                 await send(message)
                 await send({"type": "http.response.body", "body": b""})
 

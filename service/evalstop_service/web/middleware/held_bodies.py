@@ -1,12 +1,12 @@
-"""How much of the bodies that are arriving is held: shares for each sender, and reserves that others cannot fill.
+"""Limits the memory for arriving bodies: a share for each sender, and reserved pools that others cannot fill.
 
-| pool | for | in all | a sender |
+| pool | for | in all | per sender |
 |---|---|---|---|
 | decisions | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB |
-| sign-in | the sign-in form | 4 MiB | 256 KiB an address |
+| sign-in | the sign-in form | 4 MiB | 256 KiB per address |
 | short | bodies up to 64 KiB of any key or session | 16 MiB | 4 MiB |
-| long | other bodies of a key or session | 64 MiB | 16 MiB, or one body if that may be longer |
-| strangers | bodies without a valid key or session | 8 MiB | 512 KiB an address |
+| long | other bodies of a key or session | 64 MiB | 16 MiB, or one body if the limit is higher |
+| strangers | bodies without a valid key or session | 8 MiB | 512 KiB per address |
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from uuid import UUID
 from evalstop_service.web.decision_paths import SIGN_IN, is_decision_path
 
 SHORT_BYTES = 64 * 1024
-"""Of a short body, and the most that is held without a valid key or session."""
+"""Largest short body, and the most that is held without a valid key or session."""
 
 _MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sends a request, as its head shows. `name` is a key, a session or an address; `known`: a valid key or
-    session; `operates`: it may veto in `project_id`; `reports`: it may say there what became of a stop."""
+    """The sender of a request, by its headers. `name`: a key, a session or an address; `known`: a valid key or
+    session; `operates`: may veto in `project_id`; `reports`: may report on stops there."""
 
     name: str
     known: bool = False
@@ -37,11 +37,11 @@ class Sender:
 
 
 class Room(Enum):
-    """What a pool says to more bytes."""
+    """Whether a pool has room for more bytes."""
 
     FREE = "free"
-    SHARE_USED = "the sender holds its share"
-    ALL_USED = "all senders together hold what there is"
+    SHARE_USED = "the sender has used its share"
+    ALL_USED = "all senders together have used the pool"
 
 
 class BodyPool:
@@ -53,7 +53,7 @@ class BodyPool:
         self._held_bytes = 0
 
     def hold(self, sender: str, size: int) -> Room:
-        """Count so many more bytes if there is room for them."""
+        """Add bytes to the count if there is room for them."""
         if self._held[sender] + size > self._share_bytes:
             return Room.SHARE_USED
         if self._held_bytes + size > self._total_bytes:
@@ -63,7 +63,7 @@ class BodyPool:
         return Room.FREE
 
     def release(self, sender: str, size: int) -> None:
-        """Count so many bytes less."""
+        """Subtract bytes from the count."""
         self._held_bytes -= size
         self._held[sender] -= size
         if not self._held[sender]:
@@ -71,7 +71,7 @@ class BodyPool:
 
 
 class HeldBodies:
-    """The pools of one process; `max_bytes`: of a body."""
+    """The pools of one process; `max_bytes`: the limit of a body."""
 
     def __init__(self, max_bytes: int) -> None:
         self.long = BodyPool(max(64 * _MEBIBYTE, max_bytes), max(16 * _MEBIBYTE, max_bytes))
@@ -81,7 +81,7 @@ class HeldBodies:
         self._strangers = BodyPool(8 * _MEBIBYTE, _MEBIBYTE // 2)
 
     def select_pool(self, sender: Sender, path: str, declared_bytes: int | None) -> BodyPool:
-        """The pool of a body whose length is declared, or (None) is not."""
+        """The pool for a body; `declared_bytes`: its declared length, or None."""
         if path == SIGN_IN:
             return self._sign_in
         if not sender.known:

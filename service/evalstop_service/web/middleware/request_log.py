@@ -1,4 +1,4 @@
-"""The middleware around all others: gives each request an id, measures it, traces it, and logs it if asked to."""
+"""The outermost middleware: assigns each request an id, measures and traces it, and logs it if enabled."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ access = logging.getLogger("evalstop_service.access")
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 ELSEWHERE = "(none)"
-"""The route of a request that no route took: its path is the caller's choice and would be a series each."""
+"""The route label of unmatched requests: callers choose their paths, and each path would become a series."""
 
 
 class RequestLog:
-    """ASGI middleware. The id of a request is taken from `X-Request-Id` or made, and answered in the same header.
+    """ASGI middleware. The id of a request is taken from `X-Request-Id` or generated, and returned in the same header.
 
-    A request's time is that until its answer begins: a stream may last for hours.
+    A request is timed until its answer begins: a stream may last for hours.
     """
 
     def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, tracer: Tracer, access_log: bool = False) -> None:
@@ -54,8 +54,8 @@ class RequestLog:
             logs.end_request(token)
 
     async def _measured(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
-        """Answer the request; gives the status."""
-        begun = time.perf_counter()
+        """Answer the request; returns the status."""
+        started = time.perf_counter()
         status = 0
 
         async def answering(message: Message) -> None:
@@ -63,18 +63,18 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
-                self._observe(scope, status, time.perf_counter() - begun)
+                self._observe(scope, status, time.perf_counter() - started)
             await send(message)
 
         try:
             await self._app(scope, receive, answering)
         finally:
             if self._access_log:
-                self._log(scope, status, time.perf_counter() - begun)
+                self._log(scope, status, time.perf_counter() - started)
         return status
 
     async def _traced(self, scope: Scope, receive: Receive, send: Send, request_id: str, parent: str | None) -> None:
-        # No path and no query: what was asked is told by the route, and a sign-in link must not end in a trace.
+        # No path and no query: the route identifies the request, and a sign-in link must not appear in a trace.
         method = _method(scope)
         with self._tracer.span(method, kind=SpanKind.SERVER, traceparent=parent, request_id=request_id) as span:
             status = await self._measured(scope, receive, send, request_id)
@@ -117,15 +117,15 @@ class RequestLog:
 
 
 def route_template(scope: Scope) -> str:
-    """The template of the route that took a request, such as `/api/v1/runs/{run_id}`."""
+    """The template of the route that matched a request, such as `/api/v1/runs/{run_id}`."""
     route = scope.get("route") or scope.get("endpoint")
     path: str | None = getattr(route, "path_format", None) or getattr(route, "path", None)
     if path is None:
         return ELSEWHERE
-    # A route knows its path below the router that it was added to: what stands before it is the rest of the request's.
-    taken: str = scope["path"]
+    # A route's path is relative to the router that it was added to: the rest of the request's path is the prefix.
+    requested: str = scope["path"]
     own = path.format_map(scope.get("path_params", {}))
-    return taken.removesuffix(own) + path if taken.endswith(own) else path
+    return requested.removesuffix(own) + path if requested.endswith(own) else path
 
 
 def _method(scope: Scope) -> str:

@@ -1,4 +1,4 @@
-"""Headers that keep a browser from making more of an answer than it is, on every answer that has none of its own."""
+"""Adds security headers for browsers to every response that does not set them itself."""
 
 from __future__ import annotations
 

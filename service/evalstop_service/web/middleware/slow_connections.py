@@ -1,13 +1,13 @@
 """Closes connections that exhaust the server: clients that send or read too slowly, and too many of them.
 
-uvicorn has a timeout for idle connections, which begins with an answer, and `limit_concurrency`, by which so many idle
-connections have everybody else answered 503. Neither is enough against these attacks, so its protocol is subclassed:
+uvicorn has a timeout for idle connections, which starts only after an answer, and `limit_concurrency`, with which idle
+connections make it answer everyone else 503. Neither stops these attacks, so its protocol is subclassed:
 
 - Slowloris: a client sends the head or the body of a request one byte at a time, and holds a connection for hours.
 - Slow read: a client asks for large answers and never reads them; uvicorn buffers them all in memory.
-- Connection flood: idle connections use up the process's file descriptors, so that nobody else is accepted.
+- Connection flood: idle connections exhaust the process's file descriptors, so that no other is accepted.
 
-Once a second all connections are checked against their limits, which costs a busy one nothing.
+All connections are checked against their limits once a second, at no cost to a busy connection.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from evalstop_service.web.problem_kinds import ProblemKind
 
 MIN_BYTES_PER_SECOND = 64 * 1024
-"""The pace that a request or an answer of any size must keep up."""
+"""The minimum rate of a request or an answer of any size."""
 
 MAX_HEAD_BYTES = 64 * 1024
 
 MAX_UNREAD_BYTES = 256 * 2**20
-"""Of all answers together; beyond that the largest are dropped."""
+"""Limit for all answers together; beyond it the largest are dropped."""
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -46,9 +46,9 @@ class ConnectionLimits:
     """The limits of one server.
 
     `request_seconds`: from a request's first byte, or the start of the connection, to its last byte. `answer_seconds`:
-    for the client to read an answer. Both grow by a second for every 64 KiB. `connections`: the most at a time; beyond
+    for the client to read an answer. Both grow by a second for every 64 KiB. `connections`: the most open ones; beyond
     that, those that have waited for their clients longest are closed. `streamed`: paths whose routes read requests
-    while they arrive, check the pace by themselves, and answer with what was stored.
+    as they arrive, check the rate themselves, and answer with what was stored.
     """
 
     request_seconds: float = 20.0
@@ -58,9 +58,9 @@ class ConnectionLimits:
 
 
 class CoalescingTransport:
-    """A transport that writes the head of an answer together with its body, which halves the system calls.
+    """A transport that writes the headers of an answer together with its body, which halves the system calls.
 
-    A piece waits for the next one until the end of this iteration of the event loop.
+    A chunk waits for the next one until the end of this iteration of the event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -94,7 +94,7 @@ class CoalescingTransport:
 class LimitedConnection(HttpToolsProtocol):
     """One connection with limits.
 
-    `request_since`: when the request that is arriving began, or the connection; None between requests.
+    `request_since`: when the arriving request, or the connection, began; None between requests.
     """
 
     limits = ConnectionLimits()
@@ -119,7 +119,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._request_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._request_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"the headers hold over {MAX_HEAD_BYTES} bytes; nothing was stored, send fewer")
+            self._refuse(431, f"the headers exceed {MAX_HEAD_BYTES} bytes; nothing was stored. Send fewer headers")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -148,7 +148,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def drop(self) -> None:
-        """Reset the connection: discard what was to be sent, in the kernel's buffer as well."""
+        """Reset the connection and discard unsent data, including the kernel's buffer."""
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
@@ -160,7 +160,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.drop()
         elif self.transport.is_closing() or self.request_since is None:
             return
-        elif self.flow.read_paused or self._is_streamed():  # the server keeps the client waiting
+        elif self.flow.read_paused or self._is_streamed():  # the client waits for the server
             self.request_since, self._request_bytes = now, 0
         elif now - self.request_since > self.limits.request_seconds + self._request_bytes / MIN_BYTES_PER_SECOND:
             if self._request_bytes == 0:  # no request to answer
@@ -189,16 +189,17 @@ class LimitedConnection(HttpToolsProtocol):
         return now - self._unread_since > self.limits.answer_seconds + self._unread_peak / MIN_BYTES_PER_SECOND
 
     def _make_room(self) -> None:
-        """Close those that have waited for their clients longest; several at once, since finding them is slow."""
+        """Close the connections that have waited for their clients longest; several at once, since finding them is
+        slow."""
         others = (other for other in self.connections if isinstance(other, LimitedConnection) and other is not self)
         waiting = [other for other in others if other.waits_for_client and not other.transport.is_closing()]
         for other in nsmallest(max(1, self.limits.connections // 100), waiting, key=_waiting_since):
             other.drop()
         if not waiting:
-            self._refuse(503, "there are too many connections; nothing was stored, send the same again in a second")
+            self._refuse(503, "too many connections; nothing was stored. Send the same request again in a second")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer in place of the app, unless it has begun to answer, and close."""
+        """Answer in place of the app, unless it has begun to answer, and close the connection."""
         if self.transport.is_closing():
             return
         cycle = self.cycle
@@ -223,7 +224,7 @@ def close_slow_connections(connections: Iterable[Any], now: float) -> None:
 
 
 def allowed_connections(wanted: int, reserved: int) -> int:
-    """How many of the wanted connections the process may open beside `reserved` other files.
+    """How many of the wanted connections the process may open in addition to `reserved` other files.
 
     Raises the process's limit on open files as far as the system allows.
     """

@@ -1,7 +1,7 @@
-"""Refusals are answered late to an address that asks for much at one time, so that it does not spend the processor.
+"""Delays refusals to an address with many concurrent requests, so that it does not use up the processor.
 
-A flood that asks again at once after each 401 or 429 would otherwise be answered as fast as the process can. Nothing
-that is granted waits, nor who asks for one thing after the other.
+Otherwise a flood that retries immediately after each 401 or 429 would be answered as fast as the process can. Accepted
+requests are never delayed, nor clients that send one request after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_AT_ONCE = 2
-"""Requests of one address at one time, beyond which its refusals wait."""
+"""Concurrent requests of one address beyond which its refusals are delayed."""
 
 PAUSE_SECONDS = 1.0
 
@@ -20,7 +20,7 @@ _REFUSED = (401, 429)
 
 
 class SlowRefusals:
-    """Middleware: holds a refusal back for a second where its address has more than `MOST_AT_ONCE` under way."""
+    """Middleware: delays a refusal by a second if its address has more than `MOST_AT_ONCE` requests in progress."""
 
     def __init__(self, app: ASGIApp, pause_seconds: float = PAUSE_SECONDS) -> None:
         self._app, self._pause_seconds = app, pause_seconds

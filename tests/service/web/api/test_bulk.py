@@ -85,9 +85,9 @@ def test_a_stream(admin: httpx.Client) -> None:
         (other, 2, "continue", False),
     ]
     assert [(error["line"], error["title"]) for error in errors] == [
-        (3, "The line is not JSON that can be read"),
+        (3, "The line is not valid JSON"),
         (6, "Not found"),
-        (7, "Conflict with what is on record"),
+        (7, "Conflict with what is recorded"),
         (8, "The line is not valid"),
     ]
     assert nobody in errors[1]["detail"]

@@ -129,7 +129,7 @@ def test_every_bad_point_is_named(admin: httpx.Client) -> None:
     run = said(admin.post("/runs", json={"name": "r"}), 201)
     points = [{"metric": "eval", "step": -step, "value": 0.5} for step in range(200)]
     found = problem(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 422)
-    assert found["detail"].startswith("199 things")
+    assert found["detail"].startswith("the request has 199 errors")
     assert [error["pointer"] for error in found["errors"]] == [f"/observations/{i}/step" for i in range(1, 101)]
 
 

@@ -54,7 +54,7 @@ def test_a_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
     """The header holds the key alone."""
     bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
     for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
-        assert "without the word before it" in problem(answer, 401)["detail"]
+        assert "without the scheme before it" in problem(answer, 401)["detail"]
 
 
 def test_a_key_that_is_not_known_is_told_from_a_missing_one(admin: httpx.Client) -> None:

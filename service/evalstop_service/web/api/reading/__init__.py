@@ -1,1 +1,1 @@
-"""Decoding of request bodies and streams: hostile bytes in, typed values or a refusal out."""
+"""Decodes untrusted request bodies and streams into typed values, or refuses them."""

@@ -1,4 +1,4 @@
-"""A batch of observations as it is posted: decoded by msgspec, and described for refusals by pydantic."""
+"""Posted batches of observations: decoded by msgspec; pydantic explains what is wrong with a refused one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP, Body, Measure
 
 
 class SentObservation(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An observation as JSON has it: its step may be written 120.0, its value may be the name of what is not finite."""
+    """An observation in JSON: its step may be written 120.0, its value may be a string for NaN or an infinity."""
 
     metric: Annotated[str, Meta(min_length=1, max_length=256)]
     step: Annotated[int, Meta(ge=0, le=MAX_STEP)] | Annotated[float, Meta(ge=0, le=MAX_STEP)]
@@ -24,7 +24,7 @@ class SentObservation(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     time: datetime | None = None
 
     def to_observation(self) -> PostedObservation:
-        """The observation that is stored; raises ValueError."""
+        """Convert to the observation to store; raises ValueError."""
         step = int(self.step)
         if step != self.step:
             raise ValueError(f"a step is a whole number, not {self.step}")
@@ -39,7 +39,7 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 _decode = msgspec.json.Decoder(_Batch).decode
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises. It takes the last of a name that stands twice: whoever accepts has to look for these."""
+"""What decoding raises. The decoder takes the last of duplicate names: callers must check for these."""
 
 
 def decode_batch(body: bytes) -> tuple[PostedObservation, ...]:
@@ -60,9 +60,9 @@ class ObservationIn(Body):
 
 
 def _few_enough(points: Any) -> Any:
-    # Before the points are looked at: a million of them can be wrong in a million ways.
+    # Check the number first: a million observations can have a million errors.
     if isinstance(points, list) and len(points) > MAX_POINTS:
-        raise ValueError(f"{len(points)} points; a batch may hold 1 to {MAX_POINTS}")
+        raise ValueError(f"{len(points)} observations; a batch may have 1 to {MAX_POINTS}")
     return points
 
 

@@ -1,4 +1,4 @@
-"""A body unpacked while it arrives, a piece at a time: however much is packed into it, little of it is ever held."""
+"""Decompresses a body as it arrives, in small chunks: memory use does not depend on its decompressed size."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ else:
     from backports import zstd
 
 PIECE_BYTES = 64 * 1024
-"""No piece is larger, packed or unpacked."""
+"""Largest chunk, compressed or decompressed."""
 
 WINDOW_LOG = 23
-"""The largest window of zstd is 2 to this power, 8 MiB: what every decoder is to support, and no more is set aside."""
+"""Base-2 logarithm of zstd's largest window, 8 MiB: every decoder must support it, and it bounds the memory."""
 
 MOST_MEMBERS = 10_000
-"""Compressed files can be strung together, empty ones too, and each costs time though it holds nothing."""
+"""Compressed files may be concatenated, including empty ones, and each costs time."""
 
 
 class Damaged(Exception):
-    """The body cannot be unpacked."""
+    """The body cannot be decompressed."""
 
 
 class Unpacker(Protocol):
-    """Takes a body in as it arrives and gives what was packed into it."""
+    """Decompresses a body as it arrives."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What comes of the next part of the body, and must be taken before the one after it. Raises Damaged."""
+        """Decompress the next part of the body; consume the chunks before you pass another part. Raises Damaged."""
         ...
 
     def end(self) -> None:
-        """The body has ended. Raises Damaged if something is missing."""
+        """End the body. Raises Damaged if it is truncated."""
         ...
 
 
 def unpacker(encoding: str) -> Unpacker | None:
-    """For the value of a Content-Encoding header; None for one that is not known."""
+    """The unpacker for the value of a Content-Encoding header; None if it is unknown."""
     match encoding.strip().lower():
         case "" | "identity":
             return _Plain()
@@ -59,7 +59,7 @@ class _Plain:
 
 
 class _Member(Protocol):
-    """One compressed file, unpacked up to a limit at a time."""
+    """One compressed file, decompressed in chunks of limited size."""
 
     @property
     def eof(self) -> bool: ...
@@ -80,7 +80,7 @@ class _Packed:
 
     def end(self) -> None:
         if self._member is not None or not self._members:
-            raise Damaged("it ends in the middle")
+            raise Damaged("it is truncated")
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         full = False
@@ -99,13 +99,13 @@ class _Packed:
     def _begin(self) -> _Member:
         self._members += 1
         if self._members > MOST_MEMBERS:
-            raise Damaged(f"it is strung together of more than {MOST_MEMBERS} compressed files")
+            raise Damaged(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
         self._member = self._new()
         return self._member
 
 
 class _Gzip:
-    """A member of a gzip file; keeps what is still to be unpacked, as the reader of zstd does by itself."""
+    """A member of a gzip file; keeps undecompressed input, as zstd's reader does itself."""
 
     def __init__(self) -> None:
         self._reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -132,5 +132,5 @@ def _cut(data: bytes) -> Iterator[bytes]:
 
 def _words(error: Exception) -> str:
     if "too much memory" in str(error):
-        return f"its window is over {2 ** (WINDOW_LOG - 20)} MiB; pack it without `--long` and `--ultra`"
+        return f"its window is over {2 ** (WINDOW_LOG - 20)} MiB; compress it without `--long` and `--ultra`"
     return str(error)

@@ -1,4 +1,4 @@
-"""How a request's body is read: JSON by the letter of its standard, refused in our own words."""
+"""Parses request bodies as strict JSON, with error messages for people."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
-"""In one object and in a body; no request needs as many, and each one that is not known is an error of its own."""
+"""Limits per object and per body; no request needs as many names, and each unknown one is a separate error."""
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if any, is JSON: 401 without a key, 415 for another type, 400 for what is no JSON.
+    """A route whose body, if any, is JSON: 401 without a key, 415 for another media type, 400 for invalid JSON.
 
-    `insist`: raises unless a key speaks by which the route goes.
+    `insist`: raises unless the request has a valid key.
     """
 
     insist: Callable[[Request], Awaitable[object]] = staticmethod(insist_on_key)
@@ -47,11 +47,11 @@ def _sent_body(request: Request) -> bytes:
 
 
 SentBody = Annotated[bytes, Depends(_sent_body)]
-"""The body of a `JsonRoute` as it was sent, which is JSON without names that stand twice."""
+"""The body of a `JsonRoute` as it was sent: valid JSON without duplicate names."""
 
 
 class _Parsed(Request):
-    """A request whose body was read already."""
+    """A request whose body was already read."""
 
     def __init__(self, request: Request, document: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -65,11 +65,11 @@ class _Parsed(Request):
 
 
 class NotJson(Exception):
-    """The text is not JSON that can be read; the message says where and why."""
+    """The text is not valid JSON; the message says where and why."""
 
 
 def parse(body: bytes) -> Any:
-    """The document in a body; raises Problem saying where it is not JSON."""
+    """Parse a body; raises Problem with the place where it is not JSON."""
     try:
         return load(body)
     except NotJson as error:
@@ -77,7 +77,7 @@ def parse(body: bytes) -> Any:
 
 
 def load(text: bytes) -> Any:
-    """The document in a text; raises NotJson."""
+    """Parse a text; raises NotJson."""
     try:
         return json.loads(text.decode(), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_Names())
     except UnicodeDecodeError as error:
@@ -86,21 +86,21 @@ def load(text: bytes) -> Any:
         words = error.msg if text.strip() else "it is empty"
         raise NotJson(f"{words} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
-        raise NotJson("it is nested too deep") from error
+        raise NotJson("it is nested too deeply") from error
 
 
 def _no_constant(name: str) -> Any:
-    raise NotJson(f'{name} is no JSON; send it as the string "{name}"')
+    raise NotJson(f'{name} is not JSON; send it as the string "{name}"')
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > 400:  # past what any double holds, and slow to read
+    if len(digits) > 400:  # beyond any double, and slow to parse
         raise NotJson(f"a number has {len(digits)} digits")
     return int(digits)
 
 
 class _Names:
-    """Makes the objects of one body, whose names have to be distinct and not too many."""
+    """Builds the objects of one body and checks that their names are distinct and not too many."""
 
     def __init__(self) -> None:
         self._in_all = 0
@@ -109,10 +109,10 @@ class _Names:
         self._in_all += len(pairs)
         if len(pairs) > MOST_NAMES or self._in_all > MOST_NAMES_IN_ALL:
             where = f"an object has {len(pairs)} names" if len(pairs) > MOST_NAMES else f"it has {self._in_all} names"
-            raise NotJson(f"{where}; there may be {MOST_NAMES} in an object, {MOST_NAMES_IN_ALL} in all")
+            raise NotJson(f"{where}; the limit is {MOST_NAMES} in an object and {MOST_NAMES_IN_ALL} in all")
         document = dict(pairs)
         if len(document) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise NotJson(f"the name {twice[:100]!r} stands twice in one object")
+            raise NotJson(f"the name {twice[:100]!r} occurs twice in one object")
         return document

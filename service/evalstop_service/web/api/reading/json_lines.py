@@ -1,4 +1,4 @@
-"""Lines of JSON: cut out of a stream, and read; each tells of one run, and a bad one says what is wrong with it."""
+"""Splits a stream into lines of JSON and parses them; each is about one run, and a bad one raises its own error."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ RunId = Annotated[UUID, Field(strict=False, examples=["0199aa10-7c3e-7b51-9d3f-5
 class ObservationLine(ObservationIn):
     """A line with one observation."""
 
-    run_id: RunId = Field(description="the run that it is of")
+    run_id: RunId = Field(description="the run of the observation")
 
 
 class BatchLine(BatchIn):
-    """A line with many observations of one run. If one of them is malformed, none of the line is stored."""
+    """A line with many observations of one run. If one of them is malformed, the whole line is refused."""
 
-    run_id: RunId = Field(description="the run that they are of")
+    run_id: RunId = Field(description="the run of the observations")
 
 
 LINE = TypeAdapter[ObservationLine | BatchLine](ObservationLine | BatchLine)
 
 
 class FlatLine(PostedObservation, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
-    """A point that knows its run."""
+    """An observation with the id of its run."""
 
     run_id: str
 
@@ -54,27 +54,27 @@ class _SentBatchLine(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class RunObservations:
-    """What a line tells of a run."""
+    """The observations of one line, and their run."""
 
     run_id: str
     points: tuple[PostedObservation, ...]
 
 
 class BadLine(Exception):
-    """A line that cannot be taken."""
+    """A line is refused."""
 
     def __init__(self, title: str, detail: str) -> None:
         super().__init__(f"{title}: {detail}")
         self.title, self.detail = title, detail
 
 
-TOO_LONG = BadLine("The line is too long", f"it may hold {MOST_LINE_BYTES} bytes; send fewer observations in each")
+TOO_LONG = BadLine("The line is too long", f"the limit is {MOST_LINE_BYTES} bytes; send fewer observations per line")
 
 
 class Cutter:
-    """Cuts a stream into blocks of whole lines, and holds the beginning of the next one.
+    """Splits a stream into blocks of whole lines, and buffers the beginning of the next line.
 
-    Pieces have to be shorter than a line may be. Of a line that is longer nothing is held.
+    Chunks must be shorter than the longest line allowed. Nothing is buffered of a line that is too long.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,8 @@ class Cutter:
         self._overlong = False
 
     def blocks(self, piece: bytes) -> Iterator[bytes | None]:
-        """The lines that end in this piece, blocks without the last line's end; None is one that was too long."""
+        """The lines that end in this chunk, as blocks without the last line feed; None stands for a line that was too
+        long."""
         first, last = piece.find(b"\n"), piece.rfind(b"\n")
         if last < 0:
             self._hold(piece)
@@ -97,7 +98,7 @@ class Cutter:
         self._hold(piece[last + 1 :])
 
     def rest(self) -> bytes | None:
-        """What is held: once the stream has ended, its last line, which may do without an end."""
+        """The buffer: after the end of the stream, its last line, which may lack a line feed."""
         line = None if self._overlong else bytes(self._begun)
         self._begun.clear()
         self._overlong = False
@@ -115,15 +116,15 @@ _decode_lines = msgspec.json.Decoder(FlatLine).decode_lines
 _decode_line = msgspec.json.Decoder(_SentLine).decode
 _decode_batch = msgspec.json.Decoder(_SentBatchLine).decode
 
-# In a line that says nothing twice and has nothing escaped, each name and each text has two quotation marks.
+# In a line without duplicate names and escapes, each name and each string has two quotation marks.
 _MARKS, _MARKS_OF_STDERR, _MARKS_OF_TIME = 12, 2, 4
 _MARKS_OF_BATCH, _MARKS_IN_BATCH = 6, 8
 
 
 def flat(block: bytes) -> list[FlatLine] | None:
-    """The points of lines that are all plain and whole, at a tenth of the cost of reading each; None for others."""
-    # The reader itself cares for lines as little as for any blank. In flat objects, what stands between a closing and
-    # an opening brace is the end of one, so that as many objects as lines are one in each.
+    """Decode lines that are all plain and valid, at a tenth of the cost of decoding each; None for others."""
+    # The decoder treats line feeds like any whitespace. In flat objects, the text between a closing and an opening
+    # brace ends an object, so equal numbers of objects and lines mean one object per line.
     count = block.count(b"\n") + 1
     if block[:1] != b"{" or block[-1:] != b"}" or block.count(b"}\n{") != count - 1 or b"\\" in block:
         return None
@@ -137,7 +138,7 @@ def flat(block: bytes) -> list[FlatLine] | None:
 
 
 def read(line: bytes) -> RunObservations:
-    """What a line tells. Raises BadLine."""
+    """Parse a line. Raises BadLine."""
     try:
         if b'"observations"' in line:
             batch = _decode_batch(line)
@@ -156,7 +157,7 @@ def read(line: bytes) -> RunObservations:
 
 
 def _says_nothing_twice(text: bytes, marks: int, points: Any) -> bool:
-    """Whether all names in a text were understood: of one that stands twice the reader takes the last."""
+    """Whether a text has no duplicate names: the decoder takes the last of them."""
     found = text.count(b'"')
     if found == marks:
         return True
@@ -177,11 +178,11 @@ def _is_canonical(run_id: str) -> bool:
 
 
 def _refuse(line: bytes) -> None:
-    """Say what is wrong with a line by reading it in a slower way. Raises BadLine, or returns when it finds nothing."""
+    """Find what is wrong with a line with the slower parser. Raises BadLine, or returns if it finds nothing."""
     try:
         document = json_body.load(line)
     except json_body.NotJson as error:
-        raise BadLine("The line is not JSON that can be read", str(error).replace("at line 1, ", "at ")) from error
+        raise BadLine("The line is not valid JSON", str(error).replace("at line 1, ", "at ")) from error
     model = BatchLine if isinstance(document, dict) and "observations" in document else ObservationLine
     try:
         model.model_validate(document)

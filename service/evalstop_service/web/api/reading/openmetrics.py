@@ -1,7 +1,7 @@
-"""A scrape as observations: OpenMetrics, or the text format of Prometheus. Pure.
+"""Converts a scrape to observations: OpenMetrics, or Prometheus's text format. Pure.
 
-Gauges, counters and what has no type are taken; histograms and summaries are descriptions, not values to judge by. A
-sample with labels is a metric of its own, called as it is written: `reward{split="val"}`.
+Gauges, counters and untyped metrics are stored; histograms and summaries are distributions, not values. A sample with
+labels is a separate metric, named as in the scrape: `reward{split="val"}`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 MOST_SCRAPE_BYTES = 2**20
 MOST_LINE_BYTES, MOST_LABELS = 16 * 1024, 64
-"""Of a line. The parsers copy what is left of a line for each label: the cost of a line grows with its square."""
+"""Limits of a line. The parsers copy the rest of a line for each label: the cost grows quadratically with its
+length."""
 
 
 @dataclass(frozen=True)
 class Stepping:
-    """Where the step of a sample is told: for all of them, in a label, in a metric beside; else in its timestamp."""
+    """Where the step of a sample comes from: one step for all, a label, or another metric; else its timestamp."""
 
     step: int | None = None
     label: str | None = None
@@ -44,9 +45,9 @@ class Stepping:
 def read_observations(
     text: str, stepping: Stepping, only: Collection[str] = (), *, strict: bool = False
 ) -> tuple[PostedObservation, ...]:
-    """The observations in a scrape, `only` those of metrics with these names. Raises Invalid.
+    """The observations in a scrape; `only`: the names of metrics to read. Raises Invalid.
 
-    `strict`: it is OpenMetrics. Samples without the label that tells the step are left out.
+    `strict`: it is OpenMetrics. Samples without the step label are skipped.
     """
     _check_lines(text)
     samples = _samples(text, strict)
@@ -61,16 +62,16 @@ def read_observations(
             name = _name(sample.name, {key: value for key, value in sample.labels.items() if key != stepping.label})
             found.append(PostedObservation(name, step, float(sample.value)))
     if not found:
-        raise Invalid("the scrape holds no gauge or counter that was asked for; nothing was stored")
+        raise Invalid("the scrape has no gauge or counter to store; nothing was stored")
     if len(found) > MAX_POINTS:
-        raise Invalid(f"the scrape holds {len(found)} values; there may be {MAX_POINTS}. Ask for some by `metric`")
+        raise Invalid(f"the scrape has {len(found)} values; the limit is {MAX_POINTS}. Select some with `metric`")
     return tuple(found)
 
 
 def _check_lines(text: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if (size := len(line.encode(errors="surrogatepass"))) > MOST_LINE_BYTES:
-            raise Invalid(f"line {number} holds {size} bytes; there may be {MOST_LINE_BYTES}. Nothing was stored")
+            raise Invalid(f"line {number} has {size} bytes; the limit is {MOST_LINE_BYTES}. Nothing was stored")
         if line.startswith("#") or max(line.count("="), line.count(",")) <= MOST_LABELS:
             continue
         outside = _QUOTED.sub("", line)
@@ -82,7 +83,7 @@ def _samples(text: str, strict: bool) -> list[Sample]:
     families = (openmetrics if strict else prometheus).text_string_to_metric_families
     try:
         return list(_taken(families(text)))
-    except Exception as error:  # the parser raises what it happens to stumble over
+    except Exception as error:  # the parser raises various errors
         kind = "OpenMetrics" if strict else "the text format of Prometheus"
         said = _ADDRESS.sub("...", str(error))[:300]
         raise Invalid(f"the body is not {kind}: {said or type(error).__name__}; nothing was stored") from error
@@ -105,34 +106,32 @@ def _step(sample: Sample, stepping: Stepping) -> int | None:
     if stepping.step is not None:
         return stepping.step
     if stepping.label is not None:
-        told = sample.labels.get(stepping.label)
-        return None if told is None else _whole(told, f"label {stepping.label!r:.100} of {sample.name}")
+        text = sample.labels.get(stepping.label)
+        return None if text is None else _whole(text, f"label {stepping.label!r:.100} of {sample.name}")
     if sample.timestamp is None:
-        raise Invalid(
-            f"{sample.name} has no timestamp that could be its step; name one by `step`, `step_label` or `step_metric`"
-        )
+        raise Invalid(f"{sample.name} has no timestamp to use as its step; set `step`, `step_label` or `step_metric`")
     return _whole(math.floor(float(sample.timestamp)), f"the timestamp of {sample.name}")
 
 
-def _whole(told: float | str, where: str) -> int:
+def _whole(value: float | str, where: str) -> int:
     try:
-        step = float(told)
+        step = float(value)
     except ValueError:
         step = math.nan
     if not (step.is_integer() and 0 <= step <= MAX_STEP):
-        raise Invalid(f"{where} is {told!r:.100}; a step is a whole number from 0 to {MAX_STEP}")
+        raise Invalid(f"{where} is {value!r:.100}; a step is a whole number from 0 to {MAX_STEP}")
     return int(step)
 
 
 def _name(name: str, labels: Mapping[str, str]) -> str:
     if labels:
-        told = ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in sorted(labels.items()))
-        name = f"{name}{{{told}}}"
+        pairs = ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in sorted(labels.items()))
+        name = f"{name}{{{pairs}}}"
     try:
         check_text(name)
     except ValueError as error:
         raise Invalid(f"metric {name!r:.100}: {error}") from error
     if len(name) > _LONGEST_NAME:
-        detail = f"has {len(name)} characters with its labels; there may be {_LONGEST_NAME}"
+        detail = f"has {len(name)} characters with its labels; the limit is {_LONGEST_NAME}"
         raise Invalid(f"metric {name!r:.100} {detail}")
     return name

@@ -1,9 +1,9 @@
-"""Taking in a stream of observations of many runs: read on while what was read is being committed, and no further.
+"""Ingests a stream of observations of many runs: reads ahead while the previous batch is being committed.
 
-    parts ──> pieces ──> lines ──> gathered, run by run ──> committer      a batch: all that came during the last one
-                                       └── full: nothing is read until a batch has made room
+    parts ──> chunks ──> lines ──> gathered by run ──> committer      a batch: everything gathered during the last one
+    └── full: reading pauses until a batch has made room
 
-A stream has one batch under way at a time, so that the order within each run is the one in which it was sent.
+A stream commits one batch at a time, which preserves the order within each run.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
 MOST_RUNS = 10_000
-"""That one stream may name: what is answered tells of each."""
+"""Limit per stream: the response reports on each run."""
 
 _RUN = attrgetter("run_id")
 _PAUSE_SECONDS = 0.05
 _LONG_LINE_BYTES = 16 * 1024
-_LINES_AT_A_TIME = 100  # that are read one by one before others get their turn
+_LINES_AT_A_TIME = 100  # lines read one by one before other requests get their turn
 
-TOO_MANY_RUNS = BadLine("Too many runs", f"a stream may name {MOST_RUNS}; send the others in another one")
+TOO_MANY_RUNS = BadLine("Too many runs", f"a stream may name at most {MOST_RUNS}; send the others in another stream")
 
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """How much one request may send, and how much of it is held.
+    """How much one request may send, and how much of it is buffered.
 
-    `stream_bytes`: packed, and unpacked. `gathered`: about so many observations are read ahead of what is committed.
-    `streams`: at one time; others wait. `idle_seconds`: without a byte. `stream_seconds`: from the first byte to the
-    last. `wait_seconds`: for one of the streams to end, and for room in the committer's queue.
+    `stream_bytes`: compressed, and decompressed. `gathered`: about how many observations are read ahead of the
+    commits. `streams`: concurrent ones; others wait. `idle_seconds`: longest pause without a byte. `stream_seconds`:
+    from the first byte to the last. `wait_seconds`: longest wait for another stream to end, and for the committer.
     """
 
     stream_bytes: int = 256 * 2**20
@@ -58,8 +58,8 @@ class StreamLimits:
 
 
 def too_slow(limits: StreamLimits) -> Problem:
-    """What is said to a sender that holds a place for too long."""
-    detail = f"it may pause for {limits.idle_seconds:g} seconds and last for {limits.stream_seconds:g}"
+    """The problem for a sender that is too slow."""
+    detail = f"a stream may pause for {limits.idle_seconds:g} seconds and last for {limits.stream_seconds:g}"
     return Problem(408, ProblemKind.BODY_TOO_SLOW, detail)
 
 
@@ -71,7 +71,7 @@ class Taking(Protocol):
 
 @dataclass(slots=True)
 class _Part:
-    """What was gathered of one run, and the line in which each point stood."""
+    """The gathered observations of one run, and the line of each."""
 
     run_id: UUID
     points: list[PostedObservation] = field(default_factory=list)
@@ -79,13 +79,13 @@ class _Part:
 
 
 class Intake:
-    """Takes one stream in, and keeps its tally."""
+    """Ingests one stream and counts its results."""
 
     def __init__(self, committer: Taking, project_id: UUID, limits: StreamLimits, sender: UUID | None = None) -> None:
         self._committer, self._project_id, self._limits, self._sender = committer, project_id, limits, sender
         self._until = time.monotonic() + limits.stream_seconds
         self.tally = StreamTotals()
-        self._line = 0  # the number of the last one that was read
+        self._line = 0  # the number of the last line read
         self._named: set[str] = set()
         self._gathered: dict[str, _Part] = {}
         self._size = 0
@@ -93,7 +93,7 @@ class Intake:
         self._more, self._room = asyncio.Event(), asyncio.Event()
 
     async def take(self, body: AsyncIterator[bytes], unpacker: Unpacker) -> None:
-        """Take a stream in to its end; raises Problem if it breaks off. The tally holds what was whole until then."""
+        """Ingest a stream to its end; raises Problem if it fails. The tally counts the complete lines until then."""
         storing = asyncio.create_task(self._store_all())
         broken: Problem | None = None
         try:
@@ -125,7 +125,9 @@ class Intake:
                         return
             unpacker.end()
         except Damaged as error:
-            raise Problem(400, ProblemKind.UNREADABLE_ENCODING, f"{error}, after {unpacked} bytes unpacked") from error
+            raise Problem(
+                400, ProblemKind.UNREADABLE_ENCODING, f"{error}, after {unpacked} decompressed bytes"
+            ) from error
         rest = cutter.rest()
         if rest != b"":
             await self._read_block(rest)
@@ -133,11 +135,11 @@ class Intake:
     def _refuse_over(self, count: int) -> None:
         most = self._limits.stream_bytes
         if count > most:
-            detail = f"it may hold {most} bytes, packed and unpacked; send the rest in another request"
+            detail = f"the limit is {most} bytes, compressed and decompressed; send the rest in another request"
             raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail)
 
     async def _give_way(self) -> None:
-        """Let others have their turn, and wait while as much is gathered as may be."""
+        """Yield to other tasks, and wait while the gathered observations are at their limit."""
         if time.monotonic() > self._until:
             raise too_slow(self._limits)
         await asyncio.sleep(0)
@@ -173,7 +175,7 @@ class Intake:
             self.tally.wrong(self._line, bad.title, bad.detail)
 
     def _gather(self, run_id: str, points: Sequence[PostedObservation], lines: int | None = None) -> None:
-        """Add what the next lines tell of a run: each a point, or one of them all."""
+        """Add the observations of the next lines about a run: one per line, or all from one line."""
         part = self._gathered.get(run_id)
         if part is None:
             if run_id not in self._named:
@@ -182,7 +184,7 @@ class Intake:
                     return
                 self._named.add(run_id)
             part = self._gathered[run_id] = _Part(UUID(run_id))
-        # A batch is known by the last line in it: nothing is waited for between gathering a line and counting it.
+        # A batch is identified by its last line: nothing is awaited between gathering a line and counting it.
         first = self._line + 1
         self._line += lines or len(points)
         part.points += points
@@ -219,7 +221,7 @@ class Intake:
             return error
 
     async def _submit(self, message: Message) -> Receipt:
-        """Hand over to the committer; when too much waits there, so does the sender, for some time."""
+        """Submit to the committer; when its queue is full, wait for a while."""
         until = time.monotonic() + self._limits.wait_seconds
         while True:
             try:
@@ -230,7 +232,8 @@ class Intake:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _count_all(self, parts: Iterable[_Part], answers: Iterable[Receipt | Exception]) -> Problem | None:
-        """Count what became of a batch; gives why something could not be stored, if that was not its own fault."""
+        """Count the results of a batch; returns the problem if something could not be stored for a fault of the
+        service."""
         away = None
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, Receipt):
@@ -250,6 +253,6 @@ class Intake:
         lines = {id(point): line for point, line in zip(part.points, part.lines, strict=True)}
         for found in receipt.conflicts:
             point, stored = found.point, encode_number(found.stored_value)
-            detail = f"{point.metric!r} of step {point.step} is on record as {stored}, which stands"
+            detail = f"{point.metric!r} at step {point.step} is already stored as {stored}, which stands"
             self.tally.conflict_count += 1
-            self.tally.wrong(lines[id(point)], "Conflict with what is on record", detail)
+            self.tally.wrong(lines[id(point)], "Conflict with what is recorded", detail)

@@ -1,4 +1,4 @@
-"""The result of a stream: what became of its lines, and where its runs stand."""
+"""The result of a stream: its lines, and the state of its runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ERRORS = 1000
 
 
 class LineError(Struct, frozen=True):
-    """What is wrong with a line."""
+    """The error of a line."""
 
     line: int
     title: str
@@ -23,7 +23,7 @@ class LineError(Struct, frozen=True):
 
 
 class RunResult(Struct, frozen=True):
-    """Where a run stands after a stream, as it is answered."""
+    """The state of a run after a stream, in the response."""
 
     run_id: UUID
     accepted: int
@@ -33,7 +33,7 @@ class RunResult(Struct, frozen=True):
 
 
 class StreamResult(Struct, frozen=True):
-    """What became of a stream, as it is answered."""
+    """The result of a stream, in the response."""
 
     lines: int
     accepted: int
@@ -46,7 +46,7 @@ class StreamResult(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Standing:
-    """Where a run stands after what a stream told of it."""
+    """The state of a run after a stream."""
 
     accepted: int
     last: Receipt
@@ -54,7 +54,7 @@ class Standing:
 
 @dataclass(slots=True)
 class StreamTotals:
-    """What became of a stream's lines; `lines`: of so many, from the first on, all is durable or refused."""
+    """Counts of a stream's results; `lines`: this many, from the first on, are durable or refused."""
 
     lines: int = 0
     accepted: int = 0
@@ -65,14 +65,14 @@ class StreamTotals:
     _errors: list[tuple[int, str, str]] = field(default_factory=list)
 
     def wrong(self, line: int, title: str, detail: str) -> None:
-        """Note what is wrong with a line; of many, those of the first lines are kept."""
+        """Record the error of a line; of many, only those of the first lines are kept."""
         self.error_count += 1
         self._errors.append((line, title, detail))
         if len(self._errors) >= 2 * MOST_ERRORS:
             self._errors = sorted(self._errors)[:MOST_ERRORS]
 
     def stored(self, run_id: UUID, receipt: Receipt) -> None:
-        """Count what a receipt says, but for its contradictions: each is wrong by a line of its own."""
+        """Count a receipt, except for its conflicts: each is recorded as the error of its line."""
         self.accepted += receipt.accepted
         self.duplicates += receipt.duplicates
         standing = self.runs.get(run_id)
@@ -83,7 +83,7 @@ class StreamTotals:
             standing.last = receipt
 
     def result(self, now: datetime) -> StreamResult:
-        """The totals as they are answered."""
+        """The totals for the response."""
         return StreamResult(
             lines=self.lines,
             accepted=self.accepted,
