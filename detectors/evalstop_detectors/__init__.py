@@ -1,4 +1,4 @@
-"""Online detectors of the moment a training run stops getting better: no clock, no chance, no I/O."""
+"""Online detectors of the moment when a training run stops getting better: no clock, no randomness, no I/O."""
 
 from evalstop_detectors.checkpoint.choice import (
     BestCheckpoint,

@@ -1,21 +1,21 @@
-"""Several evals of one run combined into the one score that is watched: their standardized weighted mean.
+"""Combines several evals of one run into the one score that is watched: their standardized weighted mean.
 
     score(t) = offset + sum over the evals of factor * value(t),    factor ~ weight / scale
 
-- **Scale.** The median of an eval's first 16 moves from one value to the next that are not zero, taken after 1, 2, 4,
-  8 and 16 of them, then fixed. Moves and not levels: the first values of a run that learns spread by what it learns,
-  not by how precisely it is measured, and levels have no common zero. A noisy eval counts less; nothing is calibrated.
-- **Chaining.** Where a scale is taken anew, `offset` changes with the factors, so that the score of before stands: a
-  change of weights is no move of the score, and nothing that was shown is taken back. The unit is kept too: where all
+- **Scale.** The median of an eval's first 16 nonzero moves from one value to the next, taken after 1, 2, 4,
+  8 and 16 of them, then fixed. Moves instead of levels: the spread of the first values reflects what the run learns,
+  not the precision of the measurement, and levels have no common zero. A noisy eval counts less; nothing is calibrated.
+- **Chaining.** When a scale is renewed, `offset` changes with the factors, so that the previous score stays valid: a
+  change of weights does not move the score, and no earlier score changes. The unit is kept too: if all
   scales shrink alike, as in a run that slows down, nothing changes.
-- **Missing values.** An eval keeps its last value for `CARRIED` evals, then the score is the mean of the others. When
-  it comes back, what it has moved since counts. A value that is not finite (or past 1e100) is a missing one; if no
+- **Missing values.** An eval keeps its last value for `CARRIED` evals; then the score is the mean of the others. When
+  it returns, its move in between counts. A value that is not finite (or past 1e100) is a missing one; if no
   eval of a step is finite, neither is the score.
-- **Steps.** A step is complete when all evals have come, or a later step begins. The score depends on the set of values
-  in the order of their steps, and that of a step on nothing later.
-- **Versions.** Where the measurement of an eval changes, all start anew.
+- **Steps.** A step is complete when all evals have arrived, or a later step begins. The score depends only on the set
+of values ordered by step, and the score of a step on no later value. - **Versions.** When the measurement of an eval
+changes, all evals start again.
 
-The state holds at most 16 moves, 3 values and some numbers an eval, whatever the run's length.
+The state holds at most 16 moves, 3 values and some numbers for each eval, whatever the run's length.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ CARRIED = 3
 """The number of evals over which a missing value is replaced by the last one."""
 
 MOVES = 16
-"""The number of moves from which a scale is taken; it is taken anew whenever they have doubled, up to there."""
+"""The number of moves from which a scale is computed; it is renewed each time they have doubled, up to this."""
 
-_LEVEL = 3  # values whose median is an eval's level: one failed eval is none
-_LARGEST, _SMALLEST = 1e100, 1e-100  # beyond these products overflow
-_ROUNDING = 1e-9  # of a value: what two ways to compute it may differ by is no move
+_LEVEL = 3  # values whose median is an eval's level: a single failed eval does not change it
+_LARGEST, _SMALLEST = 1e100, 1e-100  # beyond these, products overflow
+_ROUNDING = 1e-9  # of a value: smaller moves are rounding differences between two ways to compute it
 
 
 class EvalValue(NamedTuple):
-    """A value of one eval, by its place among them, turned so that higher is better."""
+    """A value of one eval, identified by its index, with the sign such that higher is better."""
 
     step: int
     place: int
@@ -54,9 +54,9 @@ class EvalValue(NamedTuple):
 
 
 class EvalState(Struct, frozen=True):
-    """What is kept of one eval: its last values, newest last, its moves, and its level where the score was best.
+    """The state of one eval: its last values, newest last, its moves, and its level when the score was best.
 
-    `missed`: evals since its last value. `factor`: what a unit of it counts now; 0 while it does not.
+    `missed`: evals since its last value. `factor`: its current factor in the score; 0 while it does not count.
     """
 
     recent: tuple[float, ...] = ()
@@ -69,7 +69,7 @@ class EvalState(Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it has a value that is recent enough."""
+        """Whether it has a recent enough value."""
         return bool(self.recent) and self.missed <= CARRIED
 
     @property
@@ -79,9 +79,9 @@ class EvalState(Struct, frozen=True):
 
 
 class CombinedState(Struct, frozen=True):
-    """All that the values so far mean to the next score.
+    """The state on which the next score depends.
 
-    `pending`: the values of a step that is not complete. `last`: the last step that has a score. `unit`: see the
+    `pending`: the values of an incomplete step. `last`: the last step that has a score. `unit`: see the
     module. `best`: the highest level of the score, None before the first.
     """
 
@@ -95,26 +95,26 @@ class CombinedState(Struct, frozen=True):
 
     @property
     def level(self) -> float:
-        """The score of the evals' levels."""
+        """The score computed from the evals' levels."""
         return self.offset + math.fsum(item.factor * item.level for item in self.evals)
 
     @property
     def falls(self) -> tuple[float, ...]:
-        """Of each eval by how much it has lowered the score since that was best; negative: raised."""
+        """How much each eval has lowered the score since its best; negative: raised."""
         return tuple(item.factor * (item.best_level - item.level) for item in self.evals)
 
 
 def start_combining(count: int) -> CombinedState:
-    """The state of so many evals without any value."""
+    """The initial state for `count` evals."""
     return CombinedState((EvalState(),) * count)
 
 
 def combine_values(
     weights: Sequence[float], state: CombinedState, values: Iterable[EvalValue]
 ) -> tuple[CombinedState, list[Score]]:
-    """Take in values by ascending step, each (step, place) once; gives the scores of the steps that are complete now.
+    """Add values by ascending step, each (step, place) once; returns the scores of the steps that are now complete.
 
-    Raises OutOfOrder at a value whose step has its score, or comes before one that is awaited.
+    Raises OutOfOrder for a value at or before the last scored step, or before the pending step.
 
     >>> state, scores = combine_values((1.0, 1.0), start_combining(2), [
     ...     EvalValue(step, place, value)
@@ -141,12 +141,12 @@ def combine_values(
 
 
 def _score_step(weights: Sequence[float], state: CombinedState) -> tuple[CombinedState, Score]:
-    """The score of the step that is pending, and the state after it.
+    """The score of the pending step, and the state after it.
 
-    1. Another measurement: nothing of before counts.
-    2. Each eval takes in its value, or misses it.
-    3. The factors change, and with them the offset: the levels of before keep their score.
-    4. The score, and whether it is the best so far.
+    1. If the measurement changed, discard all earlier values.
+    2. Each eval adds its value, or counts it as missing.
+    3. If the factors change, change the offset too, so that earlier levels keep their score.
+    4. Compute the score, and whether it is the best so far.
     """
     step, version = state.pending[0].step, state.pending[0].eval_version
     if version != state.eval_version:
@@ -183,7 +183,7 @@ def _take_value(state: EvalState, item: EvalValue | None) -> EvalState:
 
 
 def _kept_unit(weights: Sequence[float], before: Sequence[EvalState], after: Sequence[EvalState]) -> float:
-    """The factor by which the unit shrinks or grows where scales are taken anew."""
+    """The factor by which the unit changes when scales are renewed."""
     taken = [
         (weight, old.scale / new.scale) for weight, old, new in zip(weights, before, after, strict=True) if old.scale
     ]
@@ -193,7 +193,7 @@ def _kept_unit(weights: Sequence[float], before: Sequence[EvalState], after: Seq
 
 
 def _combine_stderrs(evals: Sequence[EvalState]) -> float | None:
-    """The standard error of the weighted mean, if those of all evals that count are known."""
+    """The standard error of the weighted mean, if known for all evals that count."""
     errors = [None if item.stderr is None else item.factor * item.stderr for item in evals if item.factor]
     if not errors or None in errors:
         return None

@@ -1,4 +1,4 @@
-"""What can go wrong in this package.
+"""The errors of this package.
 
 DetectorError
 ├── InvalidPolicy
@@ -17,9 +17,9 @@ class DetectorError(Exception):
 
 
 class InvalidPolicy(DetectorError):
-    """The policy is not valid; the message names the key and what it may hold.
+    """The policy is not valid; the message names the key and its valid values.
 
-    `path` leads to that place in the document: `("members", 0, "stop_at")`.
+    `path` is the location in the document: `("members", 0, "stop_at")`.
     """
 
     def __init__(self, detail: str = "", path: tuple[str | int, ...] = ()) -> None:

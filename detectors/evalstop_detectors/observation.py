@@ -1,4 +1,4 @@
-"""What a run reports: values of a role at steps, one by one or as columns."""
+"""The observations of a run: values of a role at steps, one by one or as columns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from msgspec.structs import force_setattr
 class MetricRole(StrEnum):
     """The role that a metric plays for a run.
 
-    Members stand in the order in which detectors see the roles of one step: the eval score comes after the others, so
-    that a detector that weighs the proxy against it has the whole step before it when the eval score arrives.
-    `paired` is no metric of its own: the eval score of this step's checkpoint less that of the best one until then,
-    both evaluated now on the same prompts.
+    Members are in the order in which detectors see the roles of one step: the eval score comes after the others, so
+    that a detector that compares the proxy with it has the whole step when the eval score arrives.
+    `paired` is not a trainer's metric: the eval score of this step's checkpoint less that of the best one so far,
+    both evaluated on the same prompts on request.
     """
 
     KL = "kl"
@@ -33,12 +33,12 @@ RANK = {role: rank for rank, role in enumerate(MetricRole)}
 
 
 class Observation(Struct, frozen=True):
-    """One value of one role, turned so that higher is better (KL is left as it is).
+    """One value of one role, with the sign such that higher is better (KL is unchanged).
 
-    `stderr` is the standard error of `value`, in its unit; None when the trainer did not say.
+    `stderr` is the standard error of `value`, in its unit; None when unknown.
     `progress` is the share of the planned steps that are done, 0 to 1; None when the run has no planned end.
-    `eval_version` counts how often the measurement of the eval had changed by this step, whatever the role.
-    `critical`: 0, or the number of the critical eval of `Policy.critical` whose value this is, from 1 on.
+    `eval_version` counts the changes in the eval's measurement by this step, whatever the role.
+    `critical`: 0, or the number (from 1 on) of the critical eval in `Policy.critical` whose value this is.
     """
 
     role: MetricRole
@@ -50,8 +50,8 @@ class Observation(Struct, frozen=True):
     critical: int = 0
 
     def __post_init__(self) -> None:
-        # Integers and numpy's numbers become plain floats here: past 2**53 an integer compares otherwise than the float
-        # that comes back out of a stored state, and JSON knows no numpy.
+        # Convert integers and numpy numbers to floats: beyond 2**53 an integer compares differently from the float
+        # restored from a stored state, and JSON has no numpy types.
         if type(self.step) is not int:
             force_setattr(self, "step", operator.index(self.step))
         if type(self.value) is not float:
@@ -63,12 +63,12 @@ class Observation(Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, int]:
-        """The place of this observation in its run: by step, then by role."""
+        """The position of this observation in its run: by step, then by role."""
         return self.step, RANK[self.role]
 
     @property
     def finite(self) -> bool:
-        """False for NaN and the infinities, which are evidence of their own and enter no arithmetic."""
+        """False for NaN and the infinities, which are evidence themselves and enter no arithmetic."""
         return math.isfinite(self.value)
 
 
@@ -76,7 +76,7 @@ class Column(NamedTuple):
     """Several values of one role, by ascending step, with higher values better as in Observation.
 
     `values` and `stderrs` are plain floats. `stderrs` or `progress` is None when no observation has one. The eval was
-    measured in one way throughout.
+    measured in the same way throughout.
     """
 
     steps: Sequence[int]
@@ -90,7 +90,7 @@ Columns = Mapping[MetricRole, Column]
 
 
 def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
-    """The observations, which are in their `order`, as columns."""
+    """The observations, sorted by `order`, as columns."""
     by_role: dict[MetricRole, list[Observation]] = defaultdict(list)
     for item in observations:
         by_role[item.role].append(item)
@@ -106,7 +106,7 @@ def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
 
 
 def to_observations(columns: Columns) -> list[Observation]:
-    """The observations of these columns in their `order`."""
+    """The observations of these columns, sorted by `order`."""
     observations = [
         Observation(
             role,

@@ -1,4 +1,4 @@
-"""Sums and medians of floats that are the same to the last bit on every Python."""
+"""Sums and medians of floats that are bitwise equal on every Python version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_up(values: Iterable[float]) -> float:
 
 
 def find_median(values: Sequence[float]) -> float:
-    """The median of at least one value; of an even number the mean of the two in the middle."""
+    """The median of at least one value; for an even number, the mean of the two in the middle."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,13 +1,13 @@
-"""Where the eval score turned, found in hindsight from a whole run; needs the extra `change-point` (ruptures and
+"""Where the eval score turned, in hindsight over a whole run; needs the extra `change-point` (ruptures and
 numpy).
 
 Source      PELT (Killick, Fearnhead & Eckley 2012) with the cost of a continuous piecewise-linear line, by `ruptures`
             (Truong, Oudre & Vayatis 2020).
-Departs     That cost joins the values at the ends of each piece, noise and all, so that PELT is shown smoothed scores.
-            The line is then fitted anew by least squares, and the knot of the turn placed where it fits best. Of knots
-            about as high as the highest the last one is the turn: a plateau turns where it ends.
-Cost        Some 20 ms a run: more than `MOST` scores are thinned to means of blocks first.
-Not done    The interval is where smoothed scores are as high as at the turn, up to three standard errors. It is no
+Departs     That cost joins the values at the ends of each piece, including their noise, so PELT gets smoothed scores.
+            The line is then refitted by least squares, and the knot of the turn placed where it fits best. Among knots
+            about as high as the highest, the last one is the turn: a plateau turns where it ends.
+Cost        Some 20 ms a run: more than `MOST` scores are first reduced to block means.
+Not done    The interval is where smoothed scores are as high as at the turn, up to three standard errors. It is not a
             confidence interval by construction; how often it holds the peak was measured. Autocorrelated noise makes it
             too narrow.
 """
@@ -28,24 +28,23 @@ from evalstop_detectors.checkpoint.choice import Score
 from evalstop_detectors.checkpoint.smoothing import Smoothed, smooth_scores
 
 MOST = 200
-"""How many points PELT is shown at most."""
+"""The most points that PELT gets."""
 
 FEWEST = 6
 _PENALTY = 3.0  # times ln n, per knot, in units of the noise's variance
-_SIGNIFICANT = 3.0  # standard errors that the eval score must have fallen by
-_SHARE = 0.1  # of the gain, which it must have fallen by
-_NEAR = 3.0  # standard errors within which a smoothed score is as high as another: covers the peak nine times in ten
+_SIGNIFICANT = 3.0  # standard errors; the least fall of the eval score
+_SHARE = 0.1  # of the gain; the least fall
+_NEAR = 3.0  # standard errors; a smoothed score within them is as high as another: covers the peak nine times in ten
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 
 class ChangePoint(Struct, frozen=True):
-    """The step of the last eval before the eval score began to fall for good, and the steps between which the peak
-    lies.
+    """The step of the last eval before the lasting fall of the eval score, and the steps between which the peak lies.
 
     `gain` is the rise from the first eval to the turn, `drop` the fall from there to the last, both in the unit of the
-    scores and off the fitted line.
+    scores and on the fitted line.
     """
 
     step: int
@@ -56,21 +55,21 @@ class ChangePoint(Struct, frozen=True):
 
 
 def import_ruptures() -> ModuleType:
-    """Import ruptures, which brings most of scipy along: the first call takes more than a second of CPU."""
+    """Import ruptures, which imports most of scipy: the first call takes more than a second of CPU."""
     return importlib.import_module("ruptures")
 
 
 def locate_change_point(scores: Sequence[Score]) -> ChangePoint | None:
-    """Where the scores (by ascending step, higher is better) turned; None where no fall stands out from the noise.
+    """Where the scores (by ascending step, higher is better) turned; None if no fall exceeds the noise.
 
-    A fall stands out if it is more than three standard errors and a tenth of the gain.
+    A fall counts if it exceeds three standard errors and a tenth of the gain.
     """
     finite = [score for score in scores if math.isfinite(score.value)]
     if len(finite) < FEWEST:
         return None
     values = np.array([score.value for score in finite])
     exponent = int(np.frexp(np.abs(values).max())[1])
-    values = np.ldexp(values, -exponent)  # what is squared below must neither overflow nor vanish
+    values = np.ldexp(values, -exponent)  # the squares below must neither overflow nor vanish
     values, places = _thinned(values - values[0])
     span = float(np.ptp(values))
     if span <= 1e-12:
@@ -95,7 +94,7 @@ def _thinned(values: Floats) -> tuple[Floats, Places]:
 
 
 def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float] | None:
-    """The index of the turn, the gain and the drop; None where no fall stands out."""
+    """The index of the turn, the gain and the drop; None if no fall counts."""
     last = len(values) - 1
     pelt = import_ruptures().Pelt(model="clinear", min_size=3, jump=1).fit(mean / sd)
     ends = pelt.predict(pen=_PENALTY * math.log(len(values)))
@@ -116,7 +115,7 @@ def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float]
 
 
 def _refined(values: Floats, knots: Places, turn: int) -> int:
-    """Where between its neighbors the knot of the turn fits best."""
+    """The position between its neighbors where the knot of the turn fits best."""
     between, misfits = range(knots[turn - 1] + 1, knots[turn + 1]), []
     for place in between:
         moved = knots.copy()
@@ -126,7 +125,7 @@ def _refined(values: Floats, knots: Places, turn: int) -> int:
 
 
 def _around(at: int, smoothed: Smoothed, span: float) -> tuple[int, int]:
-    """From where to where around the turn the smoothed scores are as high, up to their errors."""
+    """The range around the turn in which the smoothed scores are as high, up to their errors."""
     mean = np.asarray(smoothed.mean)
     lower = np.flatnonzero(mean < mean[at] - _NEAR * np.asarray(smoothed.stderr) - 1e-6 * span)
     before, after = lower[lower < at], lower[lower > at]

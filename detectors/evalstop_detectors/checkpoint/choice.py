@@ -1,8 +1,8 @@
 """Which checkpoint is the best one, given noisy scores.
 
-A rule chooses from a whole run at once (`choose`), or follows a run (`begin`) and answers after every score at a cost
-that does not grow with it. Both give the same answer: it depends on the scores in their order and on which checkpoints
-exist, not on when anybody asked. How scores are smoothed is told in `smoothing`.
+A rule either chooses from a whole run (`choose`), or follows a run (`begin`) and answers after every score at a cost
+that does not grow with the run. Both give the same answer: it depends on the order of the scores and on which
+checkpoints exist, not on when it was asked for. `smoothing` describes how scores are smoothed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evalstop_detectors.checkpoint.smoothing import Curve, count_fitted, count_s
 class Score(Struct, frozen=True):
     """An eval score of the model at `step`, higher is better; `stderr` in its unit, None when unknown.
 
-    `eval_version`: scores of different versions were measured in different ways, and cannot be compared.
+    `eval_version`: scores of different versions were measured differently, and cannot be compared.
     """
 
     step: int
@@ -31,7 +31,7 @@ class Score(Struct, frozen=True):
 
 
 def select_version(scores: Sequence[Score], step: int | None = None) -> list[Score]:
-    """The scores (by ascending step) that can be compared with the last one up to this step; None: with the last."""
+    """The scores (by ascending step) comparable with the last one up to this step; None: with the last of all."""
     known = [score.eval_version for score in scores if step is None or score.step <= step]
     return [score for score in scores if not known or score.eval_version == known[-1]]
 
@@ -39,8 +39,8 @@ def select_version(scores: Sequence[Score], step: int | None = None) -> list[Sco
 class BestCheckpoint(Struct, frozen=True):
     """The step of the chosen checkpoint, the raw score measured there, and the rule that chose it.
 
-    `smoothed` is what the rule believes the score to be, with its standard error, both in the score's unit; None where
-    a rule takes scores as they were measured. The error is that of the noise alone: smoothing flattens peaks, too.
+    `smoothed` is the rule's estimate of the score, with its standard error, both in the score's unit; None for
+    a rule that uses raw scores. The error covers only the noise; smoothing also flattens peaks.
     """
 
     step: int
@@ -51,16 +51,16 @@ class BestCheckpoint(Struct, frozen=True):
 
 
 class Follower(Protocol):
-    """A choice that follows one run, in memory; what it was told last may change its answer."""
+    """A choice that follows one run, in memory; each addition may change its answer."""
 
     def add(self, score: Score) -> None:
-        """Take in a score at a step after all before; raises ValueError if it is late."""
+        """Add a score at a step after all previous ones; raises ValueError if it is late."""
 
     def saved(self, step: int) -> None:
-        """Take in that the checkpoint of this step exists, before or after its score."""
+        """Add the checkpoint of this step, before or after its score."""
 
     def best(self) -> BestCheckpoint | None:
-        """What `choose` gives for the same scores and checkpoints."""
+        """The result of `choose` for the same scores and checkpoints."""
 
 
 class Chooser(Protocol):
@@ -72,26 +72,26 @@ class Chooser(Protocol):
         """The best of the finite `scores` (by ascending step) whose step is in `existing`; None when there is none."""
 
     def begin(self) -> Follower:
-        """Follow a run from its begin."""
+        """Start following a run."""
 
 
 class BestSoFar:
-    """The best checkpoint of one run as it goes, by a chooser, and the highest score beside it.
+    """The best checkpoint of a run in progress, by a chooser, and its highest score.
 
-    Both are chosen among the scores of the newest version; while none of these has a checkpoint, the best one stays
-    that of the version before. It is a cache in memory, and mutable; rebuilt from scores by ascending step and from the
-    checkpoints, in whatever order these two come. A score that arrives late makes another run: build it anew.
+    Both are chosen among the scores of the newest version; while none of these has a checkpoint, the best one remains
+    that of the previous version. A mutable in-memory cache, rebuilt from scores by ascending step and from the
+    checkpoints, interleaved in any order. A late score requires rebuilding it.
     """
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
-        self._followers = [chooser.begin()]  # one a version, the newest last
+        self._followers = [chooser.begin()]  # one for each version, newest last
         self._eval_version = 0
         self._saved: list[int] = []
         self._raw: Score | None = None
 
     def add(self, score: Score) -> None:
-        """Take in a score at a step after all before; raises ValueError if it is late."""
+        """Add a score at a step after all previous ones; raises ValueError if it is late."""
         if score.eval_version != self._eval_version:
             self._followers.append(self._chooser.begin())
             for step in self._saved:
@@ -102,25 +102,25 @@ class BestSoFar:
             self._raw = score
 
     def saved(self, step: int) -> None:
-        """Take in that the checkpoint of this step exists, before or after its score."""
+        """Add the checkpoint of this step, before or after its score."""
         self._saved.append(step)
         for follower in self._followers:
             follower.saved(step)
 
     def best(self) -> BestCheckpoint | None:
-        """The chosen one among the checkpoints that exist."""
+        """The best of the existing checkpoints."""
         chosen = (follower.best() for follower in reversed(self._followers))
         return next((best for best in chosen if best is not None), None)
 
     def raw(self) -> BestCheckpoint | None:
-        """The highest score, of equals the earliest, whether or not there is a checkpoint of it."""
+        """The highest score, the earliest of equals, with or without a checkpoint."""
         return None if self._raw is None else BestCheckpoint(self._raw.step, self._raw.value, RawMaximum.name)
 
 
 class RawMaximum:
-    """The highest score as measured; of equals the earliest, which is nearest to the initial policy.
+    """The highest raw score; the earliest of equals, which is nearest to the initial policy.
 
-    The maximum of noisy scores is chosen in part for its noise: what it promises is more than what one gets.
+    The maximum of noisy scores is biased upwards: it is chosen in part for its noise.
     """
 
     name: ClassVar[str] = "raw_maximum"
@@ -137,11 +137,11 @@ class RawMaximum:
 
 
 class SmoothedMaximum(Struct, frozen=True):
-    """The highest lower bound of the smoothed scores; of equals the earliest.
+    """The highest lower bound of the smoothed scores; the earliest of equals.
 
-    Scores of steps without a checkpoint count as neighbors. Scores without noise are left as they are. `caution` is how
-    many standard errors the bound lies below the smoothed score. In long runs the newest scores wait until there are
-    some (see `smoothing`); while none but such has a checkpoint, the highest of these is chosen as it was measured.
+    Scores of steps without a checkpoint count as neighbors. Noiseless scores are not smoothed. The bound lies `caution`
+    standard errors below the smoothed score. In long runs the newest scores are held back until there are
+    several (see `smoothing`); if only such scores have checkpoints, the one with the highest raw score is chosen.
 
     One lucky score at step 2 is not the best checkpoint:
 
@@ -180,9 +180,9 @@ class _Scores:
         self._last: int | None = None
 
     def add(self, score: Score) -> int | None:
-        """The index of the score, None if it is not finite."""
+        """Add a score; returns its index, None if it is not finite."""
         if self._last is not None and score.step <= self._last:
-            raise ValueError(f"the score of step {score.step} is late, the last was that of step {self._last}")
+            raise ValueError(f"the score of step {score.step} is late; the last score was at step {self._last}")
         self._last = score.step
         if not math.isfinite(score.value):
             return None
@@ -195,7 +195,7 @@ class _Scores:
         return len(self.steps) - 1
 
     def saved(self, step: int) -> int | None:
-        """The index of the score of this checkpoint if it came before."""
+        """Add a checkpoint; returns the index of its score if that was added before."""
         index = bisect_left(self.steps, step)
         if index < len(self.steps) and self.steps[index] == step:
             self.exists[index] = self.any_exists = True
@@ -235,7 +235,7 @@ class _Highest:
 class _HighestBound:
     """Follows the highest lower bound of the smoothed scores. Mutable.
 
-    The first `_final` means stay as they are while the fit stays, and so does the best of them, `_best_final`.
+    The first `_final` means do not change until the next fit, and neither does the best of them, `_best_final`.
     """
 
     def __init__(self, caution: float) -> None:
@@ -256,7 +256,7 @@ class _HighestBound:
         index = self._scores.add(score)
         if index is None:
             return
-        # Halves, because the difference of the largest numbers is none.
+        # Halved, because the difference of the largest floats overflows.
         half_range = abs(score.value / 2 - self._scores.values[0] / 2)
         if half_range > self._half_range:
             if math.frexp(half_range)[1] > math.frexp(self._half_range)[1] or not self._half_range:
@@ -275,12 +275,12 @@ class _HighestBound:
             self._stale = True
 
     def best(self) -> BestCheckpoint | None:
-        if self._stale and self._scores.any_exists:  # a run that saves nothing has nothing to be fitted for
+        if self._stale and self._scores.any_exists:  # a run without checkpoints needs no fit
             self._answer, self._stale = self._chosen(), False
         return self._answer
 
     def _is_waiting(self) -> bool:
-        """Whether what was chosen last, if anything, was so for want of a score that counts."""
+        """Whether the last choice, if any, was made only because no score counted yet."""
         return self._answer is None or self._answer.smoothed is None
 
     def _chosen(self) -> BestCheckpoint | None:
@@ -299,7 +299,7 @@ class _HighestBound:
         )
 
     def _settle(self, count: int) -> Curve:
-        """The curve of the first `count` scores, with all that was final brought up to it."""
+        """The curve of the first `count` scores, with the final part updated."""
         values, curve = self._scores.values, self._curve
         on = count_fitted(count, self._grew_at)
         if curve is None or on != self._fitted_on:
@@ -320,7 +320,7 @@ class _HighestBound:
         self._best_final = self._highest(curve, begin, end, self._best_final)
 
     def _highest(self, curve: Curve, begin: int, end: int, best: tuple[float, int] | None) -> tuple[float, int] | None:
-        """The better one of `best` and those between that have a checkpoint: bound, and the negative index."""
+        """The better of `best` and of those in the range that have a checkpoint: bound, and the negative index."""
         found = [
             (bound, -index)
             for index, bound in enumerate(curve.bounds(begin, end, self._caution), begin)

@@ -1,17 +1,17 @@
-"""How noisy one role of a run is, estimated while it trends: the scale of one value and its lag-1 autocorrelation.
+"""The noise of one role of a run, estimated despite its trend: the scale of one value and its lag-1 autocorrelation.
 
-Source      Medians of first and second absolute differences: differences forget a trend, medians forget jumps and
-            outliers (Rice 1984 and Gasser, Sroka & Jennen-Steinmetz 1986 for the differences; Hampel 1974 for the
-            median deviation). The autocorrelation comes from differences at lags 1 and 2.
-Departs     Only the last 64 differences count, so that noise that grows or shrinks is followed. What is estimated is
-            made larger while little was seen, and never falls below a small share of the range of the run: a series
-            that repeats itself exactly is not known to be noiseless. A standard error that the trainer gives is a lower
-            bound, because what samples cost is not all that makes evals differ.
-State       The last 65 values counted from the first one, the range, and the mean square of the standard errors. O(1).
-            Beside the state, where neither equality nor the codec sees them, its differences are kept sorted once an
-            estimate was asked for, so that the next one finds its medians without sorting all of them again.
-Not done    A random walk looks like a smooth curve to differences and its scale comes out too small. The
-            autocorrelation is that of an AR(1); a steep trend passes for some of it, which makes tests slower, not
+Source      Medians of first and second absolute differences: differences remove a trend, medians are robust to jumps
+            and outliers (Rice 1984 and Gasser, Sroka & Jennen-Steinmetz 1986 for the differences; Hampel 1974 for the
+            median deviation). The autocorrelation is estimated from differences at lags 1 and 2.
+Departs     Only the last 64 differences count, so that changing noise is followed. Estimates from few values are
+            enlarged, and no estimate falls below a small share of the range of the run: a series that repeats itself
+            exactly is not known to be noiseless. A standard error from the trainer is a lower bound, because sampling
+            is not the only source of noise in evals.
+State       The last 65 values relative to the first one, the range, and the mean square of the standard errors. O(1).
+            Beside the state, invisible to equality and to the codec, its differences are kept sorted once an estimate
+            was requested, so that the next estimate need not sort all of them again.
+Not done    To differences, a random walk looks like a smooth curve, and its scale comes out too small. The
+            autocorrelation is that of an AR(1); a steep trend is partly mistaken for it, which makes tests slower, not
             wrong.
 """
 
@@ -26,15 +26,15 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-# Beyond this values are cut off, so that differences, sums and squares stay finite.
+# Values beyond this are clipped, so that differences, sums and squares stay finite.
 LARGEST = 1e120
 
 WINDOW = 64
-_WORTH_MOVING = 4  # values; past that it is as quick to sort again
+_WORTH_MOVING = 4  # values; beyond this, sorting again is as fast
 # The medians of |a - b| and |a - 2 b + c| of independent normal values, in standard deviations of one.
 MEDIAN_DIFFERENCE = 0.9539
 MEDIAN_SECOND_DIFFERENCE = 1.6522
-# Second differences vary more, and of two estimates the smaller one is too small.
+# Second differences vary more, and the smaller of two estimates is biased downwards.
 SECOND_MARGIN = 1.15
 SUPPOSED_CORRELATION = 0.4
 STRONGEST_SUPPOSED = 0.8
@@ -45,7 +45,7 @@ STRONGEST_CORRELATION = 0.7
 
 
 class NoiseState(Struct, frozen=True, dict=True):
-    """See the module's docstring; values are counted from the first one, which is 0."""
+    """See the module's docstring; values are relative to the first one."""
 
     seen: int = 0
     origin: float = 0.0
@@ -57,20 +57,20 @@ class NoiseState(Struct, frozen=True, dict=True):
 
 
 class Noise(Struct, frozen=True):
-    """`sd` of one value, 0 while nothing is known; `inflation` is how much larger than without autocorrelation the
-    standard deviation of a long mean is, 1 or more."""
+    """`sd` of one value, 0 while unknown; `inflation`: the factor, 1 or more, by which autocorrelation increases the
+    standard deviation of a long mean."""
 
     sd: float
     inflation: float
 
 
 def from_origin(state: NoiseState, value: float) -> float:
-    """The value counted from the first one, cut off at `LARGEST`."""
+    """The value relative to the first one, clipped at `LARGEST`."""
     return clipped(clipped(value) - state.origin) if state.seen else 0.0
 
 
 def advance(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
-    """Take in one finite value; a standard error that is no positive finite number is as good as none."""
+    """Add one finite value; a standard error that is not a positive finite number is ignored."""
     if not -LARGEST <= value <= LARGEST:
         value = clipped(value)
     seen, recent, low, high = state.seen, state.recent, state.low, state.high
@@ -80,7 +80,7 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     if stderr is not None and 0 < stderr < math.inf:
         stderrs += 1
         known = min(stderr, LARGEST)
-        # A product is rounded the same in every unit that is a power of two of another; a power is not.
+        # A product rounds the same in all units that differ by a power of two; a power does not.
         mean_square += (known * known - mean_square) / stderrs
     after = NoiseState(
         seen + 1,
@@ -97,7 +97,7 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
 
 
 def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -> NoiseState:
-    """What taking in these finite values one by one leads to, with the standard errors that some of them have."""
+    """The state after adding these finite values one by one, with the standard errors that some of them have."""
     if not values:
         return NoiseState()
     tame = [clipped(value) for value in values]
@@ -111,7 +111,7 @@ def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -
 
 
 def estimate(state: NoiseState) -> Noise:
-    """The noise as far as it is known from the values taken in; it is found sooner when asked for before `advance`."""
+    """The noise as estimated from the values so far; faster if called before `advance`."""
     seen = state.seen
     spread = state.high - state.low
     least = spread * (SHARE_OF_RANGE_WHILE_FEW if seen <= FEW else SHARE_OF_RANGE)
@@ -134,7 +134,7 @@ def estimate(state: NoiseState) -> Noise:
 
 
 class _Ordered(NamedTuple):
-    """Of the `recent` values of when `seen` were seen, in ascending order: |b - a| and |a - 2 b + c| of neighbors, and
+    """For the `recent` values when `seen` were seen, in ascending order: |b - a| and |a - 2 b + c| of neighbors, and
     |c - a| of neighbors but one."""
 
     seen: int
@@ -145,7 +145,7 @@ class _Ordered(NamedTuple):
 
 
 def _differences(state: NoiseState) -> _Ordered:
-    """The differences of the recent values, from those of a state shortly before if it had them."""
+    """The differences of the recent values, updated from those of a recent state if it has them."""
     ordered: _Ordered | None = state.__dict__.get("ordered")
     if ordered is None:
         values = state.recent
@@ -170,7 +170,7 @@ def _differences(state: NoiseState) -> _Ordered:
 def _move(
     values: tuple[float, ...], value: float, first: array[float], second: array[float], skipping: array[float]
 ) -> None:
-    """Bring in the differences of one more value, which pushes the first of the values out when there are enough."""
+    """Insert the differences of one more value; at full size, remove those of the first value."""
     if len(values) > WINDOW:
         a, b, c = values[:3]
         del first[bisect_left(first, abs(b - a))]
@@ -190,5 +190,5 @@ def _middle(ordered: array[float]) -> float:
 
 
 def clipped(value: float) -> float:
-    """The value, or the largest that is reckoned with."""
+    """The value, clipped at `LARGEST`."""
     return value if -LARGEST <= value <= LARGEST else min(max(value, -LARGEST), LARGEST)

@@ -1,27 +1,27 @@
-"""Noisy scores without most of their noise, over a whole run or over one that grows.
+"""Smooths noisy scores, over a whole run or over one that grows.
 
 Source      Centered means; their width by an unbiased estimate of risk (Mallows 1973, Stein 1981), mixed rather than
             picked (Leung & Barron 2006); the noise from second differences (Gasser et al. 1986).
-Steps       1. Put the scores into a frame (`Frame`) where they fill about [-1, 1], because sums and squares of very
+Steps       1. Map the scores into a frame (`Frame`) where they fill about [-1, 1], because sums and squares of very
                large or tiny scores would overflow or vanish.
-            2. Pull each value to within `reach` of the median of the five around it, because one outlier would win
+            2. Clip each value to within `reach` of the median of the five around it, because one outlier would win
                the maximum of any mean.
-            3. Estimate the noise of one value from second differences, which a trend hardly enters; a standard error
-               that the trainer gave is a lower bound. Without noise the values stand as they are.
+            3. Estimate the noise of one value from second differences, which a trend hardly affects; a standard error
+               from the trainer is a lower bound. Without noise the values are not smoothed.
             4. Take centered means of six widths, from none to sqrt(n), because the right width depends on how fast
                the run rises and falls, which is not known. Each mean is taken twice: one pass has a hard edge, at
                which the curve jumps when a large value leaves the window; two have the edge of a triangle.
-            5. Estimate the squared error of each width (`_risk`) and mix the curves by it (`_weights`): a curve that
-               is picked alone changes all at once when another one is estimated to be better by a hair.
-            6. Say of each mean by about how much it errs (`Fit.spread`): near the ends its windows are cut off.
+            5. Estimate the squared error of each width (`_risk`) and mix the curves by it (`_weights`): with a single
+               selected curve, the result would jump when another one is estimated to be slightly better.
+            6. Estimate the error of each mean (`Fit.spread`): near the ends the windows are cut off.
 Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little.
-Growing     What is fitted (frame, reach, noise, widths, weights) is fitted again when the run has grown by a sixteenth
-            to an eighth, or its range to another power of two; `Curve.grow` keeps it until then, and a new score moves
-            the means near the end alone. From 256 scores on the newest wait until there are some, an eighth of sqrt(n)
-            at most. `count_settled` and `count_fitted` say which scores count for what. They depend on nothing but the
-            scores in their order, so that a curve that has grown score by score is, to the last bit, the one of all at
-            once.
-Cost        O(n) for a run; for each score of one that grows it is constant on average.
+Growing     The fit (frame, reach, noise, widths, weights) is renewed when the run has grown by a sixteenth
+            to an eighth, or its range to another power of two; `Curve.grow` keeps it until then, and a new score
+            changes only the means near the end. From 256 scores on the newest are held back until there are several,
+            at most an eighth of sqrt(n). `count_settled` and `count_fitted` say which scores are used for what. They
+            depend only on the scores and their order, so that a curve grown score by score is bitwise equal to the
+            curve of all scores at once.
+Cost        O(n) for a run; amortized constant for each score of a growing run.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from evalstop_detectors.summation import find_median
 # gain.
 _WIDTHS = (0.0, 0.175, 0.35, 0.5, 0.7, 1.0)
 _FLATNESS = 16.0
-_NOISELESS = 1e-9  # of the range of the scores: what is left is rounding
+_NOISELESS = 1e-9  # of the range of the scores: below this, only rounding errors
 
 
 class Smoothed(Struct, frozen=True):
-    """A curve without most of its noise, about what each of its values errs by, and the noise's standard deviation."""
+    """A smoothed curve, the approximate error of each of its values, and the noise's standard deviation."""
 
     mean: list[float]
     stderr: list[float]
@@ -51,7 +51,7 @@ class Smoothed(Struct, frozen=True):
 
 
 def smooth_scores(values: Sequence[float]) -> Smoothed:
-    """Take most of the noise from finite values, at least one."""
+    """Smooth finite values, at least one."""
     curve, low, high = Curve(values), min(values), max(values)
     frame, sd = curve.fit.frame, curve.fit.sd
     return Smoothed(
@@ -62,21 +62,21 @@ def smooth_scores(values: Sequence[float]) -> Smoothed:
 
 
 def count_settled(count: int) -> int:
-    """How many of so many scores count: whole blocks, of 2 from 256 scores on, of 4 from 1024 on, and so forth."""
+    """How many of `count` scores are used: whole blocks, of 2 from 256 scores on, of 4 from 1024 on, and so on."""
     block = 1 << max((count.bit_length() - 1) // 2 - 3, 0)
     return count // block * block
 
 
 def count_fitted(count: int, grew_at: Iterable[int]) -> int:
-    """On how many of the first `count` scores the fit is, when the range grew with those of the numbers `grew_at`."""
+    """How many of the first `count` scores the fit uses, if the range grew at the scores numbered `grew_at`."""
     low_bits = max(count.bit_length() - 3, 0)
     return max(count >> low_bits << low_bits, *(number for number in grew_at if number <= count), 0)
 
 
 class Frame(Struct, frozen=True):
-    """A unit and a zero in which every run of scores fills about [-1, 1], whatever is large or tiny outside.
+    """A unit and an origin in which the scores of any run fill about [-1, 1].
 
-    Units are powers of two, so that scores in another such unit are, to the last bit, the same inside.
+    Units are powers of two, so that scores that differ by such a unit are bitwise equal inside.
     """
 
     outer: int
@@ -94,17 +94,17 @@ class Frame(Struct, frozen=True):
         return math.ldexp(math.ldexp(value, -self.outer) - self.zero, -self.inner)
 
     def outward(self, value: float, low: float, high: float) -> float:
-        """In the scores' unit, not outside of `low` and `high`, which are scores."""
+        """In the scores' unit, clipped to `low` and `high`, which are scores."""
         within = math.ldexp(value, self.inner) + self.zero
         within = min(max(within, math.ldexp(low, -self.outer)), math.ldexp(high, -self.outer))
-        # Once more, because the smallest numbers lose bits on the way.
+        # Clipped again, because the smallest numbers lose bits on the way.
         return min(max(math.ldexp(within, self.outer), low), high)
 
     def width_outward(self, width: float) -> float:
         return math.ldexp(min(math.ldexp(width, self.inner), 0.5), self.outer)
 
     def noise(self, stderrs: Iterable[float]) -> float:
-        """The root mean square of the standard errors that came with scores, at most the range; 0 when none did."""
+        """The root mean square of the scores' standard errors, at most the range; 0 when there are none."""
         given = [stderr for stderr in stderrs if 0 < stderr < math.inf]
         try:
             inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in given]
@@ -114,9 +114,9 @@ class Frame(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """What is fitted to a run, all of it in the unit of `frame`: how far from the median of its neighbors a value may
-    lie, the noise of a value, the half widths of the windows and their weights, and about how many times the noise a
-    mean varies that is so far from an end of the run."""
+    """What is fitted to a run, all in the unit of `frame`: how far a value may lie from the median of its neighbors,
+    the noise of a value, the half widths of the windows and their weights, and the approximate standard deviation of a
+    mean at each distance from an end of the run, in multiples of the noise."""
 
     frame: Frame
     reach: float
@@ -126,7 +126,7 @@ class Fit(Struct, frozen=True):
     spreads: tuple[float, ...]
 
     def spread(self, index: int, count: int) -> float:
-        """The same of the mean at `index` of `count`."""
+        """The approximate standard deviation of the mean at `index` of `count`, in multiples of the noise."""
         near, far, widest = index, count - 1 - index, self.halves[-1]
         if near >= widest or far >= widest:
             return self.spreads[min(near, far, widest)]
@@ -135,13 +135,13 @@ class Fit(Struct, frozen=True):
 
 
 class Curve:
-    """The smoothed scores of a run that grows, by a fit that stays. Mutable: `grow` goes on where the last call ended.
+    """The smoothed scores of a growing run, with a fixed fit. Mutable: `grow` continues where the last call ended.
 
     From the index `_base` on it keeps the values and sums that later means still need.
     """
 
     def __init__(self, values: Sequence[float], stderrs: Iterable[float] = ()) -> None:
-        """Fit finite values, at least one; the standard errors given are a lower bound of the noise."""
+        """Fit finite values, at least one; the standard errors are a lower bound of the noise."""
         n, frame = len(values), Frame.around(values)
         inside = [frame.inward(value) for value in values]
         reach = _reach(inside)
@@ -164,10 +164,10 @@ class Curve:
         self._forget(n - 3 * halves[-1] - 4)
 
     def grow(self, values: Sequence[float], count: int) -> int:
-        """Go on to the first `count` of these finite values, of which some were here before; gives the index from which
-        the means are not what they were."""
+        """Extend to the first `count` of these finite values, some of which are known; returns the first index whose
+        mean changed."""
         fit, base, before = self.fit, self._base, len(self.mean)
-        # The median of five about the last two values was taken for want of neighbors.
+        # The last two values lacked neighbors for their median of five.
         changed = max(before - 2, 0)
         del self._tame[changed - base :], self._sums[changed - base + 1 :]
         fresh = max(changed - 2, 0)
@@ -184,7 +184,7 @@ class Curve:
         return begin
 
     def _means_of_means(self, half: int, inner: array[float], changed: int, begin: int, count: int) -> Sequence[float]:
-        """From `begin` on; `inner` holds the sums of the means, which are those of values that changed from `changed`
+        """From `begin` on; `inner` holds the sums of the means, which belong to values that changed from `changed`
         on."""
         if not half:
             return self._tame[begin - self._base :]
@@ -200,7 +200,7 @@ class Curve:
             self._base = index
 
     def bounds(self, begin: int, end: int, caution: float) -> list[float]:
-        """So many standard errors, about, below each mean from `begin` to before `end`."""
+        """The lower bound, `caution` approximate standard errors below each mean, from `begin` to before `end`."""
         count, sd, spreads = len(self.mean), caution * self.fit.sd, self.fit.spreads
         widest = len(spreads) - 1
         if begin >= widest and end <= count - widest:
@@ -214,11 +214,11 @@ class Curve:
         return [self.mean[index] - sd * self.fit.spread(index, count) for index in range(begin, end)]
 
     def stderr(self, index: int) -> float:
-        """The standard error of the mean at `index`, from the share that every value has in it."""
+        """The standard error of the mean at `index`, from the weight of every value in it."""
         count, twice = len(self.mean), 2 * self.fit.halves[-1]
         if index < twice:
             return self._stderr(index)
-        # Far from the begin it depends on the distance from the end alone, and further off on nothing.
+        # Far from the start it depends only on the distance from the end, and far from both on nothing.
         distance = min(count - 1 - index, twice)
         if distance not in self._stderrs:
             self._stderrs[distance] = self._stderr(index)
@@ -242,9 +242,9 @@ def _extend(sums: array[float], values: Iterable[float]) -> None:
 
 
 def _means(sums: Sequence[float], base: int, half: int, begin: int, count: int) -> list[float]:
-    """Means over up to `half` neighbors on either side, of those from `begin` on; the window is cut off at the ends.
+    """Means over up to `half` neighbors on either side, from `begin` on; the window is cut off at the ends.
 
-    `sums` begins with the sum of all values before `base`.
+    `sums` starts with the sum of all values before `base`.
     """
     width, means = 2 * half + 1, list[float]()
     if begin < half or count < width:
@@ -263,7 +263,7 @@ def _means(sums: Sequence[float], base: int, half: int, begin: int, count: int) 
 
 
 def _drawn_in(values: Sequence[float], begin: int, reach: float) -> list[float]:
-    """From `begin` on: values at most `reach` away from the median of the five around them."""
+    """Values from `begin` on, clipped to within `reach` of the median of the five around them."""
     if reach == math.inf:
         return list(values[begin:])
     medians = _medians(values, begin)
@@ -273,12 +273,12 @@ def _drawn_in(values: Sequence[float], begin: int, reach: float) -> list[float]:
 
 
 def _reach(values: Sequence[float]) -> float:
-    """Three typical distances from the median of five; infinite where nothing can be said."""
+    """Three typical distances from the median of five; infinite if that cannot be estimated."""
     if len(values) < 5:
         return math.inf
     medians = _medians(values, 0)
     typical = 1.2 / 0.6745 * find_median([abs(value - median) for value, median in zip(values, medians, strict=True)])
-    return 3 * max(typical, _noise(values)) or math.inf  # coarse scores often are their neighbors' median
+    return 3 * max(typical, _noise(values)) or math.inf  # coarse scores often equal their neighbors' median
 
 
 def _medians(values: Sequence[float], begin: int) -> list[float]:
@@ -322,7 +322,7 @@ def _mixed(curves: Sequence[Sequence[float]], weights: Sequence[float]) -> list[
 
 
 def _mixed_spread(windows: Iterable[int], weights: Iterable[float]) -> float:
-    """About how many noise standard deviations each mean of means varies: that of a triangle of weights."""
+    """The standard deviation of each mean of means, approximately, in units of the noise's: of triangular weights."""
     mixed = 0.0
     for window, weight in zip(windows, weights, strict=True):
         mixed += weight * math.sqrt((2 * window * window + 1) / (3.0 * window**3))

@@ -1,4 +1,4 @@
-"""What a type allows, in words that a message can give."""
+"""Describes what a type allows, for error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import inspect
 
 
 def allowed_at(struct: type[Any], path: Sequence[str | int]) -> str:
-    """What may stand at this place of a document of the struct; of a key that it does not know, the keys it knows."""
+    """The values allowed at this location of a document of the struct; for an unknown key, the known keys."""
     kind: inspect.Type = inspect.type_info(struct)
     for step in path:
         if isinstance(kind, inspect.UnionType):

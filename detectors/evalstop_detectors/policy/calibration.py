@@ -1,7 +1,7 @@
-"""From a risk to the threshold that carries it: which share of healthy runs a detector would stop, as calibrated.
+"""Finds the threshold for a risk: the share of healthy runs that a detector would stop, as calibrated.
 
-A calibration belongs to a detector with exactly its parameters. It is what `evalstop-lab calibrate --json` prints; only
-the detector, its parameters and the thresholds are read here, the rest is its record.
+A calibration belongs to a detector with exactly its parameters. It is the output of `evalstop-lab calibrate --json`;
+only the detector, its parameters and the thresholds are read here, the rest documents it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Share = Annotated[float, Meta(gt=0, lt=1)]
 
 
 class Risk(Struct, frozen=True, forbid_unknown_fields=True):
-    """A threshold by what it costs: the share of healthy runs that this detector alone would stop."""
+    """A threshold given as a risk: the share of healthy runs that this detector alone would stop."""
 
     risk: Annotated[Share, Meta(description="from 0 to 1")]
 
 
 class Level(Struct, frozen=True):
-    """The threshold at which that share of healthy runs is stopped; None when none is strict enough."""
+    """The threshold at which that share of healthy runs is stopped; None when no threshold is strict enough."""
 
     rate: Annotated[Share, Meta(description="of healthy runs that are stopped, from 0 to 1")]
     threshold: Annotated[float | None, Meta(description="in the number of the detector")]
@@ -49,14 +49,14 @@ class CalibrationDocument(Struct, frozen=True):
 
 
 class Calibration(Struct, frozen=True):
-    """The thresholds of one detector as its parameters are."""
+    """The thresholds of one detector with its parameters."""
 
     detector: Detector[Any]
     levels: tuple[Level, ...]
 
 
 def read_calibration(document: CalibrationDocument) -> Calibration:
-    """Read one calibration; raises InvalidPolicy, or ValidationError for parameters that the detector does not take."""
+    """Read one calibration; raises InvalidPolicy, or ValidationError for parameters that the detector does not have."""
     detector_type = DETECTORS.get(document.detector)
     if detector_type is None:
         raise InvalidPolicy(explain_unknown(document.detector), ("detector",))
@@ -64,9 +64,9 @@ def read_calibration(document: CalibrationDocument) -> Calibration:
 
 
 def find_threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) -> float:
-    """The threshold of this risk by the policy's own calibrations, else by those that come with EvalStop.
+    """The threshold for this risk by the policy's own calibrations, else by the shipped ones.
 
-    Raises InvalidPolicy when nobody has found one.
+    Raises InvalidPolicy when there is none.
     """
     for found in (own, SHIPPED):
         levels = {level.rate: level.threshold for item in found if _same(item, detector) for level in item.levels}
@@ -82,8 +82,8 @@ def find_threshold(detector: Detector[Any], risk: float, own: Sequence[Calibrati
 def default_thresholds(detector: Detector[Any]) -> Thresholds:
     """The thresholds of a member whose policy sets none: those that the detector implies, or calibrated ones.
 
-    plateau_drop implies none. It takes what 5 % and 1 % of healthy runs reach with its default parameters, whatever its
-    own are.
+    plateau_drop implies none. It gets the thresholds that 5 % and 1 % of healthy runs reach with its default
+    parameters, regardless of its own.
     """
     if not isinstance(detector, PlateauDrop):
         return detector.thresholds
@@ -92,12 +92,12 @@ def default_thresholds(detector: Detector[Any]) -> Thresholds:
 
 
 def compute_stated_risk(policy: Policy) -> float | None:
-    """The share of healthy runs that a policy says it stops at most, by the thresholds of its members; None: it does
-    not say.
+    """The largest share of healthy runs that a policy states to stop, by the thresholds of its members; None: not
+    stated.
 
-    Thresholds of a calibration that comes with EvalStop say it, and the alpha of an e-process; any other number says
-    nothing. Where votes are needed, Markov's inequality bounds how often they come together. A policy that also stops
-    what has levelled off does not say it.
+    Shipped calibrations state it for their thresholds, and an e-process by its alpha; any other number states
+    nothing. Where votes are needed, Markov's inequality bounds how often they coincide. A policy that also stops
+    runs that have levelled off does not state it.
     """
     if policy.stop_on != (Ground.TURNED,):
         return None

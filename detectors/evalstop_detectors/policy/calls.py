@@ -1,4 +1,4 @@
-"""What a policy calls for, on which grounds, by which action, and what holds it back."""
+"""The calls of a policy, their grounds, the actions they ask for, and the guards against them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ class Call(StrEnum):
 
 
 class Ground(StrEnum):
-    """Why a run is to be stopped: its eval has turned for good, or has levelled off, with no more to be gained."""
+    """Why a run is to be stopped: its eval has turned for good, or has levelled off, so that no more gain is
+    expected."""
 
     TURNED = "turned"
     LEVELLED_OFF = "levelled_off"
 
 
 class Action(StrEnum):
-    """What a policy asks for when it calls for a stop: that the job ends, or that it is set aside until it recovers."""
+    """What a stop asks for: that the job ends, or that it is parked until it recovers."""
 
     STOP = "stop"
     PARK = "park"
 
 
 class GuardKind(StrEnum):
-    """What holds a stop back, whatever the detectors say, unless the policy says that it does not.
+    """Guards that put a stop on hold, whatever the detectors say, unless the policy overrides them.
 
-    `stale`: nothing has been heard of the run for long. `metric_fault`: a metric that stops it is missing, has ceased,
-    does not change or is not finite. `no_checkpoint`: there is no best checkpoint that would be left of the run.
+    `stale`: the run has not reported for long. `metric_fault`: a metric that stops it is missing, has ceased,
+    does not change or is not finite. `no_checkpoint`: stopping the run would leave no best checkpoint.
     """
 
     STALE = "stale"

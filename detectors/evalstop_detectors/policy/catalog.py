@@ -1,4 +1,4 @@
-"""Every detector by its name, as policies call it."""
+"""All detectors by the names that policies use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if find_spec("river") is None:
 
 
 def explain_unknown(name: str) -> str:
-    """What to say to one who names a detector that is not there."""
+    """The error message for an unknown detector name."""
     if name in _TO_INSTALL:
-        return f"the detector {name} needs what is not installed; run pip install '{_TO_INSTALL[name]}'"
+        return f"the detector {name} needs an extra that is not installed; run pip install '{_TO_INSTALL[name]}'"
     return f"there is no detector {name!r}; there are {', '.join(DETECTORS)}"

@@ -1,4 +1,4 @@
-"""Policies and states as versioned JSON, strictly read: what is not understood is refused, never guessed."""
+"""Policies and states as versioned JSON, read strictly: unknown content is refused, never guessed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 _Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 _AtLeast = Annotated[float, Meta(gt=0, le=sys.float_info.max)] | Literal["any", "all"]
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
-# Databases refuse the character NUL, and UTF-8 half a surrogate pair.
+# Databases refuse the character NUL, and UTF-8 cannot encode unpaired surrogates.
 _Text = Annotated[str, Meta(max_length=2000, pattern=r"^[^\x00\ud800-\udfff]*\Z")]
 
 
@@ -53,10 +53,10 @@ Path = tuple[str | int, ...]
 
 
 class MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A detector of a policy. Which `params` there are, the detector says."""
+    """A detector of a policy. The valid `params` depend on the detector."""
 
-    detector: Annotated[str, Meta(description="as the reference of detectors calls it")]
-    params: Annotated[dict[str, Any], Meta(description="those that are left out have the detector's defaults")] = {}
+    detector: Annotated[str, Meta(description="its name in the reference of detectors")]
+    params: Annotated[dict[str, Any], Meta(description="omitted ones have the detector's defaults")] = {}
     suspect_at: Annotated[
         _Threshold | Risk | UnsetType | None,
         Meta(description="where it calls for suspicion, as a number or a risk; null: never; by default the detector's"),
@@ -66,15 +66,15 @@ class MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         Meta(description="where it calls for a stop, as a number or a risk; null: never; by default the detector's"),
     ] = UNSET
     weight: Annotated[
-        _Weight | UnsetType, Meta(description="what its call counts; by default 1, and 0 for a member of `gate`")
+        _Weight | UnsetType, Meta(description="the weight of its call; by default 1, and 0 for a member of `gate`")
     ] = UNSET
     id: Annotated[
-        _Name | None, Meta(description="what `gate` calls it by; needed where a detector stands twice; null: its name")
+        _Name | None, Meta(description="its name in `gate`; required if a detector occurs twice; null: its name")
     ] = None
 
 
 class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """A policy as one writes it."""
+    """A policy document as users write it."""
 
     name: Annotated[_Name, Meta(description="shared by all its versions")]
     members: Annotated[list[MemberDocument], Meta(min_length=1, max_length=32, description="the detectors that vote")]
@@ -88,7 +88,7 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
         list[str], Meta(max_length=32, description="ids of members without whose call it does not stop")
     ] = []
     eval_required: Annotated[
-        bool, Meta(description="true: members that do not look at the eval can suspect, and not stop by themselves")
+        bool, Meta(description="true: members that do not see the eval can suspect, but not stop by themselves")
     ] = True
     min_evals: Annotated[CountOrZero, Meta(description="no stop before so many finite evals")] = 0
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53, description="no stop before this step")] = 0
@@ -106,7 +106,7 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
         EvalRequests | None, Meta(description="when to ask for paired evaluations; null: never")
     ] = None
     action: Annotated[
-        Action, Meta(description="stop: its jobs are ended; park: they are set aside, and return once they recover")
+        Action, Meta(description="stop: its jobs are ended; park: they are parked, and return once they recover")
     ] = Action.STOP
     calibration: Annotated[
         list[CalibrationDocument],
@@ -128,7 +128,7 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def policy_from_document(document: object) -> Policy:
-    """Read a policy from parsed JSON or YAML; raises InvalidPolicy naming the key and what it may hold."""
+    """Read a policy from parsed JSON or YAML; raises InvalidPolicy, which names the key and its valid values."""
     try:
         parsed = msgspec.convert(document, PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -142,7 +142,7 @@ def policy_from_document(document: object) -> Policy:
     )
     weights = [member.weight for member in members]
     if Ground.LEVELLED_OFF in parsed.stop_on and not any(tells_outlook(m.detector) for m in members if m.weight):
-        words = "no member tells whether the eval has levelled off; add the detector posterior, or leave it out"
+        words = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
         raise _invalid(("stop_on",), words)
     return Policy(
         name=parsed.name,
@@ -163,14 +163,14 @@ def policy_from_document(document: object) -> Policy:
 
 
 def describe_document(ref_template: str) -> dict[str, Any]:
-    """JSON Schemas of a policy's document and of its parts, by name. They leave out what parts ask of each other."""
+    """JSON Schemas of a policy document and of its parts, by name. They omit constraints between parts."""
     (_, parts) = msgspec.json.schema_components([PolicyDocument], ref_template=ref_template)
     for name in ("MemberDocument", "CalibrationDocument"):
         parts[name]["properties"]["detector"]["enum"] = list(DETECTORS)
     for schema in parts.values():
         for field in schema.get("properties", {}).values():
             for part in (field, *field.get("anyOf", ())):
-                if "pattern" in part:  # in Python's words: JSON Schema has no \Z, and no half surrogate pairs
+                if "pattern" in part:  # in Python's syntax: JSON Schema has no \Z, and no unpaired surrogates
                     part["pattern"] = part["pattern"].replace(r"\Z", "$").replace(r"\ud800-\udfff", "")
     described: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(parts))
     return described
@@ -179,7 +179,7 @@ def describe_document(ref_template: str) -> dict[str, Any]:
 def policy_to_document(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values with every number written out, so that later defaults cannot change it.
 
-    `stops_despite` and `evaluate_now` are left out when empty, `stop_on` when it is `turned` alone, `action` when it is
+    `stops_despite` and `evaluate_now` are omitted when empty, `stop_on` when it is only `turned`, `action` when it is
     to stop.
     """
     levelling = {"stop_on": [str(item) for item in policy.stop_on], "levelled_off_at": policy.levelled_off_at}
@@ -214,7 +214,7 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
 
 
 def state_to_json(policy: Policy, state: MonitorState) -> bytes:
-    """The state as JSON; `state_from_json` with the same policy gives it back."""
+    """The state as JSON, to be read by `state_from_json` with the same policy."""
     return msgspec.json.encode(
         _StateDocument(
             version=STATE_VERSION,
@@ -232,7 +232,7 @@ def state_to_json(policy: Policy, state: MonitorState) -> bytes:
 
 
 def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
-    """Read a state back; raises StaleState if it was written for another policy or by another version."""
+    """Read a state; raises StaleState if it was written for another policy or by another version."""
     try:
         document = msgspec.json.decode(data, type=_StateDocument)
         if document.version != STATE_VERSION or document.policy != _fingerprint(policy):
@@ -260,7 +260,7 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
 
 
 def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON values, equal to what is read back after it was stored (lists, not tuples)."""
+    """The verdict as JSON values, equal to those read back after storing it (lists, not tuples)."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(verdict))
     return document
 
@@ -268,7 +268,7 @@ def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
 def _check_gate(parsed: PolicyDocument, ids: Sequence[str]) -> None:
     for index, name in enumerate(ids):
         if name in ids[:index]:
-            raise _invalid(("members", index, "id"), f"two members have the id {name}; an id may occur once")
+            raise _invalid(("members", index, "id"), f"two members have the id {name}; ids must be unique")
     for index, name in enumerate(parsed.gate):
         if name not in ids:
             raise _invalid(("gate", index), f"there is no member {name!r}; a gate may name {', '.join(ids)}")
@@ -285,7 +285,7 @@ def _gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member])
 
 
 def _needed(key: str, given: float | str, weights: Sequence[float]) -> float:
-    """The weight that `given` stands for."""
+    """The weight for the value `given`."""
     total = math.fsum(weights)
     if total == 0:
         raise _invalid(("members",), "no member has a weight, so the policy would never stop; give one a `weight`")
@@ -293,7 +293,7 @@ def _needed(key: str, given: float | str, weights: Sequence[float]) -> float:
         return total if given == "all" else min(weight for weight in weights if weight)
     if given > total * (1 + 1e-9):
         raise _invalid(
-            (key,), f"{key} is {given:g}, but may be above 0 and up to {total:g}, the sum of the members' weights"
+            (key,), f"{key} is {given:g}, but must be above 0 and at most {total:g}, the sum of the members' weights"
         )
     return given
 
@@ -350,7 +350,7 @@ def _invalid(path: Path, words: str) -> InvalidPolicy:
 
 
 def _refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
-    """What msgspec found in a document of `struct` that stands at `where`, and what may stand there."""
+    """The msgspec error for a document of `struct` at the path `where`, with the allowed values."""
     found = _PLACE.fullmatch(str(error))
     words, steps = (found[1], found[2]) if found else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
@@ -364,7 +364,7 @@ def _written(path: Path) -> str:
 
 
 def _fingerprint(policy: Policy) -> str:
-    """The same for policies that judge alike only: a state goes with the parameters that it was folded under."""
+    """Equal only for policies that judge alike: a state is valid only for the parameters with which it was computed."""
     known: str | None = policy.__dict__.get("fingerprint")
     if known is None:
         judging = msgspec.structs.replace(policy, stops_despite=(), evaluate_now=None)

@@ -1,8 +1,8 @@
 """The one function that service, replay and simulator share: observations in, a new state and a verdict out.
 
-`step` takes one observation, `advance` several at once, with the same result at less cost. How a run is cut into
-batches changes nothing. Evidence has changed when it is another object; detectors return the same object while their
-evidence stands.
+`step` takes one observation, `advance` several, with the same result at lower cost. How a run is split into
+batches makes no difference. Changed evidence is always a new object; detectors return the same object while their
+evidence is unchanged.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from evalstop_detectors.policy.calls import Call
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 Order = tuple[int, int]
-"""The place of an observation in its run: step and rank of its role."""
+"""The position of an observation in its run: step and rank of its role."""
 
-_FEW = 4  # observations, up to which it is quicker to take one after the other
+_FEW = 4  # observations; up to this many it is faster to take them one by one
 
 
 class MonitorState(Struct, frozen=True):
-    """All that a run's past means to its future.
+    """The state of a run on which its future verdicts depend.
 
-    `states` and `evidence` hold one entry a member of the policy. `last` is the `order` of the latest observation.
-    `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than `continue`.
-    Once the verdict is `stop` it stays as it was reached, while the detectors go on taking in evidence: for good or, of
-    a policy that parks, until the policy judges that the run may continue.
-    `eval_version` is that of the latest observation. From the first of another version on, the detectors that see the
-    eval start anew, and `evals` does: levels are compared within a version only.
-    `guarded`: where the policy has critical evals, the state of the watched score, of which the other fields but the
-    verdict are a copy, and of each of them.
+    `states` and `evidence` hold one entry for each member of the policy. `last` is the `order` of the latest
+    observation. `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than
+    `continue`. Once the verdict is `stop` it stays as it was reached, while the detectors continue to add evidence: for
+    good or, with a policy that parks, until the policy judges that the run may continue. `eval_version` is that of the
+    latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
+    levels are compared only within a version. `guarded`: for a policy with critical evals, the state of the watched
+    score, of which the other fields but the verdict are a copy, and of each critical eval.
     """
 
     states: tuple[Any, ...]
@@ -54,7 +53,7 @@ class MonitorState(Struct, frozen=True):
 
 
 def start(policy: Policy) -> MonitorState:
-    """The state of a run of which nothing is known yet."""
+    """The initial state of a run."""
     if policy.critical:
         first = start(policy.unguarded)
         return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
@@ -62,12 +61,12 @@ def start(policy: Policy) -> MonitorState:
 
 
 def is_late(state: MonitorState, observation: Observation) -> bool:
-    """Whether the observation belongs at or before one that the monitor has already taken in."""
+    """Whether the observation belongs at or before the last one that the monitor has seen."""
     return state.last is not None and observation.order <= state.last
 
 
 def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
-    """The paired evaluation that is awaited, the latest if several detectors ask; a run that stops awaits none."""
+    """The paired evaluation that is awaited, the latest if several detectors ask; none for a run to be stopped."""
     if not policy.asking or state.verdict.stops:
         return None
     asked = [find_open_request(policy.members[index].detector, state.states[index]) for index in policy.asking]
@@ -76,9 +75,9 @@ def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
 
 
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
-    """Take in one observation; raises OutOfOrder if it is late.
+    """Add one observation; raises OutOfOrder if it is late.
 
-    A role outside `policy.roles` changes nothing, not even the step of the verdict, however often it comes.
+    A role outside `policy.roles` changes nothing, not even the step of the verdict.
     """
     role = observation.role
     if role not in policy.roles:
@@ -112,10 +111,10 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
 
 
 def _step_guarded(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
-    """Take in one observation of a run with critical evals: each is followed by a monitor of its own.
+    """Add one observation of a run with critical evals, each of which has its own monitor.
 
-    An eval is shown to its monitor alone, all else to all. The first that calls for a stop has it; else the verdict is
-    that of the watched score, unless that is `continue` and another suspects.
+    An eval is shown only to its monitor, everything else to all. The first monitor that calls for a stop determines the
+    verdict; otherwise it is that of the watched score, unless that is `continue` and another suspects.
     """
     is_shared = observation.role is not MetricRole.EVAL
     guarded = tuple(
@@ -138,7 +137,7 @@ def _step_guarded(policy: Policy, state: MonitorState, observation: Observation)
 
 
 def _follow(before: Verdict, judged: Verdict) -> Verdict:
-    """The verdict once the run is judged again: a stop stands as it was reached until the run may continue."""
+    """The verdict after a new judgment: a stop stays as it was reached until the run may continue."""
     return before if before.stops and judged.verdict is not Call.CONTINUE else judged
 
 
@@ -151,7 +150,7 @@ def _name_critical(policy: Policy, guarded: Sequence[MonitorState], place: int) 
 
 
 def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
-    """The state as it is where the measurement of the eval changes; its verdict is still that of before."""
+    """The state at a change of the eval's measurement; its verdict is unchanged."""
     anew = [
         (start_anew(member.detector, kept), None) if member.sees_eval else (kept, evidence)
         for member, kept, evidence in zip(policy.members, state.states, state.evidence, strict=True)
@@ -163,10 +162,10 @@ def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> Monit
 def advance(
     policy: Policy, state: MonitorState, observations: Iterable[Observation] | Columns
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Take in observations in their order, or as columns by role; raises OutOfOrder if one is late.
+    """Add observations in order, or as columns by role; raises OutOfOrder if one is late.
 
-    Returns the verdicts at which the word (`continue`, `suspect`, `stop`) changed, and last the state's verdict. Those
-    in between differ from their neighbors in evidence and step alone.
+    Returns the verdicts at which the call (`continue`, `suspect`, `stop`) changed, and last the state's verdict. Those
+    in between differ from their neighbors only in evidence and step.
 
     The published rule on a run that falls from step 2 on:
 
@@ -183,7 +182,7 @@ def advance(
         return _step_through(
             policy, state, to_observations(observations) if isinstance(observations, Mapping) else list(observations)
         )
-    # 1. Roles that the policy does not watch are dropped first, so that they cost nothing else.
+    # 1. Roles that the policy does not watch are dropped first, so that they cost nothing more.
     if isinstance(observations, Mapping):
         columns = {role: column for role, column in observations.items() if role in policy.roles}
         _check_columns(state.last, columns)
@@ -198,9 +197,9 @@ def advance(
     if not columns:
         return state, [state.verdict]
     last = max((column.steps[-1], RANK[role]) for role, column in columns.items())
-    # 2. Each detector takes in all that is new: a verdict never changes what a detector sees.
+    # 2. Each detector takes in everything new: a verdict never changes what a detector sees.
     states, evidence, changes = _fold_detectors(policy, state, columns)
-    # 3. The verdict is judged anew only where evidence changed, or where step and count of evals still matter.
+    # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
     eval_orders = finite_evals(columns)
     verdict, suspect_step, verdicts = state.verdict, state.suspect_step, list[Verdict]()
     if (changes or not _is_settled(policy, state.last, state.evals)) and not policy.keeps(verdict):
@@ -214,7 +213,7 @@ def advance(
                 break
         if suspect_step is None and verdicts:
             suspect_step = verdicts[0].step
-    # 4. A verdict that still stands is that of the latest step; a stop stays as it was reached.
+    # 4. A continuing verdict gets the latest step; a stop stays as it was reached.
     if verdict.step != last[0] and not verdict.stops:
         verdict = _moved_to(verdict, last[0])
     if not verdicts or verdicts[-1] is not verdict:
@@ -227,7 +226,7 @@ def advance(
 def _advance_each_version(
     policy: Policy, state: MonitorState, observations: Sequence[Observation]
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Take in observations among which the measurement of the eval changes: the first of each version by itself."""
+    """Add observations across a change of the eval's measurement: the first of each version separately."""
     call, verdicts = state.verdict.verdict, list[Verdict]()
     for _, group in groupby(observations, key=attrgetter("eval_version")):
         of_version = list(group)
@@ -257,7 +256,7 @@ def _step_through(
 
 
 Change = tuple[Order, int, Evidence | None]
-"""From this observation on a member has other evidence; None: it has what it had."""
+"""A member's new evidence from this observation on; None: unchanged."""
 
 ORDER = itemgetter(0)
 
@@ -277,7 +276,7 @@ def _fold_detectors(
             continue
         if fold is not None:
             states[index], changed = fold(states[index], evidence[index], shown)
-        else:  # members of the same roles share one list
+        else:  # members with the same roles share one list
             if roles not in observations:
                 observations[roles] = to_observations(shown)
             detector = policy.members[index].detector
@@ -320,7 +319,7 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
 
 
 def finite_evals(columns: Columns) -> list[Order]:
-    """The places of the finite evals."""
+    """The positions of the finite evals."""
     column, rank = columns.get(MetricRole.EVAL), RANK[MetricRole.EVAL]
     if column is None:
         return []
@@ -335,8 +334,8 @@ def judge_changes(
     evidence: list[Evidence | None],
     changes: Iterable[Change],
 ) -> Iterator[Verdict]:
-    """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are left
-    out, but for the last. `changes` stand in their order; `evidence` is brought up to the verdict that is given."""
+    """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are
+    omitted, except the last. `changes` are in order; `evidence` is updated to the returned verdict."""
     verdict, skipped = state.verdict, None
     loud = {member for member, item in enumerate(evidence) if policy.alarms(member, item)}
     unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders)))
@@ -356,7 +355,7 @@ def judge_changes(
 
 
 def _is_settled(policy: Policy, last: Order | None, evals: int) -> bool:
-    """Whether from here on a verdict depends on evidence alone: neither on the step, nor on the number of evals."""
+    """Whether from here on a verdict depends only on evidence, not on the step or the number of evals."""
     return last is not None and last[0] >= policy.warmup_steps and evals >= policy.min_evals
 
 
@@ -375,6 +374,6 @@ def _unsettled(policy: Policy, state: MonitorState, columns: Columns, eval_order
 
 
 def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:
-    """The state after a whole run, given in any order; each (role, step) may occur once."""
+    """The state after a whole run, in any order; each (role, step) may occur once."""
     state, _ = advance(policy, start(policy), sorted(observations, key=lambda item: item.order))
     return state

@@ -1,4 +1,4 @@
-"""Runs that are over, many at once: the verdicts of `monitor.step` up to each one's first stop."""
+"""Many finished runs at once: the verdicts of `monitor.step` up to each one's first stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 
 class PastRun(NamedTuple):
-    """What became of a run: the verdict at its first stop, else at its end, and the evidence of each member then.
+    """The result of a run: the verdict at its first stop, else at its end, and the evidence of each member then.
 
     `suspect_step` is the first step at which the verdict was more than `continue`.
     """
@@ -27,7 +27,7 @@ class PastRun(NamedTuple):
 
 
 def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
-    """What the policy, without critical evals, makes of each of these whole runs; their columns stand in step order."""
+    """The results of the policy, without critical evals, on each of these whole runs; columns are in step order."""
     watched = [{role: column for role, column in columns.items() if role in policy.roles} for columns in runs]
     traces: list[list[tuple[int, Trace]]] = [[] for _ in runs]
     for member, (roles, _) in enumerate(policy.folds):

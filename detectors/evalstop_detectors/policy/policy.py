@@ -1,4 +1,4 @@
-"""A policy weighs the evidence of its detectors and comes to a verdict with its reason."""
+"""Policies weigh the evidence of their detectors and reach a verdict with a reason."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
 
 LEVELLED_OFF_AT = 0.97
-"""Share of its range that a run has covered from which on it has levelled off. On calibration seeds: of 0.83 to 0.99
-what saves most evals for each gain lost."""
+"""The covered share of its range from which a run has levelled off. On calibration seeds, of 0.83 to 0.99 the value
+that saves the most evals for each gain lost."""
 
 
 class Finding(Struct, frozen=True):
-    """The evidence of one detector beside the thresholds that it was held against."""
+    """The evidence of one detector, with the thresholds that it was compared with."""
 
     detector: str
     roles: tuple[MetricRole, ...]
@@ -50,8 +50,8 @@ class Finding(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it.
 
-    `step` is the step of the observation on which it was reached, None before the first. `turn_step` is where the
-    detectors that called for it believe the turn was (the earliest of their beliefs). `ground`: why it stops.
+    `step`: of the observation on which it was reached, None before the first. `turn_step`: where the
+    detectors that called for it place the turn (the earliest). `ground`: why it stops.
     `critical`: the critical eval that called for it, None: the watched score.
     """
 
@@ -69,7 +69,7 @@ class Verdict(Struct, frozen=True):
 
     @property
     def rests_on_eval(self) -> bool:
-        """Whether any detector that is alarmed sees the eval role."""
+        """Whether any alarmed detector sees the eval role."""
         return any(finding.alarms and MetricRole.EVAL in finding.roles for finding in self.evidence)
 
 
@@ -77,9 +77,9 @@ NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
 
 
 class Member(Struct, frozen=True, dict=True):
-    """A detector, the thresholds that this policy holds it to, and how much its call weighs.
+    """A detector, its thresholds in this policy, and the weight of its call.
 
-    `id` is what a policy calls this member by; None takes the detector's name.
+    `id`: the member's name in the policy; None: the detector's name.
     """
 
     detector: Detector[Any]
@@ -93,7 +93,7 @@ class Member(Struct, frozen=True, dict=True):
 
     @cached_property
     def roles(self) -> tuple[MetricRole, ...]:
-        """The roles that its detector is shown, in the order of the alphabet."""
+        """The roles that its detector sees, in alphabetical order."""
         return tuple(sorted(self.detector.roles))
 
 
@@ -107,18 +107,17 @@ class Policy(Struct, frozen=True, dict=True):
     the members that call for a suspicion or a stop reach `suspect_at_least`.
     `gate`: ids of members without whose call there is no stop, whatever the weights.
     `eval_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
-    `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
-    `stop_on`: the grounds on which it stops. That a run has levelled off is evidence only by default. Members say so
-    when the outlook of their evidence reaches `levelled_off_at`; all other conditions hold for each ground alike.
-    `action`: what a stop verdict asks for. Of a policy that parks it stands until the policy no longer suspects the
-    run, and may then be reached again; of any other it stands for good.
-    `stops_despite`: guards that do not put its stops on hold; they change no verdict.
-    `evaluate_now`: when to ask for paired evaluations of runs that can answer; see `with_evaluator`.
-    `guessed`: roles of which nobody has said or knows which metric plays them. A call that rests on one may raise a
-    suspicion, but not stop the run. It is no part of the policy on record: see `with_guessed`.
-    `critical`: evals that may not fall for good, whatever the watched score does; see `with_critical`.
+    `min_evals`: no stop before this many finite evals; `warmup_steps`: none before this step.
+    `stop_on`: the grounds on which it stops. By default, that a run has levelled off is only evidence. Members report
+    it when the outlook of their evidence reaches `levelled_off_at`; all other conditions apply to each ground alike.
+    `action`: what a stop verdict asks for. With a policy that parks it stands until the policy no longer suspects the
+    run, and may then be reached again; with any other it is final. `stops_despite`: guards that do not put its stops on
+    hold; they change no verdict. `evaluate_now`: when to ask for paired evaluations of runs that can answer; see
+    `with_evaluator`. `guessed`: roles whose metric is only a guess. A call that rests on one may raise a suspicion, but
+    not stop the run. Not part of the stored policy: see `with_guessed`. `critical`: evals that must not fall for good,
+    whatever the watched score does; see `with_critical`.
 
-    A detector that never sees the eval score may raise a suspicion only:
+    A detector that never sees the eval score may only raise a suspicion:
 
     >>> from evalstop_detectors.detectors.k_decline import KDecline
     >>> eval_member = Member(KDecline(k=3), Thresholds(suspect_at=2.0, stop_at=3.0))
@@ -147,9 +146,9 @@ class Policy(Struct, frozen=True, dict=True):
     action: Action = Action.STOP
 
     def with_evaluator(self, eval_share: float | None) -> Policy:
-        """The policy for a run of which somebody evaluates checkpoints on request; itself if it asks for nothing.
+        """The policy for a run whose checkpoints are evaluated on request; itself if it asks for nothing.
 
-        `eval_share`: of the run's time, what one eval takes; 0 if nobody knows, None: there is nobody to ask. It is
+        `eval_share`: the share of the run's time that one eval takes; 0 if unknown, None: there is no evaluator. It is
         rounded up to a power of two, so that few policies differ.
         """
         if eval_share is None or self.evaluate_now is None:
@@ -163,7 +162,7 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def asking(self) -> tuple[int, ...]:
-        """The members that ask for paired evaluations, by index; none unless `with_evaluator` said that one may ask."""
+        """The members that ask for paired evaluations, by index; none unless enabled by `with_evaluator`."""
         return tuple(
             index for index, member in enumerate(self.members) if getattr(member.detector, "requests", None) is not None
         )
@@ -173,7 +172,7 @@ class Policy(Struct, frozen=True, dict=True):
         return {}
 
     def with_guessed(self, guessed: Iterable[MetricRole]) -> Policy:
-        """The policy for a run whose metrics of these roles are guesses; itself, if it is.
+        """The policy for a run whose metrics of these roles are guesses; itself if nothing changes.
 
         >>> from evalstop_detectors import POLICIES
         >>> alarm = [Evidence(Kind.COUNT, 3.0, note="3 declines")]
@@ -189,28 +188,28 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def _by_guess(self) -> dict[frozenset[MetricRole], Policy]:
-        """Shared by all runs with the same guesses, so that what is derived from the policy is too."""
+        """Shared by all runs with the same guesses, so that values derived from the policy are shared too."""
         return {}
 
     def with_critical(self, names: Sequence[str]) -> Policy:
-        """The policy for a run of whose evals each of these is guarded by itself, as the watched score is: it may not
-        turn. Itself where there are none, or where it does not stop runs that turn."""
+        """The policy for a run with these critical evals: each must not turn, like the watched score. Itself if there
+        are none, or if it does not stop runs that turn."""
         critical = tuple(names) if Ground.TURNED in self.stop_on else ()
         return self if critical == self.critical else replace(self, critical=critical)
 
     @cached_property
     def unguarded(self) -> Policy:
-        """The policy as it judges the watched score."""
+        """The policy by which the watched score is judged."""
         return replace(self, critical=())
 
     @cached_property
     def guarding(self) -> Policy:
-        """The policy as it judges a critical eval."""
+        """The policy by which a critical eval is judged."""
         return replace(self, critical=(), stop_on=(Ground.TURNED,))
 
     @cached_property
     def roles(self) -> frozenset[MetricRole]:
-        """The roles that any member watches, and the eval score, of which the policy itself keeps count."""
+        """The roles that any member watches, and the eval score, whose values the policy itself counts."""
         return frozenset({MetricRole.EVAL}).union(*(member.detector.roles for member in self.members))
 
     @cached_property
@@ -224,7 +223,7 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def shown(self) -> dict[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
-        """For each of `roles` the members that are shown it: index, and the detector's `step`."""
+        """For each of `roles` the members that see it: index, and the detector's `step`."""
         members = list(enumerate(self.members))
         return {
             role: tuple((index, member.detector.step) for index, member in members if role in member.roles)
@@ -233,17 +232,17 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def folds(self) -> tuple[tuple[tuple[MetricRole, ...], Fold | None], ...]:
-        """Of each member the roles that it is shown, and its detector's own `fold`, if it has one."""
+        """For each member the roles that it sees, and its detector's own `fold`, if it has one."""
         return tuple((member.roles, fold_of(member.detector)) for member in self.members)
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """What each member is called: its id, or its detector's name, numbered from the second of that name on."""
+        """The name of each member: its id, or its detector's name, numbered from the second of that name on."""
         return member_ids([(member.id, member.detector.name) for member in self.members])
 
     @cached_property
     def _held(self) -> tuple[tuple[Member, str, tuple[MetricRole, ...], float | None, float | None], ...]:
-        """What every finding says of its member, looked up once: name, roles, thresholds."""
+        """The part of a finding that is constant for its member: name, roles, thresholds."""
         return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
 
     def alarms(self, member: int, evidence: Evidence | None) -> bool:
@@ -257,11 +256,11 @@ class Policy(Struct, frozen=True, dict=True):
         return levelled or evidence.reaches(suspect_at) or evidence.reaches(stop_at)
 
     def keeps(self, verdict: Verdict) -> bool:
-        """Whether the verdict stands whatever follows."""
+        """Whether the verdict is final."""
         return verdict.stops and self.action is Action.STOP
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
-        """The verdict on one evidence a member (None: that member has seen nothing), after `evals` finite evals."""
+        """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals."""
         findings: list[Finding] = []
         outlooks: list[Finding] = []
         turned: list[tuple[Member, Evidence]] = []
@@ -327,7 +326,7 @@ class Policy(Struct, frozen=True, dict=True):
         return None
 
     def _doubt(self, stopping: Called) -> str | None:
-        """Why the members that call for a stop may not have it: too few do so without a role that is guessed."""
+        """Why members that call for a stop are denied it: too few do so without a guessed role."""
         firm = [(member, item) for member, item in stopping if not self.guessed.intersection(member.roles)]
         enough = bool(firm) and _reaches(firm, self.at_least)
         sees_eval = not self.eval_required or any(member.sees_eval for member, _ in firm)
@@ -349,7 +348,7 @@ class Policy(Struct, frozen=True, dict=True):
 
 
 def member_ids(named: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
-    """The id of each member, given its own (if it has one) and its detector's name; its own ids stand as they are."""
+    """The id of each member, given its own (if it has one) and its detector's name; its own ids stay unchanged."""
     taken = {own for own, _ in named if own is not None}
     ids = []
     for own, detector in named:
@@ -367,7 +366,7 @@ def _weight(called: Called) -> float:
 
 
 def _reaches(called: Called, needed: float) -> bool:
-    # Weights such as .7 and .1 add up to a hair less than .8.
+    # Weights such as 0.7 and 0.1 add up to slightly less than 0.8.
     return _weight(called) >= needed * (1 - 1e-9)
 
 

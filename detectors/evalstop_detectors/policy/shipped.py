@@ -1,4 +1,4 @@
-"""The policies that come with EvalStop."""
+"""The policies that are shipped with EvalStop."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 
 
 class _Shipped(Mapping[str, Policy]):
-    """Read when asked for: a threshold may be missing while the calibration that finds it runs."""
+    """Read on demand: a threshold may be missing while the calibration that finds it runs."""
 
     def __init__(self) -> None:
         self._read: dict[str, Policy] = {}

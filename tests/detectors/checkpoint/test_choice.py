@@ -204,7 +204,7 @@ def test_a_late_score_is_refused(chooser: Chooser) -> None:
     sofar = BestSoFar(chooser)
     sofar.add(Score(5, math.nan))
     for step in (5, 4):
-        with pytest.raises(ValueError, match=f"step {step} is late, the last was that of step 5"):
+        with pytest.raises(ValueError, match=f"step {step} is late; the last score was at step 5"):
             sofar.add(Score(step, 1.0))
 
 

@@ -230,7 +230,7 @@ def test_members_are_called_by_their_detector() -> None:
     [
         ({"gate": ["k_declin"]}, "there is no member 'k_declin'; a gate may name k_decline, b - at `$.gate[0]`"),
         ({"gate": ["b", "k_decline"]}, "no member has a weight"),
-        ({"gate": ["b"], "at_least": 1.5}, "at_least is 1.5, but may be above 0 and up to 1"),
+        ({"gate": ["b"], "at_least": 1.5}, "at_least is 1.5, but must be above 0 and at most 1"),
     ],
 )
 def test_what_no_policy_can_do_is_refused(more: dict[str, Any], words: str) -> None:
@@ -375,7 +375,7 @@ def test_a_levelled_off_run_is_held_back_as_any() -> None:
 def test_who_can_tell_that_it_has_levelled_off() -> None:
     """A policy cannot stop on what none of its members tells; one that can is read back with its threshold."""
     members = [{"detector": "k_decline"}]
-    with pytest.raises(InvalidPolicy, match="no member tells whether the eval has levelled off"):
+    with pytest.raises(InvalidPolicy, match="no member detects whether the eval has levelled off"):
         policy_from_document({"name": "p", "members": members, "stop_on": ["levelled_off"]})
     policy = policy_from_document(
         {"name": "p", "members": [*members, {"detector": "posterior"}], "stop_on": ["levelled_off", "turned"]}
