@@ -1,22 +1,23 @@
 """The probability that the eval score's level has changed and now lies below the best level before.
 
-Source      Adams & MacKay 2007 (Bayesian online changepoint detection): a distribution over how many evals the present
+Source      Adams & MacKay 2007 (Bayesian online changepoint detection): a distribution over how many evals the current
             level has lasted, with a Normal-Gamma prior of each level's mean and precision, so that predictions are
             Student's t. Constant hazard 1 / `level_evals`.
 Evidence    A posterior: over the run lengths, the sum of their probability times that of the level being more than
-            `margin_sigmas` below the best level before it. A level of fewer than `least_evals` evals says nothing
-            itself; what was believed at its birth stands. The turn is placed at the last eval before the change that
+            `margin_sigmas` below the best level before it. A level of fewer than `least_evals` evals has no evidence
+            of its own; the evidence at its start stands. The turn is placed at the last eval before the change that
             carries most of it.
 Best level  Adams & MacKay forget the levels before the last. Here each run length carries the best level before it: at
-            its birth the mean, over the run lengths of that moment, of what was the best for each.
+            its start the mean, over the run lengths of that moment, of the best level of each.
 Units       The first 8 evals set zero and unit (their mean, and the noise by noise.py) for the whole run; the prior
-            of a level's mean is `spread_sigmas` wide around that zero, that of the variance worth 2 evals. Values count
-            at most 1e6 units.
+            of a level's mean is `spread_sigmas` wide around that zero, that of the variance is worth 2 evals. Values
+            are clipped at 1e6 units.
 Departs     At most `run_lengths` are kept, the most probable ones, and none below 1e-9. The t distribution's tail is
-            the approximation of Peizer & Pratt 1968, good to 2e-3. The last parameters are ours.
-State       The noise while the unit is sought, then eight numbers a run length. O(run_lengths).
-Not done    A level is flat: on a slope the levels follow each other, and each new one is a change. Noise is independent
-            from eval to eval; autocorrelation looks like changes. It says that the level has fallen, not that it stays.
+            the approximation of Peizer & Pratt 1968, accurate to 2e-3. The last parameters are not in the paper.
+State       The noise until the unit is known, then eight numbers for each run length. O(run_lengths).
+Not done    A level is flat: on a slope the levels follow each other, and each new one is a change. Noise is assumed
+            independent between evals; autocorrelation looks like changes. The detector reports that the level has
+            fallen, not that it stays down.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _ALPHA = 1.0
 
 
 class RunLength(Struct, frozen=True, array_like=True):
-    """That the present level has lasted for `evals`: its mean, `beta` (the Gamma's rate), the best level before it and
-    the step of the last eval before it, both None for the level that the run began with. `lower` is the evidence at its
-    birth, which stands until it is long enough to speak for itself."""
+    """The hypothesis that the current level has lasted for `evals`: its mean, `beta` (the Gamma's rate), the best level
+    before it and the step of the last eval before it, both None for the first level of the run. `lower`: the evidence
+    at its start, which stands until the level is long enough."""
 
     evals: int
     probability: float
@@ -65,10 +66,10 @@ class BocpdState(Struct, frozen=True):
 
 
 class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
-    """Weighs how long the present level has lasted, and whether it is a lower one.
+    """Weighs how long the current level has lasted, and whether it is lower than the best before.
 
     `level_evals`: how long a level lasts before it changes, on average. `least_evals`: how many evals a level needs to
-    be one. `margin_sigmas`, `spread_sigmas`: standard deviations of one eval. `run_lengths`: how many are kept.
+    count. `margin_sigmas`, `spread_sigmas`: standard deviations of one eval. `run_lengths`: how many are kept.
 
     A level of 10, up to noise of 1, that falls to 0 after 30 evals:
 
@@ -108,7 +109,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _begin(self, state: BocpdState, observation: Observation) -> BocpdState:
-        """Look for the unit; when there is one, take in the evals so far."""
+        """Estimate the unit; once it is known, add the evals so far."""
         noise = advance(state.noise, observation.value, observation.stderr)
         first = (*state.first, observation.step)[-_FIRST:]
         unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
@@ -129,7 +130,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         return self._folded(state, _in_units(value, state.zero, state.unit), observation.step)
 
     def _folded(self, state: BocpdState, value: float, step: int) -> BocpdState:
-        """The distribution after one more value: every level goes on, or a new one begins after this value."""
+        """The distribution after one more value: every level continues, or a new one starts after this value."""
         kappa, hazard = 1 / self.spread_sigmas**2, 1 / self.level_evals
         fits = [_log_predictive(item, kappa, value) for item in state.run_lengths]
         top = max(fits)
@@ -162,7 +163,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         return BocpdState(state.noise, state.first, state.origin, state.zero, state.unit, tuple(grown), evidence)
 
     def _kept(self, joint: list[float]) -> list[int]:
-        """The places of the most probable ones, in order, leaving one for a new one; of equals the older stay."""
+        """The indices of the most probable ones, in order, with room for a new one; of equals the older ones stay."""
         least = _LEAST_PROBABILITY * max(joint)
         places = [index for index, mass in enumerate(joint) if mass >= least]
         if len(places) < self.run_lengths:
@@ -171,7 +172,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _best(item: RunLength, own: bool) -> float:
-    """The best level so far for one who believes in this run length."""
+    """The best level so far under this run length."""
     if item.best is None:
         return item.mean
     return max(item.best, item.mean) if own else item.best
@@ -198,7 +199,7 @@ def _longer(item: RunLength, kappa: float, value: float, probability: float) -> 
 
 
 def _log_predictive(item: RunLength, kappa: float, value: float) -> float:
-    """The log density of the next value under Student's t, less a constant."""
+    """The log density of the next value under Student's t, up to a constant."""
     weight, alpha = kappa + item.evals, _ALPHA + item.evals / 2
     spread = 2 * item.beta * (weight + 1) / weight
     off = value - item.mean

@@ -1,4 +1,4 @@
-"""What the rules share that count in a row: one role, a warm-up, and a stop at k."""
+"""What the rules that count consecutive values share: one role, a warm-up, and a stop at k."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from evalstop_detectors.observation import MetricRole
 
 
 class CountingRule:
-    """A rule on `role` that stops at a count of `k` and suspects one before it; the first `warmup_evals` do not
-    count."""
+    """A rule on `role` that stops at a count of `k` and suspects one before it; the first `warmup_evals` are not
+    counted."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class CountingRule:
         return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
 
     def describe(self, seen: int, count: int, turn_step: int | None, what: str) -> Evidence:
-        """The evidence of so many `what` in a row, after `seen` finite values."""
+        """The evidence of `count` consecutive `what`, after `seen` finite values."""
         note = f"{count} consecutive {what}, k = {self.k}"
         if seen < self.warmup_evals:
             note = f"warming up: {seen} of {self.warmup_evals} values of {self.role} seen"

@@ -3,18 +3,18 @@
 Source      Page 1954 (cumulative sums); Hinkley 1971 for the sum against a mean that is learned on the way, which is
             `reference="mean"` here and Page-Hinkley elsewhere. Capped steps: Hawkins 1993.
 Kernel      S = max(0, S + min(max((reference - y) / sd, -largest), largest) - allowance), from 0.
-Reference   `mean`: the mean of all evals up to the present one. `best`: the best mean of `window` evals in a row before
-            the present one, less what the best of that many means of pure noise gains by being the best. Against the
+Reference   `mean`: the mean of all evals up to the current one. `best`: the best mean of `window` consecutive evals
+            before the current one, less the selection bias of the maximum of that many means of pure noise. Against the
             best a fall is seen sooner, and so is a dip that recovers: at one false stop in a hundred the mean finds
             more turns, which is why it is the default.
-Scale       `estimated`: see noise.py, as known before the present value; with the autocorrelation. `given`: the
+Scale       `estimated`: see noise.py, as known before the current value; with the autocorrelation. `given`: the
             standard error of the value, else those before it, else the estimate. Or a known `sd`.
-Departs     Page knows the level before the change and the scale; both are learned here, so that his run lengths do not
-            hold. Steps are capped, so that one eval cannot make an alarm and depth counts less than duration.
+Departs     Page assumes a known level before the change and a known scale; both are learned here, so his run lengths do
+            not hold. Steps are capped, so that one eval cannot raise an alarm and depth counts less than duration.
 State       The noise (see noise.py), the best mean, the sum and where it was last 0. O(1).
-Evidence    A statistic, 0 or more: `largest_sigmas` - `allowance` a step at the most. The turn is placed at the last
+Evidence    A statistic, 0 or more; at most `largest_sigmas` - `allowance` a step. The turn is placed at the last
             eval at which the sum was 0.
-Not done    A dip that recovers is a change of the mean, and sets the false stops. The sum falls again only as fast as
+Not done    A dip that recovers is a change of the mean, and causes the false stops. The sum falls again only as fast as
             the eval score rises above the reference. A run that rose far must fall far to lie below its mean.
 """
 
@@ -34,7 +34,7 @@ _SOONEST = 4
 
 
 class CusumState(Struct, frozen=True):
-    """See the module's docstring; `reference` is counted from the first value, `turn_step` is where the sum was 0."""
+    """See the module's docstring; `reference` is relative to the first value, `turn_step` is where the sum was 0."""
 
     noise: NoiseState = NoiseState()
     reference: float = 0.0
@@ -46,8 +46,8 @@ class CusumState(Struct, frozen=True):
 class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
     """Adds up falls below a reference.
 
-    `allowance`: standard deviations an eval that are put down to noise; half the fall that matters is the classic one.
-    `largest_sigmas`: the most that one eval can lie off. `sd`: the known noise of one eval, in the unit of the score.
+    `allowance`: standard deviations an eval that are attributed to noise; the classic choice is half the relevant fall.
+    `largest_sigmas`: the cap on the deviation of one eval. `sd`: the known noise of one eval, in the unit of the score.
 
     A run that rises for 30 evals and falls from then on:
 
@@ -103,7 +103,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
             if self.reference == "best":
                 lucky = sd * inflation * math.sqrt(2 * math.log(seen / self.window) / self.window)
                 below = state.reference - lucky - value
-            else:  # with the present value in the mean, as Hinkley has it
+            else:  # with the current value in the mean, as in Hinkley
                 below = (state.reference - value) * (seen / (seen + 1))
             sigmas = min(max(below / (sd * inflation), -self.largest_sigmas), self.largest_sigmas)
             total = max(0.0, state.total + sigmas - self.allowance)
@@ -120,11 +120,11 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _scale(self, noise: NoiseState, stderr: float | None) -> tuple[float, float]:
-        """The standard deviation of the value that comes next, and the inflation of a sum of many."""
+        """The standard deviation of the next value, and the inflation of a sum of many."""
         if self.sd is not None:
             return self.sd, 1.0
         if self.scale == "given":
-            # A standard error whose square is nothing is as good as none, as in noise.py.
+            # A standard error whose square underflows to 0 is ignored, as in noise.py.
             if stderr is not None and stderr > 0 and 0 < stderr * stderr < math.inf:
                 return stderr, 1.0
             if noise.mean_square > 0:
@@ -133,7 +133,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
         return estimated.sd, estimated.inflation
 
     def _reference(self, state: CusumState, noise: NoiseState) -> float:
-        """The level for the evals to come."""
+        """The reference level for the following evals."""
         if self.reference == "mean":
             return state.reference + (noise.recent[-1] - state.reference) / noise.seen
         if noise.seen < self.window:

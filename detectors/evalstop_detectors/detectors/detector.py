@@ -1,4 +1,4 @@
-"""The protocol that every detector follows, and the evidence that it yields."""
+"""The protocol of all detectors, and the evidence that they return."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.observation import Columns, MetricRole, Observation, to_observations
 
-# What a policy may set a parameter to. The upper ends keep out what JSON or a float cannot hold, such as infinity.
+# The range of a parameter in a policy. The upper bounds exclude what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class Kind(StrEnum):
-    """What the number of an evidence means; it decides which way is alarming.
+    """The meaning of an evidence's number, which determines the direction of the alarm.
 
     `log_e_value` is the natural logarithm of an e-value, `statistic` a number on its detector's own scale, `posterior`
-    a probability. Of p-values the small ones alarm, of all others the large ones.
+    a probability. P-values alarm when small, all others when large.
     """
 
     COUNT = "count"
@@ -36,10 +36,10 @@ class Evidence(Struct, frozen=True):
     """A number with a meaning.
 
     `turn_step` is the step at which the detector believes the turn was, None while it sees none.
-    `note` says in words what the number stands for, or what is missing; it holds no scores, because a detector sees
+    `note` explains the number, or what is missing; it contains no scores, because a detector sees
     minimized metrics with their sign turned.
-    `outlook` is evidence of another question, whether the run has levelled off: the share of its range that it has
-    already covered, at the least with 90 % probability. None where the detector does not ask it.
+    `outlook` is evidence on another question, whether the run has levelled off: the share of its final range that it
+    has covered, a lower bound with 90 % probability. None if the detector does not estimate it.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class Evidence(Struct, frozen=True):
 
 
 class Thresholds(Struct, frozen=True):
-    """From which value on evidence is grounds to suspect and to stop; None means never."""
+    """The values from which evidence is grounds to suspect and to stop; None means never."""
 
     suspect_at: float | None
     stop_at: float | None
@@ -70,8 +70,8 @@ class Detector(Protocol[S]):
 
     Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
     the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `roles`,
-    in their `order`, each once. A detector that takes in several for less has a `fold`, too (see `Fold`), and one that
-    takes in many runs for less has `trace_runs` (see `TraceRuns`).
+    sorted by `order`, each once. A detector that is faster on several observations also has a `fold` (see `Fold`), and
+    one that is faster on many runs has `trace_runs` (see `TraceRuns`).
     """
 
     name: ClassVar[str]
@@ -79,37 +79,37 @@ class Detector(Protocol[S]):
 
     @property
     def roles(self) -> frozenset[MetricRole]:
-        """The roles that this detector is shown."""
+        """The roles that this detector sees."""
 
     @property
     def thresholds(self) -> Thresholds:
-        """The thresholds that its parameters imply, for policies that do not set their own."""
+        """The thresholds implied by its parameters, for policies that set none."""
 
     def start(self) -> S:
         """The state before the first observation."""
 
     def step(self, state: S, observation: Observation) -> tuple[S, Evidence]:
-        """Take in one observation."""
+        """Process one observation."""
 
 
 class EvalRequests(Struct, frozen=True, forbid_unknown_fields=True):
     """When a detector asks for a paired evaluation: of the best checkpoint and the current one, on the same prompts."""
 
     at: Annotated[float, Meta(gt=0, lt=1, description="the probability of a turn from which it asks")] = 0.3
-    most: Annotated[int, Meta(ge=1, le=16, description="how often it asks in a run")] = 3
-    multiplier: Annotated[int, Meta(ge=1, le=64, description="so many times the prompts of a usual eval")] = 4
+    most: Annotated[int, Meta(ge=1, le=16, description="the most requests in a run")] = 3
+    multiplier: Annotated[int, Meta(ge=1, le=64, description="prompts, as a multiple of a usual eval")] = 4
     eval_share: Annotated[
-        float, Meta(ge=0, le=1, description="of the run's time, what one eval takes; 0 if nobody knows")
+        float, Meta(ge=0, le=1, description="the share of the run's time that one eval takes; 0 if unknown")
     ] = 0.0
 
     def are_affordable(self, progress: float | None) -> bool:
-        """Whether one more costs at most a tenth of what is left of the run."""
+        """Whether another request costs at most a tenth of the rest of the run."""
         left = 1.0 - min(max(progress, 0.0), 1.0) if progress is not None and progress == progress else 1.0
         return 2 * self.multiplier * self.eval_share <= 0.1 * left
 
 
 class EvalRequest(Struct, frozen=True):
-    """A paired evaluation that a detector has asked for: the `number`-th, at this step."""
+    """A detector's request for a paired evaluation: its `number`, and its step."""
 
     step: int
     number: int
@@ -117,17 +117,17 @@ class EvalRequest(Struct, frozen=True):
 
 
 Changes = list[tuple[tuple[int, int], Evidence]]
-"""The `order` of each observation at which the evidence became another object than before, and what it became."""
+"""The `order` of each observation at which the evidence became a new object, and that object."""
 
 Fold = Callable[[Any, Evidence | None, Columns], tuple[Any, Changes]]
-"""Takes in columns of the detector's roles: from the state and the evidence before them to the state after them. The
-result is that of `step` for one observation after the other."""
+"""Processes columns of the detector's roles: from a state and its evidence to the state after them, with the same
+result as `step` on each observation."""
 
 Trace = Iterable[tuple[tuple[int, int], Evidence]]
-"""What `Changes` lists, of a whole run from its start; each evidence is made when it is asked for."""
+"""The `Changes` of a whole run from its start; each evidence is computed on demand."""
 
 TraceRuns = Callable[[Sequence[Columns]], Sequence[Trace]]
-"""The traces of many whole runs, each as columns of the detector's roles, for less than one after the other."""
+"""The traces of many whole runs, each as columns of the detector's roles, at lower cost than one by one."""
 
 
 def tells_outlook(detector: Detector[Any]) -> bool:
@@ -136,9 +136,9 @@ def tells_outlook(detector: Detector[Any]) -> bool:
 
 
 def start_anew(detector: Detector[S], state: S) -> S:
-    """The state from which to go on when the eval is measured otherwise from here on: levels of before mean nothing.
+    """The state from which to continue when the eval's measurement changes: earlier levels become meaningless.
 
-    That is the state before the first observation, unless the detector has a `start_anew` that keeps more.
+    This is the initial state, unless the detector has a `start_anew` that keeps more.
     """
     own: Callable[[S], S] | None = getattr(detector, "start_anew", None)
     return detector.start() if own is None else own(state)
@@ -151,13 +151,13 @@ def fold_of(detector: Detector[Any]) -> Fold | None:
 
 
 def with_requests(detector: Detector[Any], requests: EvalRequests) -> Detector[Any]:
-    """The detector, asking for paired evaluations; itself if it never asks."""
+    """The detector, set to ask for paired evaluations; itself if it never asks."""
     own: Callable[[EvalRequests], Detector[Any]] | None = getattr(detector, "with_requests", None)
     return detector if own is None else own(requests)
 
 
 def find_open_request(detector: Detector[Any], state: Any) -> EvalRequest | None:
-    """The paired evaluation that the detector has asked for last, unless it is answered; most detectors never ask."""
+    """The detector's latest request for a paired evaluation, unless answered; most detectors never ask."""
     own: Callable[[Any], EvalRequest | None] | None = getattr(detector, "find_open_request", None)
     return None if own is None else own(state)
 
@@ -165,7 +165,7 @@ def find_open_request(detector: Detector[Any], state: Any) -> EvalRequest | None
 def fold_steps(
     detector: Detector[S], state: S, evidence: Evidence | None, observations: Sequence[Observation]
 ) -> tuple[S, Changes]:
-    """What every `fold` comes to: one step after the other."""
+    """The reference result of every `fold`: one step after the other."""
     changes: Changes = []
     for observation in observations:
         state, latest = detector.step(state, observation)
@@ -176,13 +176,13 @@ def fold_steps(
 
 
 def trace_runs(detector: Detector[Any], runs: Sequence[Columns]) -> Sequence[Trace]:
-    """How the evidence goes over each of these runs: by the detector's own `trace_runs`, else run by run."""
+    """The changes of the evidence over each of these runs: by the detector's own `trace_runs`, else run by run."""
     own: TraceRuns | None = getattr(detector, "trace_runs", None)
     return [trace_run(detector, columns) for columns in runs] if own is None else own(runs)
 
 
 def trace_run(detector: Detector[Any], columns: Columns) -> Changes:
-    """How the evidence goes over one run."""
+    """The changes of the evidence over one run."""
     fold = fold_of(detector)
     if fold is None:
         return fold_steps(detector, detector.start(), None, to_observations(columns))[1]

@@ -1,18 +1,19 @@
-"""Whether the proxy goes on rising while the eval score falls, on slopes held against their noise.
+"""Whether the proxy keeps rising while the eval score falls, by slopes relative to their noise.
 
-Source      What over-optimization is (Gao et al., arXiv 2210.10760). Slopes over the last w evals for many w, with the
-            sqrt(2 ln(n / w)) of scan statistics (Walther & Perry 2022) for the number of places looked at; a control
-            variate as in Lavenberg & Welch 1981; the innovations are those of Holt's linear smoothing.
-Departs     What the proxy's surprise at an eval foretells of the eval score's is taken off the eval score before its
-            slope is looked at: both are measured on one batch of prompts, and its luck is common. The coefficient is
-            shrunk, and 0 while the surprises are not clearly correlated. A surprise has no trend, so the proxy's rise
-            takes nothing off.
+Source      The definition of over-optimization (Gao et al., arXiv 2210.10760). Slopes over the last w evals for many w,
+            with the sqrt(2 ln(n / w)) of scan statistics (Walther & Perry 2022) for the number of places searched; a
+            control variate as in Lavenberg & Welch 1981; the innovations are those of Holt's linear smoothing.
+Departs     The part of the eval score's surprise that the proxy's surprise predicts is subtracted from the eval score
+            before its slope is computed: both are measured on one batch of prompts and share its noise. The coefficient
+            is shrunk, and 0 while the surprises are not clearly correlated. A surprise has no trend, so the proxy's
+            rise is not subtracted.
 State       Means of the eval score and proxy over blocks of 1, 2, 4, ... evals, at most 128 of them, the noise of both
             (see `noise`), Holt's levels and trends, and the sums of the regression. O(1).
 Evidence    A statistic in standard errors of a slope: the largest, over windows, of the smaller of the eval score's
-            fall (less the correction) and the proxy's rise plus a slack. The turn is placed where that window begins.
-Not done    A proxy that falls with the eval score is no evidence here, so a collapse of both is not seen. The eval
-            score in whole blocks only: after n evals the newest n / 64 may wait.
+            fall (less the correction) and the proxy's rise plus a slack. The turn is placed at the start of that
+            window.
+Not done    A proxy that falls with the eval score is no evidence here, so a collapse of both is not detected. Only
+            whole blocks of the eval score count: after n evals the newest n / 64 may wait.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from evalstop_detectors.observation import MetricRole, Observation
 _BLOCKS = 128
 _WINDOWS = frozenset({4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128})
 _LEVEL, _TREND = 0.3, 0.1
-_MEMORY = 0.98  # of the regression, for each eval: some 50 evals
+_MEMORY = 0.98  # of the regression, per eval: some 50 evals
 _LARGEST = 1e6
 
 Floats = tuple[float, ...]
 
 
 class Holt(Struct, frozen=True):
-    """A level and a trend for each eval, by which the next value is foretold."""
+    """A level and a trend per eval, which predict the next value."""
 
     level: float = 0.0
     trend: float = 0.0
@@ -52,7 +53,7 @@ class DivergenceState(Struct, frozen=True):
     """See the module's docstring. `block` holds the count and the sums of the eval score and proxy of the block being
     filled.
 
-    `proxy` and `proxy_origin` are the latest proxy, counted from the first one. `value`, `turn_step` and `note` are the
+    `proxy` and `proxy_origin` are the latest proxy, relative to the first one. `value`, `turn_step` and `note` are the
     evidence at the last eval.
     """
 
@@ -79,13 +80,13 @@ class DivergenceState(Struct, frozen=True):
 class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
     """Compares the slopes of the eval score and proxy.
 
-    `least_evals`: the evidence is 0 before so many evals with a proxy.
-    `slack`: by how many standard errors the proxy may even fall; 1 lets one pass that stands still.
-    `control_variate`: whether what the proxy's surprises foretell is taken off the eval score, while the eval score's
-    noise is more than the share `noisy_from` of its range (below that, surprises are the curve itself rather than
-    luck).
+    `least_evals`: the evidence is 0 before this many evals with a proxy.
+    `slack`: by how many standard errors the proxy may even fall; with 1, a flat proxy counts.
+    `control_variate`: whether to subtract what the proxy's surprises predict from the eval score, while the eval
+    score's noise exceeds the share `noisy_from` of its range (below that, surprises reflect the curve itself rather
+    than noise).
 
-    The eval score turns at step 30, while the proxy goes on rising:
+    The eval score turns at step 30, while the proxy keeps rising:
 
     >>> detector, state = Divergence(), Divergence().start()
     >>> for step in range(80):
@@ -173,7 +174,7 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
     def _widest(
         self, stride: int, eval_scores: Floats, proxies: Floats, of_eval: Noise, of_proxy: Noise
     ) -> tuple[float, int | None]:
-        """The largest divergence over windows that end now, and the index of the block where its window begins."""
+        """The largest divergence over windows that end now, and the index of the block at which its window starts."""
         n, best, start = len(eval_scores), 0.0, None
         if of_eval.sd <= 0:
             return best, start
@@ -225,7 +226,7 @@ def _regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
 def _stored(
     state: DivergenceState, eval_score: float, proxy: float, step: int
 ) -> tuple[int, Floats, Floats, tuple[int, ...], tuple[int, float, float]]:
-    """The blocks with one more pair of values: blocks are joined in twos once there are too many."""
+    """The blocks with one more pair of values: blocks are joined in pairs when there are too many."""
     count, eval_sum, proxy_sum = state.block
     count, eval_sum, proxy_sum = count + 1, eval_sum + eval_score / state.stride, proxy_sum + proxy / state.stride
     steps = (*state.steps, step) if count == 1 else state.steps

@@ -1,4 +1,4 @@
-"""Evidence that may be looked at for ever: the expected eval score has fallen below its best by more than a tolerance.
+"""Evidence valid at any time: the expected eval score has fallen below its best by more than a tolerance.
 
 Source      Shin, Ramdas & Rinaldo, "E-detectors" (arXiv 2203.03532), for evidence of a change at an unknown time;
             Howard, Ramdas, McAuliffe & Sekhon (arXiv 1810.08240) for bounds that hold at all times at once;
@@ -9,19 +9,19 @@ Assumes     Noise of an eval given those before it is sub-Gaussian with the stan
 Bets        After eval n the process has gained exp(b z - b^2 / 2) on every bet b, z = (reference - tolerance - y) / sd
             and at most 4. The reference, fixed before y is seen, lies below the best expected score so far, so that
             under the null no bet gains on average. Bets start at every eval, the j-th with the share
-            1 / (2.11 (j + 1) ln^2 (j + 1)) of all money; four sizes b share alike. Money not yet put down counts.
+            1 / (2.11 (j + 1) ln^2 (j + 1)) of all money; four sizes b share equally. Unbet money counts.
 Reference   The largest lower bound so far of the mean of a window: mean - sd sqrt(2 ln(1 / share) / w). The shares of
-            all windows ever looked at add up to alpha / 4. A value counts in it for at most 4 standard deviations more
+            all windows ever used add up to alpha / 4. A value counts in it for at most 4 standard deviations more
             than the one before. A bound at one standard deviation, tempting because the
-            process then gains sooner, is not a bound: with it a nominal .01 became .7 and more.
-Scale       Without standard errors: an upper bound of the median of |y[2i] - y[2i-1]| over disjoint pairs, that holds
-            at all times but for a chance of alpha / 4, from a histogram with eight bins an octave, rounded up.
+            process then gains sooner, is not a bound: with it a nominal 0.01 became 0.7 and more.
+Scale       Without standard errors: an upper bound of the median of |y[2i] - y[2i-1]| over disjoint pairs, which holds
+            at all times except with probability alpha / 4, from a histogram with eight bins an octave, rounded up.
 Windows     Of 1, 2, 4, 8, ... evals, side by side, and each two neighbors together.
 State       For each length one window and a half, the money on four bets, and the histogram. O(log n).
-Evidence    The natural logarithm of the e-value; a chance of alpha / 2 at most that it ever reaches ln(2 / alpha), and
-            of alpha that one of all three bounds fails. The turn is placed at the end of the reference's window.
+Evidence    The natural logarithm of the e-value; it ever reaches ln(2 / alpha) with probability at most alpha / 2, and
+            one of all three bounds fails with at most alpha. The turn is placed at the end of the reference's window.
 Not done    It certifies that the eval score has fallen, not that it stays down: a dip that recovers is a true fall.
-            Positive autocorrelation makes the scale too small and the guarantee void; so do single standard errors that
+            Positive autocorrelation makes the scale too small and voids the guarantee; so do standard errors that
             are too small. See the table in its documentation.
 """
 
@@ -52,15 +52,15 @@ _KNOWN = 1e220
 
 
 class Window(Struct, frozen=True):
-    """The mean of some consecutive values, counted from the first of the run, and of the variances of their noise."""
+    """The mean of some consecutive values, relative to the first of the run, and of the variances of their noise."""
 
     mean: float
     variance: float
 
 
 class EProcessState(Struct, frozen=True):
-    """See the module's docstring. `windows[k]` is the last whole window of 2^k evals. `log_money` is what is on the
-    bets of each size, `rest` what was not put down yet; `bins` counts pairs by the size of their difference."""
+    """See the module's docstring. `windows[k]` is the last whole window of 2^k evals. `log_money` is the money on the
+    bets of each size, `rest` the unbet money; `bins` counts pairs by the size of their difference."""
 
     seen: int = 0
     origin: float = 0.0
@@ -81,7 +81,8 @@ class EProcessState(Struct, frozen=True):
 class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
     """Bets that the eval score lies below its best.
 
-    `alpha`: the chance of a false alarm, ever. `tolerance`: how far below its best the eval score may lie, in its unit.
+    `alpha`: the probability of ever a false alarm. `tolerance`: how far the eval score may lie below its best, in its
+    unit.
 
     A level of 10, with a standard error of 1, that falls to 5 after 30 evals:
 
@@ -125,13 +126,13 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         sd = min(stderr, _LARGEST_STDERR) if stderr is not None and 0 < stderr < math.inf else state.sd
         variance = _UNKNOWN if sd is None else sd * sd
         state = replace(self._bet(state, value, sd if variance > 0 else None), seen=state.seen + 1, origin=origin)
-        # What a value may rise at once is bounded: that only lowers a lower bound, and keeps outliers out of it.
+        # The rise of a value is bounded: that only lowers a lower bound, and keeps outliers out of it.
         counted = value if sd is None else min(value, state.previous + _LARGEST_Z * sd)
         state = replace(self._refer(state, Window(counted, variance), observation.step), previous=value)
         return self._measure(state, value)
 
     def _bet(self, state: EProcessState, value: float, sd: float | None) -> EProcessState:
-        """Let every bet gain or lose by this value."""
+        """Let every bet gain or lose with this value."""
         if state.reference is None or sd is None:
             missing = "needs standard errors, or some 40 evals without"
             return state if state.log_money else replace(state, evidence=_evidence(0.0, None, missing))
@@ -154,7 +155,7 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(state, starts=starts, log_money=log_money, rest=rest, evidence=evidence)
 
     def _refer(self, state: EProcessState, window: Window, step: int) -> EProcessState:
-        """Look at the windows that end with this value."""
+        """Evaluate the windows that end with this value."""
         windows = list(state.windows)
         bounds = [self._lower_bound(window, 0, state.seen)]
         power, index = 0, state.seen
@@ -174,20 +175,21 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(state, windows=tuple(windows), reference=best, reference_step=step)
 
     def _lower_bound(self, window: Window, power: int, index: int) -> float | None:
-        """Of the mean of a window of 2^power evals, the index-th of this length; the shares add up to alpha / 4."""
+        """The lower bound of the mean of a window of 2^power evals, the index-th of this length; the shares add up to
+        alpha / 4."""
         if not 0 < window.variance < _KNOWN:
             return None
         log_share = math.log(self.alpha / 4) - math.log((power + 1) * (power + 2)) - math.log(index * (index + 1))
         return window.mean - math.sqrt(-2 * log_share * window.variance / 2**power)
 
     def _measure(self, state: EProcessState, value: float) -> EProcessState:
-        """Bound the scale anew after each pair of values."""
+        """Update the bound of the scale after each pair of values."""
         if state.unpaired is None:
             return replace(state, unpaired=value)
         bins = _binned(state.bins, abs(value - state.unpaired))
         pairs = state.pairs + 1
         rank = _rank(pairs, math.log(pairs * (pairs + 1) * 4 / self.alpha))
-        # Of values that repeat themselves the scale stays unknown.
+        # For values that repeat themselves the scale stays unknown.
         sd = None if rank is None else _upper_end(bins, rank) / _MEDIAN_DIFFERENCE or None
         return replace(state, unpaired=None, bins=bins, pairs=pairs, sd=sd)
 
@@ -206,7 +208,7 @@ def _log_sum(a: float, b: float) -> float:
 
 
 def _binned(bins: dict[str, int], difference: float) -> dict[str, int]:
-    """Count one difference; what lies 40 octaves below the largest is counted there, which only raises the bound."""
+    """Count one difference; those 40 octaves below the largest are counted there, which only raises the bound."""
     counts = dict(bins)
     if difference > 0:
         mantissa, exponent = math.frexp(difference)
@@ -231,7 +233,7 @@ def _upper_end(bins: dict[str, int], rank: int) -> float:
 
 
 def _rank(pairs: int, log_odds: float) -> int | None:
-    """The smallest rank that lies below the median with a chance of at most exp(-log_odds), by Chernoff's bound."""
+    """The smallest rank that lies below the median with probability at most exp(-log_odds), by Chernoff's bound."""
     low, high = pairs // 2, pairs
     if pairs * math.log(2) < log_odds:
         return None

@@ -2,12 +2,12 @@
 
 Source      EvalStop's rule (arXiv 2606.04145) on a smoothed role; the bias correction is that of Adam (Kingma & Ba
             2015), so that the first values do not pull the average to 0.
-Departs     `min_delta` and `warmup_evals` are ours; at 0 this is the published rule on the average.
-            Non-finite values are passed over: they neither enter the average nor end a run of declines.
-State       The average before its correction (counted from the first value), and k_decline's state over the corrected
+Departs     `min_delta` and `warmup_evals` are added; at 0 this is the published rule on the average.
+            Non-finite values are skipped: they neither enter the average nor end a run of declines.
+State       The average before its correction (relative to the first value), and k_decline's state over the corrected
             averages. O(1).
-Evidence    A count: the length of the present run of declines of the average. The turn is placed before the first.
-Not done    No scale of noise: smoothing makes declines last longer, so that k has to grow with 1 / weight.
+Evidence    A count: the length of the current run of declines of the average. The turn is placed before the first.
+Not done    No noise scale: smoothing makes declines last longer, so that k has to grow with 1 / weight.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class EmaDeclineState(Struct, frozen=True):
 class EmaDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive declines of a moving average.
 
-    `weight`: that of a new value, 1 is no smoothing at all. `min_delta`: a fall of the average counts if it is larger
+    `weight`: of a new value; 1 means no smoothing. `min_delta`: a fall of the average counts if it is larger
     than this, in the unit of the role. `warmup_evals`: comparisons begin after this many finite values.
 
-    A run that rises for 30 evals and falls from then on:
+    A run that rises for 30 evals and then falls:
 
     >>> detector, state = EmaDecline(), EmaDecline().start()
     >>> for step in range(80):
@@ -72,7 +72,7 @@ class EmaDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
         seen = state.averages.seen
         origin = state.origin if seen else clipped(observation.value)
         raw = state.raw + self.weight * (clipped(clipped(observation.value) - origin) - state.raw)
-        # The weights of all values so far add up to this; 1 at the latest when the power is lost beside 1.
+        # The weights of all values so far add up to this; exactly 1 once the power is negligible.
         total = 1 - (1 - self.weight) ** (seen + 1)
         average = raw / total if total > 0 else 0.0
         averages = count_decline(state.averages, observation.step, average, self.min_delta, self.warmup_evals)

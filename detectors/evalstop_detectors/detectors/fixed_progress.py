@@ -1,11 +1,11 @@
-"""A strawman: a job is done for at a fixed share of its planned steps, whatever its scores.
+"""A baseline: stops a job at a fixed share of its planned steps, whatever its scores.
 
 Source      The fixed-progress competitor in EvalStop (arXiv 2606.04145).
 Departs     Nothing.
 State       The largest progress seen. O(1).
-Evidence    A fraction: the share of the planned steps that are done. No turn is placed: it has looked at no score.
-Not done    Everything. It is here so that better detectors have something to be better than; because it looks at no
-            eval score, a policy with `eval_required` never stops on it.
+Evidence    A fraction: the share of the planned steps that are done. No turn is placed, since it sees no score.
+Not done    Everything else. It is a baseline for better detectors; because it sees no eval score, a policy with
+            `eval_required` never stops on it.
 """
 
 from __future__ import annotations

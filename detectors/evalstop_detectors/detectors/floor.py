@@ -1,16 +1,16 @@
-"""The eval score lies well below where it started: the collapse that never rose, to which every test of a drop is
-blind.
+"""The eval score lies well below where it started: a collapse without any rise, which tests of a drop from the best
+cannot detect.
 
-Source      Our own, from recorded runs whose eval score fell from the first eval on.
-Kernel      The mean of the first three evals minus the best of the last `k`, held against what may be noise or a
-            passing weakness: `sigmas` standard deviations of one eval, or `share` of what the run has gained since its
-            start, whichever is larger.
+Source      Original, from recorded runs whose eval score fell from the first eval on.
+Kernel      The mean of the first three evals minus the best of the last `k`, relative to what may be noise or a
+            temporary weakness: `sigmas` standard deviations of one eval, or `share` of what the run has gained since
+            its start, whichever is larger.
 State       The noise of the eval score, which holds its last values, the mean of the first three evals and the best
             mean of three. O(1).
-Evidence    A statistic: 1 where all of the last `k` evals lie below the start by just that much, 0 where one of them
+Evidence    A statistic: 1 if all of the last `k` evals lie below the start by at least that amount, 0 if one of them
             does not lie below it at all. The turn is placed at the first eval.
-Not done    Runs whose eval score sinks at first and then learns are stopped too, if they sink for `k` evals; ask
-            for more evals (`k`), or for `min_evals` in the policy, where that is usual.
+Not done    Runs whose eval score falls at first and then rises are stopped too, if it is low for `k` evals; where that
+            is usual, require more evals (`k`), or `min_evals` in the policy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FloorState(Struct, frozen=True):
 class Floor(Struct, frozen=True, forbid_unknown_fields=True):
     """Weighs how far the last evals lie below the first ones.
 
-    `k`: how many evals in a row must lie there. `sigmas` and `share` (of the gain so far): by how much at the least.
+    `k`: how many consecutive evals must lie there. `sigmas` and `share` (of the gain so far): the least distance.
 
     A run that falls from its first eval on:
 
@@ -80,7 +80,7 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _advance(self, state: FloorState, observation: Observation) -> FloorState:
-        # The scale is that from before this eval: a worse eval must not excuse itself by looking like more noise.
+        # The scale is that of before this eval: a bad eval must not excuse itself by increasing the noise.
         sd = estimate(state.noise).sd
         noise = advance(state.noise, observation.value, observation.stderr)
         last = noise.recent[-_START:]

@@ -1,21 +1,21 @@
 """The likelihood ratio of a fall of the eval score's mean at any earlier eval, both means unknown.
 
 Source      FOCuS: Romano, Eckley, Fearnhead & Rigaill 2023 (JMLR 24), for an unknown mean before the change. Which
-            change points can still come to be the best is decided on the convex hull of the cumulative sums, which is
+            change points can still become the best is decided on the convex hull of the cumulative sums, which is
             the same functional pruning (Pishchagina, Romano, Fearnhead, Runge & Rigaill 2023).
 Kernel      max over t of t (n - t) / n (mean of 1..t - mean of t+1..n)^2 / (2 sd^2), where the first mean is larger.
             For any two given means it is linear in (t, sum of 1..t): only the vertices of the upper hull can win.
-Departs     The noise is estimated (see noise.py, as known before the present value, with the autocorrelation). With
-            `rise_sigmas` a rise that is significant by so many standard deviations of the same ratio begins the series
-            anew where it rose, at most 64 evals back. Then what a run has gained does not hide what it loses, and falls
-            are seen sooner; so are dips, which is why the plain method is the default.
-State       The upper and, for rises, the lower hull, the noise, and the steps of the last 64 evals. Of random walks the
-            hulls have about ln n vertices each; a steady fall makes every eval one. At most `candidates` are kept: the
-            one that stands out least goes. The ratio can only become too small by it.
+Departs     The noise is estimated (see noise.py, as known before the current value, with the autocorrelation). With
+            `rise_sigmas` a rise that is significant by this many standard deviations of the same ratio restarts the
+            series where it rose, at most 64 evals back. Then the gain of a run does not hide its loss, and falls
+            are detected sooner; so are dips, which is why the plain method is the default.
+State       The upper and, for rises, the lower hull, the noise, and the steps of the last 64 evals. For random walks
+            the hulls have about ln n vertices each; in a steady fall every eval is one. At most `candidates` are kept:
+            the least prominent one is dropped, which can only lower the ratio.
 Evidence    A statistic: the log of the ratio, half the square of standard deviations. The turn is placed at the last
             eval before the change.
-Not done    The plain method compares with all that was before: a run that rose far must fall far. With `rise_sigmas` a
-            recovery in part begins the series anew too, and the level before the fall is forgotten.
+Not done    The plain method compares with all earlier evals: a run that rose far must fall far. With `rise_sigmas` a
+            partial recovery restarts the series too, and the level before the fall is forgotten.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SOONEST = 4
 _REMEMBERED = 64
 _LARGEST_SIGMAS = 1e9
 
-# A change point: how many evals lie before it, their sum, and the step of the last of them.
+# A change point: the number of evals before it, their sum, and the step of the last of them.
 Candidate = tuple[int, float, int]
 
 
 class FocusState(Struct, frozen=True):
-    """See the module's docstring. `count` and `total` are of the evals since the series began."""
+    """See the module's docstring. `count` and `total` are of the evals since the series started."""
 
     noise: NoiseState = NoiseState()
     steps: tuple[int, ...] = ()
@@ -51,12 +51,12 @@ class FocusState(Struct, frozen=True):
 
 
 class Focus(Struct, frozen=True, forbid_unknown_fields=True):
-    """Looks for a fall of the mean at every earlier eval.
+    """Searches for a fall of the mean at every earlier eval.
 
-    `rise_sigmas`: how significant a rise begins the series anew; None: no rise does. `candidates`: how many change
+    `rise_sigmas`: how significant a rise restarts the series; None: no rise does. `candidates`: how many change
     points are kept.
 
-    A run that stays for 30 evals, up to noise of 1, and falls from then on:
+    A run that is flat for 30 evals, up to noise of 1, and then falls:
 
     >>> detector, state = Focus(), Focus().start()
     >>> for step in range(80):
@@ -96,7 +96,7 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
         noise = advance(state.noise, observation.value, observation.stderr)
         steps = (*state.steps[1 - _REMEMBERED :], observation.step)
         count, total = state.count + 1, state.total + noise.recent[-1]
-        # The present eval weighs on the change points before it, and is one itself only for those to come.
+        # The current eval counts for the earlier change points, and is itself one only for later evals.
         fall, before = _best(state.upper, count, total, 1.0)
         evidence = _evidence(noise.seen, sd, fall, before, count)
         upper = self._with(state.upper, (count, total, observation.step), 1.0)
@@ -123,7 +123,8 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
         return count, total, upper, lower
 
     def _with(self, hull: tuple[Candidate, ...], new: Candidate, sign: float) -> tuple[Candidate, ...]:
-        """The hull with one more point: what lies on or under the line from its neighbor to the new point goes."""
+        """The hull with one more point: points on or under the line from their neighbor to the new point are
+        removed."""
         size = len(hull)
         while size >= 2 and _height(hull[size - 2], hull[size - 1], new) * sign <= 0:
             size -= 1
@@ -142,8 +143,8 @@ def _height(left: Candidate, middle: Candidate, right: Candidate) -> float:
 
 
 def _best(hull: Sequence[Candidate], count: int, total: float, sign: float) -> tuple[float, Candidate]:
-    """Of the change points the one with the largest difference of means, in units of one eval's, and that; 0 if none
-    has a difference of this sign."""
+    """The change point with the largest difference of means of this sign, in units of one eval's noise, after that
+    difference; 0 if there is none."""
     best, where = 0.0, hull[0]
     for candidate in hull[1:]:
         before, sum_before, _ = candidate

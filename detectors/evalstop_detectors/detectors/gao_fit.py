@@ -5,16 +5,16 @@ Source      Gao, Schulman & Hilton (arXiv 2210.10760): with d = sqrt(KL), the ev
             reinforcement learning and d (a - b d) under best-of-n, with peaks at exp(a/b - 1) and a/(2b). Recursive
             least squares and recursive residuals (Brown, Durbin & Evans 1975); Wallace 1959 for the t distribution.
 Departs     An intercept is fitted too, because the eval score does not start at zero. Both forms are fitted, and
-            weighed by how well they fit. An eval score far from its prediction is drawn in to four sigmas before it is
-            learned. Standard errors weigh the evals, fourfold at most.
+            weighted by their fit. An eval score far from its prediction is clipped to four sigmas before it is
+            used. Evals are weighted by their standard errors, at most fourfold.
 State       Sums of products of 1, d, d ln d, d^2 and the eval score, the noise of the eval score (see `noise`), an
-            average of the residuals of late for each form, and at most 32 + 8 past distances. O(1).
-Evidence    The posterior probability that the eval score falls at the present distance, and has fallen from the peak by
+            average of the recent residuals for each form, and at most 32 + 8 past distances. O(1).
+Evidence    The posterior probability that the eval score falls at the current distance, and has fallen from the peak by
             more than a share of its rise (a tenth: the best plateau is the fit of a gentle peak). It is 0 with a note
-            as long as the forms do not apply: too few evals, a KL that stands still, residuals larger than the noise or
+            while the forms do not apply: too few evals, a constant KL, residuals larger than the noise or
             of one sign. The turn is placed where the distance passed the peak.
-Not done    A plateau is fitted by a peak and passes for one: over-optimization is what the forms assume, not what they
-            find. Hence grounds to suspect only. KL is taken for the truth, though it is estimated.
+Not done    A plateau is fitted with a peak and passes for one: over-optimization is an assumption of the forms, not
+            their result. Hence only grounds to suspect. KL is taken as exact, although it is estimated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats
-_LATE = 0.15  # weight of the newest residual in the average of the late ones
+_LATE = 0.15  # weight of the newest residual in the average of recent ones
 _ONE_SIDED = 4.0  # standard deviations of that average
 _OUTLYING = 4.0
 _PATH = 32
 _RECENT = 8
-_FORMS = {2: "reinforcement learning", 3: "best-of-n"}  # by the place of their own term
+_FORMS = {2: "reinforcement learning", 3: "best-of-n"}  # by the index of their own term
 
 Three = tuple[float, float, float]
 Floats = tuple[float, ...]
@@ -46,7 +46,7 @@ _ENTRY = {(0, 0): 0, (0, 1): 1, (0, 2): 2, (0, 3): 3, (1, 1): 4, (1, 2): 5, (1, 
 
 
 class Fit(Struct, frozen=True):
-    """A form as fitted: which term is its own, the coefficients of 1, d and that term, their covariance but for the
+    """A fitted form: the index of its own term, the coefficients of 1, d and that term, their covariance up to the
     noise's variance, and the weighted squared misfit."""
 
     term: int
@@ -60,18 +60,18 @@ class Fit(Struct, frozen=True):
         return max(add_up(a * b for a, b in zip(vector, rows, strict=True)), 0.0)
 
     def direction(self, d: float) -> Three:
-        """What the coefficients are multiplied by to give the slope at `d`."""
+        """The vector whose product with the coefficients is the slope at `d`."""
         return (0.0, 1.0, math.log(d) + 1 if self.term == 2 else 2 * d)
 
     def vector(self, d: float) -> Three:
-        """What the coefficients are multiplied by to give the eval score at `d`."""
+        """The vector whose product with the coefficients is the eval score at `d`."""
         return (1.0, d, d * d if self.term == 3 else d * math.log(d) if d > 0 else 0.0)
 
     def combined(self, vector: Sequence[float]) -> float:
         return add_up(a * b for a, b in zip(self.theta, vector, strict=True))
 
     def peak(self, variance: float) -> tuple[float, float] | None:
-        """The distance of the peak and its standard error (delta method); None where the form has no peak."""
+        """The distance of the peak and its standard error (delta method); None if the form has no peak."""
         _, a, minus_b = self.theta
         if minus_b >= 0:
             return None
@@ -89,8 +89,8 @@ class Fit(Struct, frozen=True):
 
 
 class GaoFitState(Struct, frozen=True):
-    """See the module's docstring. `gram`, `cross` and `square` are the weighted sums, `fits` the forms as fitted to
-    them, none while they are not determined; `late` holds one average a form.
+    """See the module's docstring. `gram`, `cross` and `square` are the weighted sums, `fits` the forms fitted to
+    them, empty while not determined; `late` holds one average for each form.
 
     `path` holds the first of every `stride` distances, by step, `recent` the newest ones. `value`, `turn_step` and
     `note` are the evidence at the last eval.
@@ -116,7 +116,7 @@ class GaoFitState(Struct, frozen=True):
 class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
     """Fits the eval score over sqrt(KL).
 
-    `least_evals`: the evidence is 0 before so many evals with a KL.
+    `least_evals`: the evidence is 0 before this many evals with a KL.
     `least_fall`: a fall from the peak counts if it is larger than this share of the rise to it.
     `misfit`: by what factor the variance of the residuals may exceed that of the noise, in the long run.
 
@@ -213,8 +213,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _past(self, fit: Fit, d: float, variance: float, dof: int) -> float:
-        """The posterior probability that the eval score falls at `d`, and has fallen by more than its share from the
-        peak."""
+        """The posterior probability that the eval score falls at `d`, and has fallen from the peak by more than the
+        least share."""
         slope = _below_zero(fit.combined(fit.direction(d)), math.sqrt(variance * fit.leverage(fit.direction(d))), dof)
         peak = fit.peak(variance)
         if peak is None:
@@ -225,7 +225,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         return min(slope, fallen)
 
     def find_fault(self, state: GaoFitState, fits: tuple[Fit, ...], sound: noise.Noise) -> str | None:
-        """Why no form may be used, None where one may."""
+        """Why no form applies; None if one does."""
         distances = [d for _, d in state.recent]
         span = max(d for _, d in (*state.path, *state.recent))
         allowed = (self.misfit + 6 / math.sqrt(state.pairs)) * sound.inflation**2
@@ -244,7 +244,7 @@ def _silent(state: GaoFitState, note: str) -> GaoFitState:
 
 
 def _weight(heard: NoiseState, stderr: float | None) -> float:
-    """How much an eval counts beside a usual one."""
+    """The weight of an eval relative to a usual one."""
     if stderr is None or not 0 < stderr < math.inf or heard.mean_square <= 0:
         return 1.0
     ratio = min(max(math.sqrt(heard.mean_square) / min(stderr, noise.LARGEST), 0.5), 2.0)
@@ -252,7 +252,7 @@ def _weight(heard: NoiseState, stderr: float | None) -> float:
 
 
 def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: float) -> tuple[float, tuple[float, float]]:
-    """The eval score, no farther than some sigmas from the prediction of the better form, and the averages of late
+    """The eval score, clipped to some sigmas from the prediction of the better form, and the averages of recent
     residuals."""
     if state.sd <= 0:
         return eval_score, state.late
@@ -269,7 +269,7 @@ def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: floa
 
 
 def _fits(gram: Floats, cross: Floats, square: float) -> tuple[Fit, ...]:
-    """The forms as fitted to all evals so far; empty where the distances do not determine them."""
+    """The forms fitted to all evals so far; empty if the distances do not determine them."""
     found = []
     for term in _FORMS:
         chosen = (0, 1, term)
@@ -324,14 +324,14 @@ def _below_zero(mean: float, error: float, dof: int) -> float:
 def _thinned(
     path: tuple[tuple[int, float], ...], stride: int, before: int
 ) -> tuple[tuple[tuple[int, float], ...], int]:
-    """The path without its newest entry if that is not due, and every other entry of it once it is too long."""
+    """The path without its newest entry if that is not due, and with every other entry if it is too long."""
     if before % stride:
         return path[:-1], stride
     return (path[::2], 2 * stride) if len(path) > _PATH else (path, stride)
 
 
 def _turn(state: GaoFitState, peak: tuple[float, float] | None, step: int) -> int | None:
-    """The last known step before the distance came past the peak; the first one where there is no peak behind."""
+    """The last known step before the distance passed the peak; the first one if no peak was passed."""
     known = [(at, d) for at, d in sorted({*state.path, *state.recent}) if at < step]
     if not known:
         return None
@@ -342,7 +342,7 @@ def _turn(state: GaoFitState, peak: tuple[float, float] | None, step: int) -> in
 
 
 def _words(state: GaoFitState, peak: tuple[float, float] | None, d: float) -> str:
-    """Where the peak is, was, or is to be expected."""
+    """Describes where the peak is, was, or is expected."""
     if peak is None:
         return f"no peak, sqrt(KL) is {d:.3g}"
     where = f"peak at sqrt(KL) = {peak[0]:.3g} ± {1.96 * peak[1]:.2g}"

@@ -1,12 +1,12 @@
 """k consecutive values of one role that lie below its best by more than a tolerance.
 
-Source      The level form of EvalStop's rule (arXiv 2606.04145); kin to `patience` in early stopping (Prechelt 1998),
-            which counts evals without a new best, where this counts evals that are worse than the best.
+Source      The level form of EvalStop's rule (arXiv 2606.04145); similar to `patience` in early stopping (Prechelt
+            1998), which counts evals without a new best, where this counts evals that are worse than the best.
 Departs     Compared with the running best, not with the previous value: a slow fall with one upward step in it keeps
             counting, and a plateau within the tolerance never does.
-            Non-finite values are passed over.
-State       The best finite value and its step, how many values in a row lie below it, how many were seen. O(1).
-Evidence    A count: the length of the present run of values below best - tolerance. The turn is placed at the best.
+            Non-finite values are skipped.
+State       The best finite value and its step, how many consecutive values lie below it, how many were seen. O(1).
+Evidence    A count: the length of the current run of values below best - tolerance. The turn is placed at the best.
 Not done    The running best of noisy values is too high by about the noise times sqrt(2 ln n); the tolerance has to
             cover that. It is not estimated here.
 """
@@ -37,7 +37,7 @@ class KBelowBest(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     `tolerance`: how far below the best a value must lie to count, in the unit of the role.
     `warmup_evals`: the first so many finite values set the best but never count.
 
-    A run that rises for 30 evals and falls from then on:
+    A run that rises for 30 evals and then falls:
 
     >>> detector, state = KBelowBest(), KBelowBest().start()
     >>> for step in range(80):

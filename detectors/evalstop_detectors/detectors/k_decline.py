@@ -2,12 +2,12 @@
 
 Source      EvalStop (arXiv 2606.04145): stop a job after k consecutive eval-score declines.
 Departs     The paper has no `min_delta` and no warm-up; with their defaults of 0 this is the published rule.
-            Non-finite values are passed over: they neither make a decline nor end a run of declines.
-State       The previous finite value and its step, the length of the present run of declines, the step of the value
-            before its first decline, and how many finite values were seen. O(1).
-Evidence    A count: the length of the present run of declines. The turn is placed at the last value before it.
-Not done    No allowance for noise. On a plateau the rule is scale-free: k = 3 stops .83 of all runs of 50 flat evals,
-            whatever the noise. It is here because it is the published baseline, and as a part of better policies.
+                        Non-finite values are skipped: they neither make a decline nor end a run of declines.
+            State       The previous finite value and its step, the length of the current run of declines, the step of
+            the value before its first decline, and how many finite values were seen. O(1). Evidence    A count: the
+            length of the current run of declines. The turn is placed at the last value before it. Not done    No
+            allowance for noise. On a plateau the rule is scale-free: k = 3 stops 83 % of all runs of 50 flat evals,
+            whatever the noise. It is here as the published baseline, and as a part of better policies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     `min_delta`: a fall counts if it is larger than this, in the unit of the role.
     `warmup_evals`: comparisons begin with the value after this many finite ones.
 
-    A run that rises for 30 evals and falls from then on:
+    A run that rises for 30 evals and then falls:
 
     >>> detector, state = KDecline(), KDecline().start()
     >>> for step in range(80):

@@ -1,11 +1,11 @@
-"""A strawman: the training loss has stopped improving.
+"""A baseline: the training loss has stopped improving.
 
 Source      The loss-plateau competitor in EvalStop (arXiv 2606.04145); the form is that of `ReduceLROnPlateau`.
 Departs     Nothing.
-State       The best loss so far (sign turned: higher is better), its step, and how many values came since. O(1).
+State       The best loss so far (sign turned: higher is better), its step, and the number of values since. O(1).
 Evidence    A count: values since the loss last improved by more than `min_delta`. The turn is placed at that value.
-Not done    The loss falls all through reward hacking, so this misses most of it. Being no eval score, it stops nothing
-            under a policy with `eval_required`. Non-finite values are passed over.
+Not done    The loss falls throughout reward hacking, so this misses most of it. It is not an eval score, so it stops
+            nothing under a policy with `eval_required`. Non-finite values are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LossPlateauState(Struct, frozen=True):
 class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
     """Counts values of the loss since it last improved by more than `min_delta` (in its unit).
 
-    A loss (with its sign turned) that falls for 20 steps and stays:
+    A loss (with its sign turned) that falls for 20 steps and then stays:
 
     >>> detector, state = LossPlateau(), LossPlateau().start()
     >>> for step in range(80):

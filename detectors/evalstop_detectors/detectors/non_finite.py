@@ -1,10 +1,10 @@
 """Consecutive values of one role that are NaN or infinite.
 
-Source      None needed: a number that is not finite is a fact, not a statistic. Every trainer's guard against it is of
-            this form (for example `TerminateOnNaN` in Keras).
+Source      None needed: a non-finite number is a fact, not a statistic. Every trainer's guard against it has this
+            form (for example `TerminateOnNaN` in Keras).
 Departs     Nothing.
-State       How many non-finite values stand at the end of the role, and where the last finite one was. O(1).
-Evidence    A count: the length of the present run of non-finite values. The turn is placed at the last finite value.
+State       The number of non-finite values at the end of the role, and the step of the last finite one. O(1).
+Evidence    A count: the length of the current run of non-finite values. The turn is placed at the last finite value.
 Not done    It does not stop by itself: `stop_at` is None unless the policy sets it. A NaN may come from the eval
             harness as well as from the model.
 """
@@ -77,5 +77,5 @@ def _evidence(role: MetricRole, state: NonFiniteState) -> Evidence:
     return Evidence(Kind.COUNT, float(state.run_length), turn_step, note)
 
 
-# What nearly every observation gives is made once.
+# The result for nearly every observation is created once.
 _QUIET = {role: _evidence(role, NonFiniteState()) for role in MetricRole}

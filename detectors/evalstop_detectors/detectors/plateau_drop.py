@@ -1,29 +1,29 @@
-"""The eval score has fallen from its best and stays down: how large a share of the run, and of what it had gained.
+"""The eval score has fallen from its best and stays down: for what share of the run, and by what share of its gain.
 
-Source      Our own. Kin to scan statistics over windows of geometric lengths (Arias-Castro, Donoho & Huo 2005), and to
-            drawdown.
+Source      Original. Related to scan statistics over windows of geometric lengths (Arias-Castro, Donoho & Huo 2005),
+            and to drawdown.
 Kernel      For windows of w evals: the best mean of an earlier window minus the mean of the last one, in standard
-            deviations of that mean, less sqrt(2 ln(n / w)) for the windows looked at. What exceeds `sigmas`, and more
-            while the run has not clearly risen, is a fall that noise does not explain. As a share of the gain so far it
-            says how deep the fall is; w / n says how long it has lasted. Their product, length x depth^.4, tells a turn
-            from a dip that recovers: dips are sharp but short, or long but shallow. Significance alone does not tell
-            them apart, a dip of the curriculum is an event of thirty standard deviations.
-Half        The older half of the window must lie below the best too, by half as much at the least. Without that a short
+            deviations of that mean, less sqrt(2 ln(n / w)) for the number of windows. The excess over `sigmas`, which
+            is raised while the run has not clearly risen, is a fall that noise does not explain. As a share of the
+            gain so far it is the depth of the fall; w / n is its length. Their product, length x depth^0.4, separates
+            a turn from a dip that recovers: dips are sharp but short, or long but shallow. Significance alone does
+            not separate them: a dip of the curriculum is an event of thirty standard deviations.
+Half        The older half of the window must lie below the best too, by at least half as much. Otherwise a short
             deep dip at the end of a long window would look like a long one.
-Proxy       What pulls both scores down is no over-optimization: three times the proxy's own fall, in its standard
-            deviations, is taken off. A proxy that goes on rising over the same windows makes up to three times of the
-            number. Without a proxy neither happens.
+Proxy       What lowers both scores is not over-optimization: three times the proxy's own fall, in its standard
+            deviations, is subtracted. A proxy that keeps rising over the same windows raises the number up to
+            threefold. Without a proxy neither happens.
 Recovery    While the last blocks show a significant upward slope the number is 0.
-Blocks      Up to 128 evals each is a block of its own. Then blocks are joined in pairs, and so on: a run is always
-            seen as 64 to 128 blocks, and the number moves when a block is full. A stop needs a fall that has lasted for
-            several hundredths of the run, so that nothing is lost but a delay of less than a 64th of the run.
+Blocks      Up to 128 evals each is a block of its own. Then blocks are joined in pairs, and so on: a run always
+            consists of 64 to 128 blocks, and the number changes when a block is full. A stop needs a fall that has
+            lasted for several hundredths of the run, so the only cost is a delay of less than a 64th of the run.
 State       At most 128 blocks of the eval score and proxy, the noise of both, and the best earlier window of each
             length. O(1).
-Evidence    A statistic from 0 to 1.5 (to .5 without a proxy that rises); .1 is a tenth of the run with the whole gain
+Evidence    A statistic from 0 to 1.5 (to 0.5 without a proxy that rises); 0.1 is a tenth of the run with the whole gain
             lost, or a quarter of the run with a tenth of the gain. The turn is placed at the end of the best earlier
             window of the length that alarms most.
-Not done    A long deep dip that recovers in the end is a turn to this detector until it recovers. There is no p-value:
-            what sets the false stops is which dips occur, not noise; thresholds are calibrated.
+Not done    A long deep dip counts as a turn until it recovers. There is no p-value: false stops are caused by dips,
+            not by noise; thresholds are calibrated.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best 
 
 
 class Best(Struct, frozen=True):
-    """Of the earlier windows of one length: the best mean of the eval score and the block it ends with, and of the
-    proxy."""
+    """For the earlier windows of one length: the best mean of the eval score, the block it ends with, and the proxy's
+    mean."""
 
     score: float
     ends: int
@@ -77,7 +77,7 @@ class Best(Struct, frozen=True):
 
 
 class PlateauDropState(Struct, frozen=True):
-    """See the module's docstring. `size` is how many evals make a block, `open_*` are those of the unfinished one,
+    """See the module's docstring. `size` is the number of evals in a block, `open_*` are those of the unfinished one,
     `pending_*` the values of the proxy since the last eval, `top` the best mean of three evals."""
 
     noise: NoiseState = NoiseState()
@@ -101,10 +101,10 @@ class PlateauDropState(Struct, frozen=True):
 class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     """Weighs how long and how deep the eval score has been below its best.
 
-    `sigmas`: how many standard deviations of a fall are put down to noise, on top of what the number of windows looked
-    at explains. `use_proxy`: whether the proxy is looked at.
+    `sigmas`: how many standard deviations of a fall are attributed to noise, in addition to the correction for the
+    number of windows. `use_proxy`: whether the proxy is used.
 
-    A run that rises for 30 evals and falls from then on, with the threshold of 1 % of healthy runs:
+    A run that rises for 30 evals and then falls, with the threshold of 1 % of healthy runs:
 
     >>> detector, state = PlateauDrop(), PlateauDrop().start()
     >>> for step in range(80):
@@ -163,10 +163,10 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         return _with_proxies(state, proxies.values[taken:]), changes
 
     def _with_eval(self, state: PlateauDropState, step: int, value: float, stderr: float | None) -> PlateauDropState:
-        """Take in one finite eval."""
+        """Process one finite eval."""
         closes = state.open_evals + 1 >= state.size
-        # An eval is held against what was known before it, or a worse one could excuse itself; and an estimate costs
-        # less before `advance`.
+        # An eval is compared with what was known before it, or a bad one could excuse itself; and an estimate is
+        # cheaper before `advance`.
         known = estimate(state.noise) if closes else _UNKNOWN
         noise = advance(state.noise, value, stderr)
         last_three = noise.recent[-3:]
@@ -213,10 +213,10 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     def falls(
         self, scores: Sequence[float], bests: Sequence[Best], state: PlateauDropState, top: float, noise: Noise
     ) -> list[Fall]:
-        """How far the last windows lie below the best earlier ones, where noise does not explain it."""
+        """How far the last windows lie below the best earlier ones beyond what noise explains."""
         if noise.sd == 0:
             return []
-        # Until a run has clearly risen its best is the luckiest of many windows, and there is little to lose.
+        # Until a run has clearly risen, its best is the maximum of many noisy windows, and there is little to lose.
         risen = min((top - state.start) / (LEAST_GAIN_SIGMAS * noise.sd), 1.0)
         doubt = self.sigmas + SIGMAS_IF_NOT_RISEN * (1 - risen)
         one, size, falls = noise.sd * noise.inflation, state.size, []
@@ -231,7 +231,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fall(NamedTuple):
-    """Of the last window of so many blocks below the best one: what explains it, and what does not."""
+    """The fall of the last window of this many blocks below the best one: the part explained by noise, and the rest."""
 
     length: int
     best: Best
@@ -242,7 +242,7 @@ class Fall(NamedTuple):
 
 
 def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: Noise, proxy_noise: Noise) -> Evidence:
-    """The evidence of these falls, once a block is closed."""
+    """The evidence of these falls, when a block is closed."""
     if state.noise.seen < SOONEST:
         return Evidence(Kind.STATISTIC, 0.0, None, f"needs {SOONEST - state.noise.seen} more evals")
     if noise.sd == 0:
@@ -283,7 +283,7 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
 
 
 def _with_proxies(state: PlateauDropState, values: Sequence[float]) -> PlateauDropState:
-    """Add up the proxies since the last eval, of which the mean counts."""
+    """Add up the proxies since the last eval; their mean counts."""
     origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
     for value in values:
         if math.isfinite(value):
@@ -299,15 +299,15 @@ def _with_proxies(state: PlateauDropState, values: Sequence[float]) -> PlateauDr
 def _with_proxy_of_eval(state: PlateauDropState) -> tuple[NoiseState, float]:
     """The proxy's noise, and the sum of the unfinished block, with the mean of the proxies since the last eval.
 
-    Without a new value of the proxy the last one still stands, and says nothing about its noise. Counted from its first
-    value the proxy is 0 there, and is taken to have been that before it was seen.
+    Without a new value of the proxy the last one still applies, but does not update its noise. Relative to its first
+    value the proxy is 0 there, and is taken as 0 before it was seen.
     """
     noise = advance(state.proxy_noise, state.pending_proxy / state.pending) if state.pending else state.proxy_noise
     return noise, state.open_proxy + (noise.recent[-1] if noise.recent else 0.0)
 
 
 def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
-    """The best windows with those that have become earlier ones since the last has begun with the newest block."""
+    """The best windows, including those that became earlier ones now that the last starts at the newest block."""
     scores, proxy, bests = state.scores, state.proxy, list(state.best)
     for index, length in enumerate(LENGTHS):
         end = count - length
@@ -319,7 +319,7 @@ def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
             bests.append(Best(of_eval, end - 1, of_proxy))
             continue
         best = bests[index]
-        # Of equals the later.
+        # Of equals, the later.
         if best.score <= of_eval:
             bests[index] = Best(of_eval, end - 1, max(best.proxy, of_proxy))
         elif best.proxy < of_proxy:
@@ -328,7 +328,7 @@ def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
 
 
 def _folded(state: PlateauDropState) -> PlateauDropState:
-    """Join the blocks in pairs, and look for the best earlier windows again."""
+    """Join the blocks in pairs, and find the best earlier windows again."""
     scores, proxy = _paired(state.scores), _paired(state.proxy)
     state = replace(state, size=2 * state.size, scores=scores, proxy=proxy, steps=state.steps[1::2], best=())
     for count in range(1, len(scores) + 1):
@@ -341,12 +341,12 @@ def _paired(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _of_mean(noise: Noise, evals: int) -> float:
-    """The standard deviation of the mean of so many evals."""
+    """The standard deviation of the mean of this many evals."""
     return noise.sd * (noise.inflation if evals > 1 else 1.0) / math.sqrt(evals)
 
 
 def _slopes_up(state: PlateauDropState, noise: Noise) -> bool:
-    """Whether the last blocks have an upward slope at any of several spans."""
+    """Whether the last blocks have a significant upward slope over any of several spans."""
     bound = _SLOPE_SIGMAS * noise.inflation * noise.sd / math.sqrt(state.size)
     for span, weights in _SLOPE_WEIGHTS:
         if span > len(state.scores):

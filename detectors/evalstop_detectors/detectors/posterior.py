@@ -1,28 +1,30 @@
-"""The probability that the run has turned for good, from everything that was seen of it so far.
+"""The probability that the run has turned for good, from all of its observations so far.
 
-Source      Our own. Amortised inference: a small recurrent network is trained on runs drawn from a wide prior
-            (`evalstop_lab.posterior.prior`), of which it is known whether and when they turned, to say the probability
-            that this one has. Trained by cross-entropy it approximates the posterior under that prior. Of a calibrated
-            probability the first time that it reaches c is a right stop in at least a share c of the cases, however
-            often one looks (optional stopping).
+Source      Original. Amortised inference: a small recurrent network is trained on runs drawn from a wide prior
+            (`evalstop_lab.posterior.prior`), for which it is known whether and when they turned, to predict the
+            probability that this one has. Trained by cross-entropy it approximates the posterior under that prior. For
+            a calibrated probability, the first time that it reaches c is a right stop in at least a share c of the
+            cases, however often one looks (optional stopping).
 Sees        27 numbers an eval (`posterior.features`), free of unit and origin: how far below the best, for how long,
-            against noise and range, falls that have healed, the proxy and KL since the best, and how much of the plan
-            is left. A run without proxy, KL, standard errors or a plan is judged without.
-Length      A dip that heals is short against the run. Where the planned length is not told, the probability rises
-            later. A plan that is overrun counts as not told. Where the measurement of the eval changes, the rest of the
-            plan is that of a run that begins there.
-Paired      An evaluation of the best checkpoint and of the current one on the same prompts adds to the log odds what
-            `posterior.paired` says, until the run is at a new best. Where somebody can answer (`requests`), it asks for
-            one: from a probability on, at most so many times, each once the last is answered and the run has been below
-            its best 1.6 times as long as then, and only if that costs at most a tenth of what is left of the run.
-Shifts      A fall that came all at once, while the proxy was still, may be the grader's. If an answer is awaited, such
-            a fall calls for no stop at the eval that asked and at the one after it; then it does, answered or not.
+            relative to noise and range, falls that have healed, the proxy and KL since the best, and how much of the
+            plan is left. Proxy, KL, standard errors and a plan are optional.
+Length      A dip that heals is short relative to the run. Without a planned length, the probability rises
+            later. A plan that is overrun counts as none. Where the measurement of the eval changes, the rest of the
+            plan is that of a run that starts there.
+Paired      An evaluation of the best and the current checkpoint on the same prompts adds the result of
+            `posterior.paired` to the log odds, until the run is at a new best. For runs with an evaluator (`requests`),
+            the detector asks for one: from a probability on, a limited number of times, each once the last is answered
+            and the run has been below its best 1.6 times as long as then, and only if that costs at most a tenth of
+            what is left of the run.
+Shifts      A sudden fall while the proxy was still may be caused by the grader. If an answer is awaited, such
+            a fall does not call for a stop at the eval that asked and at the one after it; then it does, answered or
+            not.
 Evidence    A posterior, 0 to 1 in steps of 2^-14. The turn is placed at the eval of the best median of three.
-Outlook     Beside it, how much of its range the run has already covered: by the network's quantiles of what is still
-            to be gained. A run near 1 has levelled off, whether or not it has turned.
+Outlook     In addition, how much of its final range the run has covered: by the network's quantiles of the gain still
+            to come. A run near 1 has levelled off, whether or not it has turned.
 State       64 whole numbers of the network, 28 of the features and those of the latest answer. O(1).
 Not done    The proxy between two evals counts by its mean. KL and proxy alone change nothing before the next eval.
-            Dips as wide as a third of the run look like turns to whoever only looks at a curve.
+            From the curve alone, dips as wide as a third of the run look like turns.
 """
 
 from __future__ import annotations
@@ -70,13 +72,13 @@ from evalstop_detectors.posterior.paired import (
     raise_bets,
 )
 
-SOONEST = 3  # evals before which it says nothing
+SOONEST = 3  # evals; no evidence before
 APART = 1.6  # times as long below the best as at the last request
 HELD_EVALS = 2
-CLIFF_SHARE, CLIFF_SIGMAS = 0.6, 4.0  # of the fall, in one eval, and against noise: it came all at once
-STILL = 2.09  # asinh(4): the proxy moved by less than four times what it usually does
-_PROXY_CHANGE = 13  # of the network's features
-SAID_FROM = 0.1  # below this the note says no probability
+CLIFF_SHARE, CLIFF_SIGMAS = 0.6, 4.0  # of the fall, in one eval, and in multiples of the noise: a sudden fall
+STILL = 2.09  # asinh(4): the proxy moved by less than four times its usual move
+_PROXY_CHANGE = 13  # index among the network's features
+SAID_FROM = 0.1  # below this the note gives no probability
 
 _NO_VALUES = Column((), ())
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
@@ -84,7 +86,7 @@ _QUIET = f"less than {100 * SAID_FROM:.0f} % likely to have turned"
 
 
 class Outlook(NamedTuple):
-    """What the network expects of a run: the probabilities that it has turned for good and that it will in the end, and
+    """The network's forecast for a run: the probabilities that it has turned for good and that it eventually will, and
     the 10, 50 and 90 % quantiles of what its eval score may still gain, as shares of the range that it has covered."""
 
     turned: float
@@ -93,18 +95,18 @@ class Outlook(NamedTuple):
 
     @property
     def covered(self) -> float:
-        """The share of its final range that the run has covered, at the least with 90 % probability; two decimals."""
+        """The covered share of the run's final range, a lower bound with 90 % probability; two decimals."""
         return math.floor(100 / (1 + self.to_gain[2])) / 100
 
 
 class PosteriorState(Struct, frozen=True):
-    """See the module's docstring. `waiting_*` are sum and count of the proxies since the last eval, counted from the
-    first; `kl` is the latest of them since the last eval; `best_step` is where the eval score was best.
+    """See the module's docstring. `waiting_*` are sum and count of the proxies since the last eval, relative to the
+    first; `kl` is the latest KL since the last eval; `best_step` is where the eval score was best.
     `progress` is that of the last eval, `planned_from` where the measurement began.
 
     `seen` are the network's features of the last eval, rounded; `cliff` is the deepest fall from one eval to the next
     since the best, while the proxy was still. `asked` counts requests; the last was made at `asked_step`, after
-    `asked_evals` evals, `asked_since` of them since the best, and is `awaited` until an answer comes.
+    `asked_evals` evals, `asked_since` of them since the best, and is `awaited` until it is answered.
     """
 
     features: FeatureState = FeatureState()
@@ -129,12 +131,12 @@ class PosteriorState(Struct, frozen=True):
 
 
 class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
-    """Says how likely it is that the run has turned for good.
+    """Estimates the probability that the run has turned for good.
 
     `model`: the network; its name never changes its meaning. `requests`: when it asks for paired evaluations, null:
     never. A policy's `evaluate_now` sets it for runs that can answer.
 
-    A run of 40 planned evals that rises for 20 and falls from then on:
+    A run of 40 planned evals that rises for 20 and then falls:
 
     >>> detector, state = Posterior(), Posterior().start()
     >>> for step in range(40):
@@ -165,7 +167,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         return PosteriorState()
 
     def start_anew(self, state: PosteriorState) -> PosteriorState:
-        """Without levels, with the rest of the plan and of the requests."""
+        """Drops the levels; keeps the rest of the plan and of the requests."""
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
     def step(self, state: PosteriorState, observation: Observation) -> tuple[PosteriorState, Evidence]:
@@ -235,7 +237,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         return self._with_evidence(state, outlook, added, observation.progress)
 
     def _with_answer(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
-        """Take in a paired evaluation. One without a standard error, or of a run that never moved, says nothing."""
+        """Process a paired evaluation. One without a standard error, or for a run that never moved, is ignored."""
         features, stderr = state.features, observation.stderr
         if stderr is None or not 0 <= stderr < math.inf or features.best <= features.low:
             return replace(state, awaited=False)
@@ -272,7 +274,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def with_requests(self, requests: EvalRequests) -> Posterior:
-        """The same, asking for paired evaluations."""
+        """The detector, set to ask for paired evaluations."""
         return replace(self, requests=requests)
 
     def find_open_request(self, state: PosteriorState) -> EvalRequest | None:
@@ -298,19 +300,19 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         return state if evidence == state.evidence else replace(state, evidence=evidence)
 
     def _is_held(self, state: PosteriorState) -> bool:
-        """Whether the fall came all at once and an answer of this or the last eval is awaited."""
+        """Whether the fall was sudden and the answer to a request of this or the last eval is awaited."""
         features = state.features
         noise, _ = measure_scale(ONE, features)
         sudden = max(CLIFF_SHARE * (features.best - features.level), CLIFF_SIGMAS * noise)
         return state.awaited and features.evals - state.asked_evals < HELD_EVALS and state.cliff >= sudden
 
     def outlook(self, state: PosteriorState) -> Outlook:
-        """What is expected of a run in this state."""
+        """The network's forecast for a run in this state."""
         return self._weigh_answer(state, np.array(state.hidden, dtype=np.float64))[0]
 
 
 def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
-    """Take in values of the proxy and of KL, finite or not, that come before the next eval."""
+    """Process values of the proxy and of KL, finite or not, before the next eval."""
     origin, waiting, total = state.proxy_origin, state.waiting, state.waiting_proxy
     for value in map(clipped, filter(math.isfinite, proxies)):
         if origin is None:
@@ -325,14 +327,14 @@ def _to_integers(numbers: Whole) -> tuple[int, ...]:
 
 
 def _to_outlook(outputs: Sequence[float], added: float = 0.0) -> Outlook:
-    """What the network's outputs mean, with this `added` to the log odds that the run has turned."""
+    """Decode the network's outputs, with `added` added to the log odds that the run has turned."""
     turned, will_turn = to_probability(outputs[0] + added), to_probability(outputs[1])
     low, middle, high = sorted(max(share, 0.0) for share in outputs[2:])
     return Outlook(turned, will_turn, (low, middle, high))
 
 
 def _to_outlooks(outputs: Whole) -> Iterator[Outlook]:
-    """The same of many outputs (5, evals)."""
+    """Decode many outputs (5, evals)."""
     to_gain = np.sort(np.maximum(outputs[2:], 0.0), axis=0).T.tolist()
     return map(Outlook, *to_probabilities(outputs[:2]).tolist(), map(tuple, to_gain))
 
@@ -357,7 +359,7 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
 
 
 def _trace(columns: Columns, course: Course) -> Iterator[tuple[tuple[int, int], Evidence]]:
-    """The evidence of a run, of which this was found, wherever it becomes other than it was."""
+    """The evidence of a run with this course, wherever it changes."""
     evals = columns[MetricRole.EVAL]
     finite = [index for index, value in enumerate(evals.values) if math.isfinite(value)]
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
@@ -391,5 +393,5 @@ def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, prog
         f"{100 * probability:.1f} % likely to have turned for good: {int(features.since)} evals since the best,"
         f" {100 * below:.0f} % of the range below it, length of the run {plan}"
     )
-    turn_step = best_step if features.since else None  # a run that is at its best has not turned yet
+    turn_step = best_step if features.since else None  # a run at its best has not turned yet
     return Evidence(Kind.POSTERIOR, probability, turn_step, note, levelled)

@@ -1,4 +1,4 @@
-"""Columns of a whole run as what the network of the posterior detector is shown at each of its evals."""
+"""Converts the columns of a whole run to the posterior network's inputs at each eval."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Floats = NDArray[np.float64]
 
 _NO_VALUES = Column((), ())
 _FAR = 1e100
-"""Values up to so far from zero can be added up without being cut off."""
+"""Values up to this far from zero can be added up without clipping."""
 
 
 def list_given(columns: Columns) -> Given | None:
-    """What is given at each finite eval, as arrays; None for runs that only `Posterior.step` can take in: with paired
-    evaluations, without a finite eval, or with a proxy so large that sums of it would be cut off.
+    """The inputs at each finite eval, as arrays; None for runs that only `Posterior.step` can process: with paired
+    evaluations, without a finite eval, or with a proxy so large that its sums would be clipped.
 
-    Of the proxy counts the mean since the last eval, counted from its first value, of KL the latest since then.
+    The proxy counts by its mean since the last eval, relative to its first value, KL by its latest value since then.
     """
     evals = columns.get(MetricRole.EVAL, _NO_VALUES)
     values = np.array(evals.values, dtype=np.float64)
@@ -40,7 +40,7 @@ def list_given(columns: Columns) -> Given | None:
     total = np.bincount(proxy_at, proxies - proxies[:1], minlength=count + 1)[:count]
     kl_at, kls = _place(columns.get(MetricRole.KL, _NO_VALUES), steps)
     kl, has_kl = np.zeros(count + 1), np.zeros(count + 1)
-    kl[kl_at], has_kl[kl_at] = np.clip(kls, -LARGEST, LARGEST), 1.0  # of several at one place the last stays
+    kl[kl_at], has_kl[kl_at] = np.clip(kls, -LARGEST, LARGEST), 1.0  # of several at one index the last stays
     return Given(
         np.clip(values[finite], -LARGEST, LARGEST),
         np.where(has_stderr, np.minimum(stderr, LARGEST), 0.0),
@@ -55,14 +55,14 @@ def list_given(columns: Columns) -> Given | None:
 
 
 def _to_floats(values: Sequence[float | None] | None, finite: NDArray[np.bool_]) -> Floats:
-    """Of the finite evals; NaN where nothing is known."""
+    """The values at finite evals; NaN where unknown."""
     if values is None:
         return np.full(int(np.count_nonzero(finite)), np.nan)
     return np.array(values, dtype=np.float64)[finite]
 
 
 def _place(column: Column, eval_steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], Floats]:
-    """The finite values of a column, and before which eval each comes; past the last one: their count."""
+    """The finite values of a column, and the index of the eval that each precedes; past the last eval: their count."""
     values = np.array(column.values, dtype=np.float64)
     finite = np.isfinite(values)
     return np.searchsorted(eval_steps, np.array(column.steps, dtype=np.int64)[finite]), values[finite]

@@ -1,24 +1,24 @@
-"""Drifts of the eval score downwards, as any detector of `river.drift` calls them.
+"""Downward drifts of the eval score, as detected by any detector of `river.drift`.
 
 Source      river (Montiel et al. 2021) itself: ADWIN (Bifet & Gavalda 2007), PageHinkley (Page 1954), KSWIN (Raab,
-            Heusinger & Schleif 2020) and whatever else it has for numbers. Its detectors of right and wrong answers
+            Heusinger & Schleif 2020) and its other detectors for numbers. Its detectors for binary errors
             (DDM, EDDM, FHDDM, HDDM) take no scores and are refused.
-Input       `value`: the eval score counted from its first value. `minus_mean`: less the mean of all evals before it.
-            `minus_best`: less the best mean of 5 earlier evals in a row. Each in units of the noise (see noise.py), so
-            that river's parameters, which have a unit, mean the same for every run: the unit is taken when 8 evals were
-            seen, and again after each drift. Inputs beyond 1e6 units are cut off.
-Direction   River says that there was a drift, not which way. The inputs since the last one are split where their means
-            differ most significantly; a drift is downward when the later mean is lower.
-Departs     After a drift a new detector of river is begun, which is what ADWIN, PageHinkley and KSWIN do by themselves.
-            When `memory` inputs were taken in without a drift, a new one is begun from the later half of them: river
-            forgets what is older, and an alarm may come later for it. A missing seed is 1.
-State       The inputs since the detector was begun, at most `memory`, with their steps; the noise; the reference. The
-            live object of river is carried along beside the fields, never stored: without it the inputs are replayed,
+Input       `value`: the eval score relative to its first value. `minus_mean`: less the mean of all evals before it.
+            `minus_best`: less the best mean of 5 consecutive earlier evals. Each in units of the noise (see noise.py),
+            so that river's parameters, which have a unit, mean the same for every run: the unit is fixed after 8
+            evals, and again after each drift. Inputs are clipped at 1e6 units.
+Direction   River reports that there was a drift, not its direction. The inputs since the last one are split where their
+            means differ most significantly; a drift is downward when the later mean is lower.
+Departs     After a drift a new detector of river is started, which ADWIN, PageHinkley and KSWIN do by themselves.
+            After `memory` inputs without a drift, a new one is started from the later half of them: river then
+            forgets older ones, which may delay an alarm. A missing seed is 1.
+State       The inputs since the detector was started, at most `memory`, with their steps; the noise; the reference. The
+            live object of river is kept beside the fields, never stored: without it the inputs are replayed,
             which gives the same object. O(memory).
 Evidence    A count: drifts downward less drifts upward, never below 0. The turn is placed at the split of the first one
-            that stands.
-Cost        That of river. A stored state costs a replay of its inputs before it goes on: for KSWIN, that tests each, a
-            thousand times the rest of a step.
+            that still counts.
+Cost        That of river. A stored state requires a replay of its inputs before it continues: for KSWIN, which tests
+            each input, this costs a thousand times the rest of a step.
 Not done    River's detectors know no plateau: a dip that recovers is a drift like any other until it has recovered.
 """
 
@@ -62,10 +62,10 @@ class RiverDriftState(Struct, frozen=True, dict=True):
 
 
 class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts the downward drifts that a detector of river calls.
+    """Counts the downward drifts that a detector of river reports.
 
-    `detector` and `params`: the name of a class in `river.drift` and what its constructor is called with. `series`: see
-    above. `memory`: how many inputs are kept; whole numbers among the parameters may be up to half of it.
+    `detector` and `params`: the name of a class in `river.drift` and the arguments of its constructor. `series`: see
+    above. `memory`: how many inputs are kept; integer parameters may be up to half of it.
 
     A level of 10, up to noise of 1, that falls to 0 after 30 evals (needs the extra `river`):
 
@@ -135,7 +135,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         inputs: tuple[float, ...],
         steps: tuple[int, ...],
     ) -> RiverDriftState:
-        """The state after river has taken in the last of the inputs."""
+        """The state after river has processed the last of the inputs."""
         live = self._live(state)
         live.update(inputs[-1])
         unit, downward, turn = state.unit, state.downward, state.turn_step
@@ -154,7 +154,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         return self._carrying(RiverDriftState(noise, unit, reference, inputs, steps, downward, turn), live)
 
     def _reference(self, state: RiverDriftState, noise: NoiseState) -> float:
-        """What is taken off the evals to come."""
+        """The value subtracted from the following evals."""
         if self.series == "minus_mean":
             return state.reference + (noise.recent[-1] - state.reference) / noise.seen
         if self.series == "value":
@@ -163,20 +163,20 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         return mean if noise.seen <= _BEST_OF else max(state.reference, mean)
 
     def _carrying(self, state: RiverDriftState, live: base.DriftDetector) -> RiverDriftState:
-        """The state with river's object beside its fields, where neither equality nor the codec sees it."""
+        """The state with river's object beside its fields, invisible to equality and to the codec."""
         state.__dict__["live"] = (self, live)
         return state
 
     def _live(self, state: RiverDriftState) -> base.DriftDetector:
-        """River's object after the inputs of the state. It is taken away, as it changes with the next input: who goes
-        on from the same state once more, or has it from elsewhere, replays the inputs."""
+        """River's object after the inputs of the state. It is removed from the state, since the next input changes it:
+        to continue from the same state again, or from a stored one, the inputs are replayed."""
         owner, live = state.__dict__.pop("live", (None, None))
         return live if live is not None and owner == self else begun(self.detector, self.params, state.inputs)
 
 
 @cache
 def drift_detectors() -> dict[str, type[base.DriftDetector]]:
-    """All detectors of `river.drift` by name. River takes seconds to import: a policy that names one pays for it."""
+    """All detectors of `river.drift` by name. River takes seconds to import; only policies that use it pay for that."""
     from river import base, drift
 
     return {
@@ -187,7 +187,7 @@ def drift_detectors() -> dict[str, type[base.DriftDetector]]:
 
 
 def begun(detector: str, params: Mapping[str, Param], inputs: Sequence[float]) -> base.DriftDetector:
-    """A new object of river that has taken in these inputs."""
+    """A new river object that has processed these inputs."""
     constructor: Any = drift_detectors()[detector]
     seeded = {"seed": _SEED} if "seed" in inspect.signature(constructor).parameters else {}
     live: base.DriftDetector = constructor(**(seeded | dict(params)))
@@ -197,7 +197,8 @@ def begun(detector: str, params: Mapping[str, Param], inputs: Sequence[float]) -
 
 
 def largest_change(inputs: Sequence[float]) -> tuple[float, int]:
-    """The most significant change of the mean, with its sign, and how many inputs lie before it; 0 if there is none."""
+    """The most significant change of the mean, with its sign, and the number of inputs before it; 0 if there is
+    none."""
     count, best, where = len(inputs), 0.0, 0
     sums = list(accumulate(inputs))
     for before in range(1, count):
@@ -214,24 +215,22 @@ def _in_units(value: float, unit: float) -> float:
 
 
 def _check(detector: str, params: Mapping[str, Param], memory: int) -> None:
-    """Refuse what river would refuse now or at some later input, with what may stand there instead."""
+    """Refuse what river would refuse now or at some later input, with the valid values."""
     if detector not in drift_detectors():
         from river.drift import binary
 
         names = ", ".join(drift_detectors())
         if hasattr(binary, detector):
-            raise ValueError(f"{detector} of river takes right and wrong answers, not scores; take one of {names}")
-        raise ValueError(f"river.drift has no {detector!r} for scores; there are {names}")
+            raise ValueError(f"{detector} of river takes binary errors, not scores; use one of {names}")
+        raise ValueError(f"river.drift has no {detector!r} for scores; it has {names}")
     known = inspect.signature(drift_detectors()[detector]).parameters
     usable = {name: item.default for name, item in known.items() if isinstance(item.default, Param) or name == "seed"}
     for name, value in (usable | dict(params)).items():
         if name not in usable:
-            raise ValueError(
-                f"{detector} of river has no parameter {name!r} that can be set; there are {_list(usable)}"
-            )
+            raise ValueError(f"{detector} of river has no parameter {name!r} that can be set; it has {_list(usable)}")
         _check_param(name, value, usable[name], memory)
     try:
-        # As many inputs as its longest window holds: some faults of the parameters come out only when it is full.
+        # As many inputs as its longest window holds: some invalid parameters cause errors only when it is full.
         longest = max([value for value in (usable | dict(params)).values() if type(value) is int], default=0)
         begun(detector, params, [float(index % 3) for index in range(min(longest, memory) + 2)])
     except Exception as error:
@@ -241,17 +240,17 @@ def _check(detector: str, params: Mapping[str, Param], memory: int) -> None:
 def _check_param(name: str, value: Param | None, default: Param | None, memory: int) -> None:
     if name == "seed":
         if value is not None and (type(value) is not int or not 0 <= value < 2**31):
-            raise ValueError(f"seed is {value!r}, but is a whole number from 0 to {2**31 - 1}")
+            raise ValueError(f"seed is {value!r}, not a whole number from 0 to {2**31 - 1}")
     elif type(default) is int:
         if type(value) is not int or not min(default, 1) <= value <= memory // 2:
             raise ValueError(
-                f"{name} is {value!r}, but is a whole number from {min(default, 1)} to {memory // 2}, half of `memory`"
+                f"{name} is {value!r}, not a whole number from {min(default, 1)} to {memory // 2}, half of `memory`"
             )
     elif type(default) is float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise ValueError(f"{name} is {value!r}, but is a number")
+            raise ValueError(f"{name} is {value!r}, not a number")
     elif type(value) is not type(default):
-        raise ValueError(f"{name} is {value!r}, but is {'text' if isinstance(default, str) else 'true or false'}")
+        raise ValueError(f"{name} is {value!r}, not {'text' if isinstance(default, str) else 'true or false'}")
 
 
 def _list(usable: Mapping[str, Param | None]) -> str:

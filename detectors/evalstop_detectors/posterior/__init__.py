@@ -1,1 +1,1 @@
-"""What the posterior detector is made of: features of a run, and a network in whole numbers."""
+"""The parts of the posterior detector: features of a run, and a network in integer arithmetic."""

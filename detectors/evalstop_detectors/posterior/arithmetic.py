@@ -1,4 +1,4 @@
-"""The arithmetic of features: for one run in plain floats, for many in numpy's arrays; the same bits from both."""
+"""The arithmetic of features, on floats for one run and on numpy arrays for many; bitwise equal."""
 
 from __future__ import annotations
 

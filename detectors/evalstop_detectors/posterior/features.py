@@ -1,12 +1,12 @@
-"""What the network of the posterior detector sees of a run: 27 numbers an eval, free of the metric's unit and origin.
+"""The inputs of the posterior detector's network: 27 numbers an eval, free of the metric's unit and origin.
 
-The same code computes them for one run and for many at once (`Arithmetic`), and gives the same bits on every machine:
-it uses only what IEEE 754 rounds correctly (+ - * / sqrt, comparisons) and a logarithm made of these.
+The same code computes them for one run and for many at once (`Arithmetic`), with the same bits on every machine:
+it uses only what IEEE 754 rounds correctly (+ - * / sqrt, comparisons) and a logarithm built from these.
 
-Scale       Scores count from the first one. Levels are shares of the range that medians of three have covered, or
+Scale       Scores are relative to the first one. Levels are shares of the range that medians of three have covered, or
             multiples of the noise. Noise is the smaller of two estimates, from first and from second differences, each
-            cut off at four times itself, so that neither trends nor single failed evals pass for noise; a standard
-            error that the trainer gives is a lower bound.
+            clipped at four times itself, so that neither trends nor single failed evals count as noise; a standard
+            error from the trainer is a lower bound.
 State       28 numbers (`FeatureState`). O(1).
 """
 
@@ -17,19 +17,19 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-# A number, or an array with one number a run.
+# A number, or an array with one number for each run.
 Number = Any
 
 FEATURES = 27
-WINDOW = 48.0  # evals that an estimate of noise remembers
-CUT = 4.0  # an absolute difference counts as at most so many times its mean so far
+WINDOW = 48.0  # the memory of a noise estimate, in evals
+CUT = 4.0  # an absolute difference is clipped at this multiple of its mean so far
 LEAST_NOISE = 0.005  # of the range
 _NORMAL_DIFFERENCE = 1.1283791670955126  # E|a - b| of independent normal values of variance 1
 _NORMAL_SECOND_DIFFERENCE = 1.9544100476116797  # E|a - 2 b + c|
 _SECOND_MARGIN = 1.1
 LIMIT = 8.0
 LN2 = 0.6931471805599453
-_LARGEST = 1e100  # its square is finite; features end at LIMIT long before
+_LARGEST = 1e100  # its square is finite; features reach LIMIT long before
 
 
 class Arithmetic(NamedTuple):
@@ -44,12 +44,12 @@ class Arithmetic(NamedTuple):
 
 
 class FeatureState(Struct, frozen=True, array_like=True):
-    """What is remembered of a run; scores count from the first, `last` and `before` are the latest two.
+    """The state of a run; scores are relative to the first, `last` and `before` are the latest two.
 
     `start` is the mean of the first three, `level` the median of the latest three, `best` and `low` its extremes,
     `since` the evals since `best`. `first`, `second`: mean absolute differences. `healed`, `down`: the deepest fall
-    below the best that has healed, and that of now. `quick`, `slow`: exponential means, and their best. `proxy_*` are
-    of the proxy, counted from its first; `proxy_then` is what it was at the best. `root_kl` is the largest sqrt(KL).
+    below the best that has healed, and the current one. `quick`, `slow`: exponential means, and their best. `proxy_*`
+    are of the proxy, relative to its first; `proxy_then` is its value at the best. `root_kl` is the largest sqrt(KL).
     """
 
     evals: Number = 0.0
@@ -83,7 +83,7 @@ class FeatureState(Struct, frozen=True, array_like=True):
 
 
 class Given(NamedTuple):
-    """One eval as the network is shown it; the flags are 1 where there is such a value, else 0 (and the value any)."""
+    """One eval as input of the network; a flag is 1 if its value exists, else 0 (and the value is arbitrary)."""
 
     score: Number
     stderr: Number
@@ -97,13 +97,13 @@ class Given(NamedTuple):
 
 
 def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureState, list[Number]]:
-    """Take in one eval; return the state after it and its features, each within +-`LIMIT`."""
+    """Process one eval; return the state after it and its features, each within +-`LIMIT`."""
     where, minimum, maximum = ops.where, ops.minimum, ops.maximum
     n = s.evals + 1.0
     opening = n < 1.5
     origin = where(opening, given.score, s.origin)
     y = given.score - origin
-    # 1. Noise, from what was known before this eval.
+    # 1. Noise, as known before this eval.
     change = ops.absolute(y - s.last)
     bend = ops.absolute(y - 2.0 * s.last + s.before)
     rate = 1.0 / minimum(maximum(n - 1.0, 1.0), WINDOW)
@@ -153,7 +153,7 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     root = ops.sqrt(maximum(given.kl, 0.0)) * given.has_kl
     root_kl = maximum(s.root_kl, root)
     kls = s.kls + given.has_kl
-    # 4. A plan that is overrun is no plan.
+    # 4. A plan that is overrun counts as none.
     planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
     share = where(planned > 0.5, given.progress, 1.0)
     left = minimum(n * (1.0 - share) / share, 1e9)
@@ -199,7 +199,8 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
 
 
 def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
-    """The standard deviation of an eval, and the unit in which features count: the range so far and that; never 0."""
+    """The standard deviation of an eval, and the unit of the features: the sum of the range so far and that; never
+    0."""
     by_first, by_second = s.first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * s.second / _NORMAL_SECOND_DIFFERENCE
     width = s.best - s.low
     known = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
@@ -209,7 +210,7 @@ def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
 
 
 def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
-    """asinh, of anything finite."""
+    """asinh of any finite number."""
     size = ops.minimum(ops.absolute(x), _LARGEST)
     found = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
     return ops.where(x < 0.0, -found, found)
@@ -218,12 +219,12 @@ def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
 def _estimate_noise(
     ops: Arithmetic, n: Number, by_first: Number, by_second: Number, width: Number, known: Number
 ) -> Number:
-    """The standard deviation of an eval after `n` of them; `known` is what its standard errors say at the least."""
+    """The standard deviation of an eval after `n` of them; `known` is the lower bound from its standard errors."""
     sd = ops.where(n < 3.5, by_first, ops.minimum(by_first, by_second)) * (1.0 + 2.0 / n)
     return ops.maximum(ops.maximum(sd, LEAST_NOISE * width), known)
 
 
 def _ratio(ops: Arithmetic, first: Number, second: Number) -> Number:
-    """The logarithm of the ratio of both estimates of noise: it tells trends and autocorrelation from white noise."""
+    """The logarithm of the ratio of both noise estimates: it separates trends and autocorrelation from white noise."""
     ratio = ops.where(first > 0.0, first, 1.0) / ops.where(second > 0.0, second, 1.0)
     return ops.log2(ops.maximum(ops.minimum(ratio, 1e9), 1e-9))

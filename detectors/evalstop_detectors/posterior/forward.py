@@ -1,4 +1,4 @@
-"""The network over many whole runs at once: the sums of `Network.step` as products of matrices, to the same bits."""
+"""The network over many whole runs at once: the sums of `Network.step` as matrix products, bitwise equal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, Network, round
 Floats = NDArray[np.float64]
 
 _MOST_VALUES = 1 << 18
-"""Evals of runs that are held at once, those that fill up shorter runs among them: about 40 MB."""
+"""The most evals held at once, including the padding of shorter runs: about 40 MB."""
 
 
 class Course(NamedTuple):
-    """What is found at each eval of a run: `outputs` of the network (5, evals), and of the features' state what its
-    name says, (evals,)."""
+    """The result at each eval of a run: `outputs` of the network (5, evals), and fields of the features' state by the
+    same names, (evals,)."""
 
     outputs: Floats
     since: Floats
@@ -30,7 +30,7 @@ class Course(NamedTuple):
 
 
 def follow_runs(network: Network, runs: Sequence[Given]) -> list[Course]:
-    """What the network finds at each eval of these runs, which are columns of finite numbers with one or more evals."""
+    """The network's results at each eval of these runs, which are non-empty columns of finite numbers."""
     found: dict[int, Course] = {}
     longest_first = sorted(range(len(runs)), key=lambda index: len(runs[index].score), reverse=True)
     for group in _group(longest_first, [len(run.score) for run in runs]):
@@ -47,7 +47,7 @@ def _group(longest_first: Sequence[int], lengths: Sequence[int]) -> Iterator[Seq
 
 
 def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
-    """The same of runs of which none is longer than the one before it: those that go on are always the first."""
+    """The same for runs in descending order of length, so that the unfinished ones are always the first."""
     lengths = np.array([len(run.score) for run in runs])
     longest, count = int(lengths[0]), len(runs)
     columns = np.zeros((longest, len(Given._fields), count))
@@ -55,7 +55,7 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
         columns[: lengths[index], :, index] = np.transpose(run)
     outputs, kept = np.zeros((longest, OUTPUTS, count)), np.zeros((longest, len(Course._fields) - 1, count))
     state, hidden = FeatureState(*(np.zeros(count) for _ in FeatureState.__struct_fields__)), np.zeros((HIDDEN, count))
-    # What runs past the largest number becomes infinite, and is cut off, as of plain floats.
+    # Values past the largest number become infinite and are clipped, as with plain floats.
     with np.errstate(over="ignore", invalid="ignore"):
         for at in range(longest):
             going = int(np.count_nonzero(lengths > at))

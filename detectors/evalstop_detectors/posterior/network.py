@@ -1,9 +1,9 @@
-"""A gated recurrent network in whole numbers: the same bits on every machine, for one run and for many.
+"""A gated recurrent network in integer arithmetic: the same bits on every machine, for one run and for many.
 
-Source      Cho et al. (arXiv 1406.1078) for the gates; the candidate as in PyTorch's GRU, whose weights it takes.
+Source      Cho et al. (arXiv 1406.1078) for the gates; the candidate as in PyTorch's GRU, whose weights it uses.
 Numbers     Weights are 16-bit fractions of 2^12, features of 2^8, activations and the hidden state of 2^14. All are
-            whole numbers held in float64, and every sum stays below 2^53: so no order of summation, and no BLAS, can
-            change a bit. tanh and the logistic function come from tables of 2^10 entries a unit.
+            whole numbers in float64, and every sum stays below 2^53: so no order of summation, and no BLAS, can
+            change a bit. tanh and the logistic function are looked up in tables of 2^10 entries a unit.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MODELS = {"gru-1": "1163b5b95895e5b93b743c24b1f4be9063eabda3abe5f61d373b15e23256
 
 
 class UnknownModel(DetectorError):
-    """There is no network of this name, or its file is not the one that was shipped."""
+    """There is no network of this name, or its file differs from the shipped one."""
 
 
 class Network(NamedTuple):
-    """Matrices of whole numbers: of the features, of the hidden state and of the outputs, each with its sums' offset.
+    """Matrices of whole numbers for the features, the hidden state and the outputs, each with its bias.
 
     Shapes: (192, 27), (192,), (192, 64), (192,), (5, 64), (5,). The rows are those of the reset gate, the update gate
     and the candidate.
@@ -77,7 +77,7 @@ class Network(NamedTuple):
 
 
 def round_features(features: Any) -> Whole:
-    """Features as whole numbers; an array of them, runs along the last axis if there are many."""
+    """Features as whole numbers; for an array, runs are along the last axis if there are many."""
     values = np.asarray(features, dtype=np.float64)
     return np.asarray(np.floor(np.minimum(np.maximum(values, -LIMIT), LIMIT) * FEATURE_ONE + 0.5))
 
@@ -89,7 +89,7 @@ def to_probability(logit: float) -> float:
 
 
 def to_probabilities(logits: Whole) -> Whole:
-    """The same of many."""
+    """`to_probability` of many."""
     index = np.floor(logits * _TABLE_ONE + 0.5) + _TABLE_END
     return np.asarray(_logistic_table().take(index.astype(np.int64), mode="clip") / STATE_ONE)
 
@@ -98,15 +98,15 @@ def to_probabilities(logits: Whole) -> Whole:
 def load_network(name: str) -> Network:
     """The shipped network of this name; raises UnknownModel."""
     if name not in MODELS:
-        raise UnknownModel(f"There is no model {name!r}; there are {', '.join(sorted(MODELS))}.")
+        raise UnknownModel(f"There is no model {name!r}; available: {', '.join(sorted(MODELS))}.")
     data = resources.files("evalstop_detectors.posterior").joinpath(f"{name}.int16").read_bytes()
     if hashlib.sha256(data).hexdigest() != MODELS[name]:
-        raise UnknownModel(f"The file of model {name} is not the one that was shipped; install the package again.")
+        raise UnknownModel(f"The file of model {name} differs from the shipped one; reinstall the package.")
     return decode_network(data)
 
 
 def decode_network(data: bytes) -> Network:
-    """The network in these bytes: its six arrays one after the other, as little-endian 16-bit whole numbers."""
+    """Decode a network: its six arrays one after the other, as little-endian 16-bit integers."""
     numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
     rows = 3 * HIDDEN
     shapes = ((rows, FEATURES), (rows,), (rows, HIDDEN), (rows,), (OUTPUTS, HIDDEN), (OUTPUTS,))
@@ -125,7 +125,7 @@ def look_up_tanh(sums: Whole) -> Whole:
 
 
 def _look_up(table: Whole, sums: Any) -> Any:
-    # The nearest entry; the first and the last for what lies beyond. What is not negative is rounded down by a cast.
+    # The nearest entry, clipped to the first and the last. A cast rounds non-negative numbers down.
     return table.take((sums * _FROM_SUM + (_TABLE_END + 0.5)).astype(np.int64), mode="clip")
 
 
@@ -140,5 +140,5 @@ def _logistic_table() -> Whole:
 
 
 def _rounded(value: float) -> float:
-    """To a fraction of 2^14. No entry lies within 1e-9 of a boundary, so that no last bit of tanh matters."""
+    """Round to a fraction of 2^14. No entry lies within 1e-9 of a boundary, so the last bits of tanh do not matter."""
     return math.floor(value * STATE_ONE + 0.5)

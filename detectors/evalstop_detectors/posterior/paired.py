@@ -1,13 +1,13 @@
-"""What paired evaluations say beyond the curve: of the best checkpoint and of the current one on the same prompts.
+"""The evidence of paired evaluations beyond the curve: of the best and the current checkpoint on the same prompts.
 
-Source      Our own. A paired difference knows how far below the best a run is far better than the curve does, and says
-            nothing of whether such a fall heals. How much it adds to the log odds that the run has turned is learned
-            as the network is: on runs of the prior that ask for paired evaluations and get them
-            (`evalstop_lab.posterior.train_paired`). One layer of 32 units sees the network's features and 11 numbers of
-            the latest answer; `gru-1.paired.int16` holds it, in whole numbers like the network's.
+Source      Original. A paired difference measures how far a run is below its best far better than the curve does, but
+            not whether such a fall heals. How much it adds to the log odds that the run has turned is learned
+            like the network: on runs of the prior that ask for paired evaluations and get them
+            (`evalstop_lab.posterior.train_paired`). One layer of 32 units gets the network's features and 11 numbers of
+            the latest answer; `gru-1.paired.int16` holds it, in integers like the network's.
 Certificate E = mean over b in {1/2, 1, 2, 4} of the product over all answers of exp(b z - b^2/2), with
             z = (fall - 0.05 gain)/stderr: an e-value against `never more than a twentieth of its gain below the best`,
-            valid whenever one looks. Dips make it large too; it is told, and decides nothing.
+            valid at any time. Dips make it large too; it is reported, and decides nothing.
 Cut off     At most `MOST` is added to the network's log odds: no single answer decides alone.
 """
 
@@ -53,7 +53,7 @@ class Answer(Struct, frozen=True, array_like=True):
     """The latest paired evaluation since the best: the best's score less the current one's, and its standard error.
 
     `curve_fall`: how far below the best the curve was then. `since`: evals since the best then. `before`: the fall of
-    the answer before it, `has_before` whether there was one (0 or 1).
+    the previous answer, `has_before` whether there was one (0 or 1).
     """
 
     fall: Number
@@ -65,7 +65,7 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 def describe_answer(ops: Arithmetic, s: FeatureState, answer: Answer) -> list[Number]:
-    """The features of the latest answer, seen from now; the run is below its best."""
+    """The features of the latest answer at the current eval; the run is below its best."""
     noise, unit = measure_scale(ops, s)
 
     def asinh(x: Number) -> Number:
@@ -116,15 +116,15 @@ def raise_bets(log_bets: tuple[float, ...], fall: float, stderr: float, gain: fl
 
 @cache
 def _load(model: str) -> tuple[Whole, Whole, Whole, float]:
-    """The layer's matrices of whole numbers; raises UnknownModel."""
+    """The layer's integer matrices; raises UnknownModel."""
     data = resources.files("evalstop_detectors.posterior").joinpath(f"{model}.paired.int16").read_bytes()
     if hashlib.sha256(data).hexdigest() != HASHES[model]:
-        raise UnknownModel(f"The file of model {model} is not the one that was shipped; install the package again.")
+        raise UnknownModel(f"The file of model {model} differs from the shipped one; reinstall the package.")
     return decode_layer(data)
 
 
 def decode_layer(data: bytes) -> tuple[Whole, Whole, Whole, float]:
-    """The layer in these 16-bit numbers: weights (32, 38) and offsets (32,), then weights (32,) and an offset."""
+    """Decode a layer from 16-bit integers: weights (32, 38) and biases (32,), then weights (32,) and a bias."""
     numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
     inputs = FEATURES + PAIRED_FEATURES
     inner, rest = numbers[: UNITS * inputs].reshape(UNITS, inputs), numbers[UNITS * inputs :]

@@ -1,6 +1,6 @@
-"""Names of metrics that known trainers and libraries write as they stand here, whoever else writes them too.
+"""Metric names of known trainers and libraries, recognized whoever else writes them too.
 
-Held-out names are written without what they begin with: `val_accuracy`, `val/accuracy` and `eval_accuracy` are
+Held-out names are listed without their prefix: `val_accuracy`, `val/accuracy` and `eval_accuracy` are
 `accuracy` on held-out data. Sources, each the code of the library:
 
 - Keras 3 (`val_` and the `name` of a loss or metric, its `_direction`);
@@ -39,7 +39,7 @@ KNOWN_NAMES: dict[str, Meaning] = {
         *(proxy(name, _NAMED_SO) for name in ("proxy", "reward/proxy", "rewards/proxy", "proxy_reward")),
         kl("kl", _NAMED_SO),
         kl("objective/kl", "KL to the initial policy, as TRL's PPO has it"),
-        proxy("reward", "the reward that is optimized, by its name", rank=1),
+        proxy("reward", "the reward that is optimized, judging by its name", rank=1),
         proxy("objective/scores", "the score of the reward model, as TRL's PPO has it", rank=1),
         *(loss(name) for name in ("loss", "train_loss", "train_loss_epoch", "loss_epoch", "train_loss_step")),
     )
@@ -56,4 +56,4 @@ KNOWN_HELD_OUT: dict[str, Meaning] = {
         *(eval_error(name, OBJECTIVE) for name in _LOSSES.split()),
     )
 }
-"""By what follows `eval_`, `val_`, `validation/` and the like."""
+"""By the part after `eval_`, `val_`, `validation/` and similar prefixes."""

@@ -1,4 +1,4 @@
-"""What a metric's name may mean, and where that is known from."""
+"""What a metric's name may mean, and the source of that meaning."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from evalstop_detectors.observation import MetricRole
 
 
 class RoleOrigin(StrEnum):
-    """How it is known which role a metric plays, and whether higher or lower is better.
+    """How the role and the direction of a metric are known.
 
-    `declared`: the trainer, a person or a pattern of the project says so. `recognized`: the name stands in the table of
-    a known trainer. `guessed`: told from the words of the name. On a guess a run may be suspect, never stopped.
+    `declared`: by the trainer, a person or a pattern of the project. `recognized`: the name is in the table of
+    a known trainer. `guessed`: from the words of the name. On a guess a run may be suspect, but is never stopped.
     """
 
     DECLARED = "declared"
@@ -22,11 +22,11 @@ class RoleOrigin(StrEnum):
 
 
 class Meaning(Struct, frozen=True):
-    """What metrics of this pattern are: candidates for `role`, or for none, and why.
+    """The meaning of metrics that match this pattern: candidates for `role`, or for none, and why.
 
-    Among candidates for one role the lowest `rank` is preferred, then the meaning that stands first. `minimize` is
-    None where the role decides: KL and loss are minimized, scores maximized. A `caution` is said when one is chosen.
-    `beside`: the trainer logs a metric of this pattern too, with the same text for the first `*`.
+    Among candidates for one role the lowest `rank` is preferred, then the first meaning. `minimize` is
+    None where the role decides: KL and loss are minimized, scores maximized. A `caution` is shown if one is chosen.
+    `beside`: the trainer also logs a metric of this pattern, with the same text for the first `*`.
     """
 
     pattern: str
@@ -40,7 +40,7 @@ class Meaning(Struct, frozen=True):
 
 
 class Trainer(Struct, frozen=True):
-    """A trainer: `marks` are patterns of names that it alone writes."""
+    """A trainer: `marks` are patterns of names that only this trainer writes."""
 
     name: str
     marks: tuple[str, ...]
@@ -48,11 +48,11 @@ class Trainer(Struct, frozen=True):
 
 
 STILL_PROXY = "the reward that is optimized, on held-out prompts: still the proxy"
-SUBTRACTED = "the KL penalty is already subtracted from it: no proxy"
+SUBTRACTED = "the KL penalty is already subtracted from it: not the proxy"
 LAST_UPDATE = "KL to the policy before the update, not to the initial one"
 SAMPLER = "how far the sampler and the trainer disagree, not KL to the initial policy"
 OBJECTIVE = "the training objective on held-out data"
-UPDATE_LOSS = "the loss of the update on held-out prompts: its height says nothing"
+UPDATE_LOSS = "the loss of the update on held-out prompts: its level means nothing"
 REWARD_AS_EVAL = (
     "{metric} is the reward function on held-out prompts. That is the eval score where it verifies answers; where a"
     " reward model gives it, it is still the proxy: then log another score and give that the role eval."
@@ -62,7 +62,7 @@ REWARD_AS_EVAL = (
 def eval_score(
     pattern: str, reason: str, rank: int = 0, caution: str = "", origin: RoleOrigin = RoleOrigin.RECOGNIZED
 ) -> Meaning:
-    """A candidate for the eval that is maximized."""
+    """A candidate for the eval, maximized."""
     return Meaning(pattern, MetricRole.EVAL, reason, rank, False, caution, origin=origin)
 
 
@@ -73,7 +73,7 @@ def eval_error(
     beside: str | None = None,
     origin: RoleOrigin = RoleOrigin.RECOGNIZED,
 ) -> Meaning:
-    """A candidate for the eval that is minimized: a loss or an error."""
+    """A candidate for the eval, minimized: a loss or an error."""
     return Meaning(pattern, MetricRole.EVAL, reason, rank, True, beside=beside, origin=origin)
 
 
@@ -95,5 +95,5 @@ def loss(pattern: str, reason: str = "the loss that is optimized", rank: int = 0
 
 
 def no_role(pattern: str, reason: str) -> Meaning:
-    """No candidate for any role."""
+    """A metric without a role."""
     return Meaning(pattern, None, reason)

@@ -1,22 +1,23 @@
-"""How many steps a run is planned to have, from the labels, tags and params that trainers write. Pure."""
+"""The planned number of steps of a run, from the labels, tags and params that trainers write. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 NAMES = ("total_steps", "max_steps", "trainer/total_training_steps", "trainer/max_steps", "trainer.max_steps")
-"""What says it, the first that is a whole number from 1 on: our own name, transformers', verl's, NeMo's."""
+"""Names of the planned length; the first that is a positive whole number counts: EvalStop's, transformers', verl's,
+NeMo's."""
 
 EPOCHS, EPOCH = "num_train_epochs", "epoch"
-"""transformers' param, and the metric that it logs beside all others."""
+"""The param of transformers, and the metric that it logs with all others."""
 
 MOST_STEPS = 2**53 - 1
 SOONEST_EPOCH = 0.1
-"""Some trainers round epochs to two decimals: from here on the length is right to one in twenty."""
+"""Some trainers round epochs to two decimals: from here on the length is accurate to 5 %."""
 
 
 def find_total_steps(said: Mapping[str, str]) -> int | None:
-    """The planned length that these labels or params name; None when they name none.
+    """The planned length in these labels or params; None if there is none.
 
     >>> find_total_steps({"max_steps": "-1", "total_steps": "5000"})
     5000
@@ -25,7 +26,7 @@ def find_total_steps(said: Mapping[str, str]) -> int | None:
 
 
 def derive_total_steps(params: Mapping[str, str], epoch: float, step: int) -> int | None:
-    """The planned length of a run that has come to this step in this epoch; None where the params name no epochs.
+    """The planned length of a run that is at this step in this epoch; None if the params have no number of epochs.
 
     >>> derive_total_steps({"num_train_epochs": "3"}, epoch=0.5, step=100)
     600

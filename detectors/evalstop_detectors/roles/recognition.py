@@ -1,7 +1,7 @@
-"""Which of a run's metrics are the eval score, proxy, KL and loss, told from their names.
+"""Recognizes which of a run's metrics are the eval score, proxy, KL and loss, by their names alone.
 
-Names are all that is looked at. What stands in a known trainer's table is recognized; what only its words tell is
-guessed, and no run is stopped on a guess: a person confirms or corrects it.
+A name in a known trainer's table is recognized; a meaning inferred from its words is a guess, and no run is stopped
+on a guess until a person confirms or corrects it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from evalstop_detectors.roles.reinforcement import REINFORCEMENT
 from evalstop_detectors.roles.supervised import SUPERVISED
 
 TRAINERS = (*REINFORCEMENT, *SUPERVISED)
-"""Those whose marks are seen are asked in this order: what builds upon others stands after them."""
+"""Trainers whose marks are present, in this order: those that build on others come after them."""
 
 PRESET_TAG = "evalstop.preset"
-"""The tag by which a run names its trainer, where that is not to be told from its metrics."""
+"""The tag by which a run names its trainer, if its metrics do not show it."""
 
 NO_EVAL = (
     "No metric is the eval score: from proxy, KL and loss alone a run can only be suspect, and no shipped policy stops"
@@ -47,12 +47,11 @@ class Role(Struct, frozen=True):
 
 
 class RecognizedRoles(Struct, frozen=True):
-    """What a run's metrics look like.
+    """The recognized roles of a run's metrics.
 
-    `preset` is the trainer whose names they are, None when no trainer's marks were seen. `roles` holds at most one
-    metric a role, `origins` says of each whether it was recognized or guessed. `reasons` says of each metric with a
-    role, and of each that was refused one, why; metrics that mean nothing to anyone are not in it. `warnings` are for
-    a person to read.
+    `preset` is the recognized trainer, None when no trainer's marks were present. `roles` holds at most one
+    metric for each role, `origins` whether each was recognized or guessed. `reasons` explains each metric with a
+    role, and each that was denied one; metrics without any meaning are not included. `warnings` are for people.
     """
 
     preset: str | None
@@ -63,7 +62,7 @@ class RecognizedRoles(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """What a metric means. Among metrics of one role the least `order` is chosen."""
+    """A metric and its meaning. Among metrics of one role the lowest `order` is chosen."""
 
     metric: str
     meaning: Meaning
@@ -75,7 +74,7 @@ class Candidate(Struct, frozen=True):
 
 
 def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> RecognizedRoles:
-    """Tell the roles of `metrics` from their names; the tag `evalstop.preset` names the trainer outright.
+    """Infer the roles of `metrics` from their names; the tag `evalstop.preset` sets the trainer explicitly.
 
     >>> found = recognize_roles(["eval_gsm8k_loss", "reward"])
     >>> found.roles["eval_gsm8k_loss"].direction, str(found.origins["eval_gsm8k_loss"]), str(found.origins["reward"])
@@ -100,17 +99,17 @@ def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingPro
         if best.meaning.caution:
             warnings.append(best.meaning.caution.format(metric=best.metric))
         for other in others:
-            reasons[other.metric] = f"no role: {best.metric} is the better {role} ({other.meaning.reason})"
+            reasons[other.metric] = f"no role: {best.metric} is preferred as {role} ({other.meaning.reason})"
     if MetricRole.EVAL not in candidates:
         warnings.append(NO_EVAL)
     return RecognizedRoles(trainers[0].name if trainers else None, roles, origins, reasons, warnings)
 
 
 def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
-    """The role that the first fitting pattern gives to a metric, None when none fits.
+    """The role of a metric by the first matching pattern, None when none matches.
 
     A pattern is `{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}`, fnmatch-style and
-    sensitive to case; the direction may be left out. MLflow's `_at_` is read as `@`.
+    case-sensitive; the direction may be omitted. MLflow's `_at_` is read as `@`.
 
     Raises:
         KeyError, ValueError: the pattern that fits lacks a key or names an unknown role.
@@ -123,7 +122,7 @@ def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
 
 
 def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Candidate]:
-    """What each of a run's names means, among the others; names that mean nothing are left out."""
+    """The meaning of each of a run's names, given the others; names without a meaning are omitted."""
     plain = {_plain(name) for name in names}
     understood = [_understand(name, plain, trainers) for name in names]
     candidates = [candidate for candidate in understood if candidate is not None]
@@ -133,10 +132,10 @@ def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Ca
 
 
 def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) -> Candidate | None:
-    """What this name means, among the plain `names` of its run.
+    """The meaning of this name, given the plain `names` of its run.
 
-    1. To the first of the trainers whose marks are seen, in the table of each.
-    2. To anyone, where it is a known name, whole.
+    1. In the table of the first of the trainers whose marks are present.
+    2. As a known name of any trainer, in full.
     3. By its words, which is a guess.
     """
     plain = _plain(name)
@@ -156,12 +155,12 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
     quantity = plain.removeprefix(prefix)
     if quantity in KNOWN_HELD_OUT:
         return Candidate(name, KNOWN_HELD_OUT[quantity], place)
-    # Read as it was written: lower case has no camel case.
+    # Read in its original case: lower case would lose camel case.
     return Candidate(name, guess_held_out(_with_at(name)[-len(quantity) :] if quantity else ""), place + 1)
 
 
 def _doubt_loss(candidate: Candidate) -> Candidate:
-    """A loss that anyone may have named so is a guess beside a reward: there, `val_loss` may be that of an update."""
+    """A generically named loss beside a reward is only a guess: there, `val_loss` may be that of an update."""
     if candidate.meaning not in _ANYONES_LOSSES:
         return candidate
     return Candidate(candidate.metric, replace(candidate.meaning, origin=RoleOrigin.GUESSED), candidate.place)
@@ -171,14 +170,14 @@ _ANYONES_LOSSES = [meaning for meaning in KNOWN_HELD_OUT.values() if "loss" in m
 
 
 def _is_beside(meaning: Meaning, plain: str, names: Collection[str]) -> bool:
-    """Whether the metric is there that the trainer logs beside this one."""
+    """Whether the metric that the trainer logs beside this one exists."""
     match = _starred(meaning.pattern).fullmatch(plain)
     return match is not None and meaning.beside is not None and meaning.beside.replace("*", match[1], 1) in names
 
 
 @cache
 def _starred(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern, its first `*` a group."""
+    """The regular expression of a pattern, with its first `*` as a group."""
     before, _, after = pattern.partition("*")
     return re.compile(f"{re.escape(before)}(.*){re.escape(after)}")
 
@@ -192,7 +191,7 @@ def _role(role: MetricRole, minimize: bool | None) -> Role:
 def select_trainers(
     names: Sequence[str], tags: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Trainer], list[str]]:
-    """The trainers whose marks are on these names, and what is wrong with the tag."""
+    """The trainers whose marks appear in these names, and a warning about an invalid tag."""
     said = tags.get(PRESET_TAG)
     if said is None:
         plain = [_plain(name) for name in names]
@@ -201,18 +200,18 @@ def select_trainers(
     if named:
         return named, []
     known = ", ".join(trainer.name for trainer in TRAINERS)
-    warning = f"The tag {PRESET_TAG} names {said!r:.80}, which is none of {known}: it is told from the metrics instead."
+    warning = f"The tag {PRESET_TAG} names {said!r:.80}, not one of {known}: the metrics are used instead."
     return select_trainers(names, {})[0], [warning]
 
 
 def _plain(name: str) -> str:
-    """The name as the trainer has it, without what its logger made of it."""
+    """The trainer's name for the metric, without its logger's changes."""
     plain = _with_at(name).lower().removeprefix("train/")
     return f"eval_{plain.removeprefix('eval/')}" if plain.startswith("eval/") else plain
 
 
 def _with_at(name: str) -> str:
-    """MLflow takes no `@` in names, so trainers write `_at_`."""
+    """MLflow does not allow `@` in names, so trainers write `_at_`."""
     return name.replace("_at_", "@")
 
 

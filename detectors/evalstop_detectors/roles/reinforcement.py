@@ -1,9 +1,9 @@
-"""What the metrics of trainers that optimize a reward or preferences mean, and which of them mislead.
+"""The meanings of metrics of trainers that optimize a reward or preferences, including misleading ones.
 
 Sources: the trainers' own code as of TRL 1.16 (and its PPO as of 0.9 to 0.25), verl 0.5, OpenRLHF 0.8, NeMo-RL 0.3,
-open-instruct, trlX 0.7, torchtune 0.6, DeepSpeed-Chat and stable-baselines3 2.7. A pattern is fnmatch-style, on a name
-in lower case without the prefix `train/`, with `eval/` written `eval_` and MLflow's `_at_` written `@`. A `*` stands
-where the trainer writes the name of a data set or of a reward.
+open-instruct, trlX 0.7, torchtune 0.6, DeepSpeed-Chat and stable-baselines3 2.7. A pattern is fnmatch-style, matched
+against a name in lower case without the prefix `train/`, with `eval/` written `eval_` and MLflow's `_at_` written `@`.
+A `*` stands for the name of a data set or of a reward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REINFORCEMENT = (
             no_role("critic/*", "a statistic of the critic or of the advantages"),
             no_role("actor/reward_kl_penalty_coeff", "a coefficient"),
             kl("actor/reward_kl_penalty", "KL of the rollouts to the reference policy"),
-            kl("actor/kl_loss", "KL to the reference policy, as the loss has it", rank=1),
+            kl("actor/kl_loss", "KL to the reference policy, as used in the loss", rank=1),
             eval_score(
                 "val-core/*/reward/mean@*",
                 "the mean reward on held-out prompts",
@@ -45,7 +45,7 @@ REINFORCEMENT = (
             eval_score(
                 "val-core/*/best@*/mean", "the score of the best of several answers on held-out prompts", rank=3
             ),
-            no_role("val-core/*", "no mean of a score"),
+            no_role("val-core/*", "not a mean of a score"),
             no_role("val-aux/*", "auxiliary: verl names the core metrics itself"),
             eval_score("val/test_score/*", "the mean score on held-out prompts", caution=REWARD_AS_EVAL),
             loss("actor/pg_loss", "the loss of the policy"),
@@ -66,7 +66,7 @@ REINFORCEMENT = (
         "nemo-rl-preferences",
         ("validation-*/num_valid_samples", "validation-*/rewards_chosen_mean"),
         (
-            eval_score("validation-*/accuracy", "the share of held-out pairs told apart"),
+            eval_score("validation-*/accuracy", "the share of held-out pairs ranked correctly"),
             eval_error("validation-*/loss"),
             eval_error("validation-*/*_loss", "a part of the objective on held-out data", rank=3),
             loss("loss"),
@@ -127,16 +127,16 @@ REINFORCEMENT = (
         "trl-dpo",  # and KTO, ORPO, CPO
         ("rewards/chosen", "rewards/margins", "rewards/accuracies", "eval_rewards/chosen", "eval_rewards/accuracies"),
         (
-            proxy("rewards/margins", "the implicit reward by which the training pairs are told apart"),
+            proxy("rewards/margins", "the implicit reward that ranks the training pairs"),
             no_role("rewards/*", "an implicit reward up to a constant, or a share of training pairs"),
             eval_score(
                 "eval_rewards/accuracies",
-                "the share of held-out pairs told apart",
+                "the share of held-out pairs ranked correctly",
                 rank=1,
-                caution="{metric} says how well held-out pairs are told apart, not how good the answers are: log a"
+                caution="{metric} shows how well held-out pairs are ranked, not how good the answers are: log a"
                 " score of answers and give it the role eval where you can.",
             ),
-            no_role("eval_rewards/*", "an implicit reward: it climbs when the model memorizes"),
+            no_role("eval_rewards/*", "an implicit reward: it rises when the model memorizes"),
             eval_error("eval_loss", rank=2),
             loss("loss"),
         ),
@@ -145,12 +145,12 @@ REINFORCEMENT = (
         "trl-reward",
         ("min_reward", "max_reward", "eval_min_reward"),
         (
-            no_role("*mean_reward", "the reward model's own score, which is not optimized: its height says nothing"),
+            no_role("*mean_reward", "the reward model's own score, which is not optimized: its level means nothing"),
             no_role("*m??_reward", "the reward model's own score"),
-            no_role("*margin", "by how much pairs are told apart: it climbs when the model memorizes"),
-            eval_score("eval_accuracy", "the share of held-out pairs told apart"),
+            no_role("*margin", "the margin between pairs: it rises when the model memorizes"),
+            eval_score("eval_accuracy", "the share of held-out pairs ranked correctly"),
             eval_error("eval_loss"),
-            no_role("accuracy", "the share of training pairs told apart"),
+            no_role("accuracy", "the share of training pairs ranked correctly"),
             loss("loss"),
         ),
     ),
@@ -184,7 +184,7 @@ REINFORCEMENT = (
         "open-instruct-rm",
         ("eval_rm/accuracy", "rm/accuracy"),
         (
-            eval_score("eval_rm/accuracy", "the share of held-out pairs told apart"),
+            eval_score("eval_rm/accuracy", "the share of held-out pairs ranked correctly"),
             eval_error("eval_rm/loss"),
             no_role("eval_rm/*", "the reward model's own score"),
             loss("rm/loss"),
@@ -213,7 +213,7 @@ REINFORCEMENT = (
         ("rollout/ep_rew_mean", "rollout/ep_len_mean", "time/total_timesteps"),
         (
             proxy("rollout/ep_rew_mean", "the return that is optimized, with exploration"),
-            eval_score("eval_mean_reward", "the return of the policy as it would be used"),
+            eval_score("eval_mean_reward", "the return of the policy without exploration"),
             eval_score("eval_success_rate", "the share of evaluation episodes that succeed"),
             no_role("eval_*", "a statistic of the evaluation's episodes"),
             no_role("approx_kl", LAST_UPDATE),

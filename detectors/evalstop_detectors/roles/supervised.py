@@ -1,4 +1,4 @@
-"""What the metrics of trainers that fit a model to data mean.
+"""The meanings of metrics of trainers that fit a model to data.
 
 Sources: the trainers' own code as of LLaMA-Factory 0.9, Axolotl 0.12, transformers 5 (a dict of eval sets gives each
 its `eval_<name>_loss` and `eval_<name>_runtime`), sentence-transformers 5, Ultralytics 8.3, nanochat, LLM Foundry
@@ -19,12 +19,12 @@ from evalstop_detectors.roles.meanings import (
 
 SUPERVISED = (
     Trainer(
-        "llama-factory",  # its trainer_log.jsonl; elsewhere it writes what transformers and TRL write
+        "llama-factory",  # its trainer_log.jsonl; its other logs have the names of transformers and TRL
         ("current_steps", "percentage", "elapsed_time", "remaining_time"),
         (
             proxy("reward", "the score of the reward model"),
-            no_role("accuracy", "the share of training pairs told apart: no held-out score"),
-            no_role("predict_*", "said once, after the training"),
+            no_role("accuracy", "the share of training pairs ranked correctly: not a held-out score"),
+            no_role("predict_*", "logged once, after the training"),
             eval_score("eval_rouge-?", "a score of generated text on held-out data"),
             eval_score("eval_bleu-4", "a score of generated text on held-out data"),
         ),
@@ -49,7 +49,7 @@ SUPERVISED = (
             "eval_mean_token_accuracy",
         ),
         (
-            no_role("train_loss", "said once, when the training has ended"),
+            no_role("train_loss", "logged once, at the end of the training"),
             eval_error("eval_loss"),
             eval_error("eval_*_loss", OBJECTIVE + ", of one of several sets", beside="eval_*_runtime"),
             eval_score("eval_mean_token_accuracy", OBJECTIVE + ", token by token", rank=3),
@@ -62,7 +62,7 @@ SUPERVISED = (
             no_role("eval_*_threshold", "a threshold"),
             eval_score("eval_*_spearman_cosine", "the correlation of similarities on held-out pairs"),
             eval_score("eval_*cosine_ndcg@*", "ranking of held-out queries"),
-            eval_score("eval_*cosine_accuracy", "the share of held-out pairs told apart"),
+            eval_score("eval_*cosine_accuracy", "the share of held-out pairs ranked correctly"),
         ),
     ),
     Trainer(

@@ -1,10 +1,10 @@
-"""What the words of a held-out metric's name say. A guess, however plain the word.
+"""The meaning of a held-out metric by the words of its name. Always a guess, even for plain words.
 
-A word is what stands between `_ / - . @ :` and the like, or between the humps of camel case, compared with and without
-the digits at its end: `val/MeanSquaredError`, `eval_mse`, `eval-rouge1`. A name that ends in `loss` is one. Else in
-this order, the first that fits counts:
+Words are separated by `_ / - . @ :` and similar characters, or by camel case, and compared with and without
+trailing digits: `val/MeanSquaredError`, `eval_mse`, `eval-rouge1`. A name that ends in `loss` is one. Otherwise the
+first of these that matches counts:
 
-1. bookkeeping: runtimes, counts, lengths, step sizes, KL and other statistics are no quality of the model;
+1. bookkeeping: runtimes, counts, lengths, step sizes, KL and other statistics are not a quality of the model;
 2. losses and errors, whatever they are of: `eval_gsm8k_loss`, `eval_math_ppl`, `eval_toxicity_score`;
 3. scores and benchmarks: `eval_gsm8k`, `val_accuracy`.
 """
@@ -67,11 +67,11 @@ _PAIRS = {
     ("explained", "variance"): False,
     ("absolute", "value"): True,
 }
-"""Two words that mean something else together: an error (True), a score (False), bookkeeping (None)."""
+"""Pairs of words with another meaning together: an error (True), a score (False), bookkeeping (None)."""
 
 
 class Reading(StrEnum):
-    """What a name is taken for: `score` is better when higher, `error` when lower; `other` is neither."""
+    """The reading of a name: `score` is better when higher, `error` when lower; `other` is neither."""
 
     SCORE = "score"
     ERROR = "error"
@@ -88,7 +88,7 @@ def split_words(name: str) -> list[str]:
 
 
 def read_words(name: str) -> Reading | None:
-    """What the words of a name say; None when none of them is known.
+    """The reading of a name by its words; None when none of them is known.
 
     >>> [str(read_words(name)) for name in ("gsm8k_loss", "error_rate", "gsm8k", "gsm8k_runtime")]
     ['error', 'error', 'score', 'other']
@@ -96,7 +96,7 @@ def read_words(name: str) -> Reading | None:
     words = split_words(name)
     known = {form for word in words for form in (word, word.rstrip("0123456789"))}
     together = [_PAIRS[pair] for pair in pairwise(words) if pair in _PAIRS]
-    if "neg" in known:  # scikit-learn's: an error turned so that higher is better
+    if "neg" in known:  # scikit-learn's negated error: higher is better
         return Reading.SCORE
     if words[-1:] == ["loss"]:
         return Reading.ERROR

@@ -208,7 +208,7 @@ def test_the_eval_score_that_may_be_the_proxy_is_warned_of() -> None:
 
 def test_the_better_of_two_is_named_to_the_other() -> None:
     """Whoever asks why an eval is not watched reads which one is."""
-    assert "eval_accuracy is the better eval" in recognize_roles(["eval_accuracy", "eval_loss"]).reasons["eval_loss"]
+    assert "eval_accuracy is preferred as eval" in recognize_roles(["eval_accuracy", "eval_loss"]).reasons["eval_loss"]
 
 
 def test_a_tag_names_the_trainer() -> None:
