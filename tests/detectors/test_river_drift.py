@@ -192,7 +192,7 @@ def test_every_detector_of_river_for_scores_is_there() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"detector": "DDM"}, ["DDM", "right and wrong answers", "ADWIN, "]),
+        ({"detector": "DDM"}, ["DDM", "binary errors", "ADWIN, "]),
         ({"detector": "HDDM_A"}, ["'HDDM_A'", "ADWIN, "]),
         ({"detector": "DriftRetrainingClassifier"}, ["ADWIN, "]),
         ({"detector": "__name__"}, ["ADWIN, "]),

@@ -86,7 +86,7 @@ def test_what_contradicts_itself_is_refused(admin: httpx.Client) -> None:
     assert "decided at step 4, before 5" in detail
     healthy = run_with(admin, evals(0.1, start=0), name="healthy")
     word = {"outcome": "right", "turn_step": 0}
-    assert "say wrong" in problem(admin.post(f"/runs/{healthy}/outcome", json=word), 422)["detail"]
+    assert "label it wrong" in problem(admin.post(f"/runs/{healthy}/outcome", json=word), 422)["detail"]
 
 
 @pytest.mark.parametrize(
