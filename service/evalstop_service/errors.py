@@ -57,7 +57,7 @@ class QuotaReached(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """Too much data waits to be stored. Nothing of this request was stored: retry in a second."""
+    """Too much data waits to be stored. Nothing of this request was stored. Send the same request again in a second."""
 
 
 class Behind(ServiceError):
@@ -65,4 +65,4 @@ class Behind(ServiceError):
 
 
 class Closed(ServiceError):
-    """The service is shutting down. Nothing of this request was stored: retry."""
+    """The service is shutting down. Nothing of this request was stored. Send the same request again."""

@@ -93,7 +93,7 @@ def helpful(response: httpx.Response) -> dict[str, Any]:
     assert int(response.headers["retry-after"]) >= 1
     problem: dict[str, Any] = response.json()
     assert problem["status"] == 503
-    assert "send the same again" in problem["detail"]
+    assert "the same request again" in problem["detail"]
     return problem
 
 
