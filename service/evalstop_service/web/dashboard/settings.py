@@ -270,7 +270,9 @@ def _field_value(project: Project, setting: Setting, written: dict[str, str]) ->
         value = ", ".join(value)
     if isinstance(value, bool):
         value = "yes" if value else "no"
-    stored = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    stored = "" if value is None else str(value)
     return written.get(setting.name, stored)
 
 

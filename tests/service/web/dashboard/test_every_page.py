@@ -229,7 +229,10 @@ def test_keys_and_the_list_of_them(house: House) -> None:
     page.keyboard.type("jk?gf")
     expect(page.locator("#search")).to_have_value("jk?gf")
     expect(page.locator("#keys")).to_be_hidden()
-    page.locator("#search").blur()
+    page.keyboard.press("Control+k")
+    expect(page.locator("#palette")).to_be_visible()
+    press_keys(page, "Escape", "Escape", "Escape")  # out of the palette, the text away, out of the field
+    expect(page.locator("#search")).not_to_be_focused()
     page.keyboard.press("v")
     expect(page.locator("#toast")).to_contain_text("Move to a stop first")
     page.keyboard.press("Escape")

@@ -236,6 +236,15 @@ def test_settings_are_changed_by_the_rules_of_the_api(desk: Desk) -> None:
     assert desk.actions() == ["project.changed"] * 3
 
 
+def test_long_times_are_shown_whole(desk: Desk) -> None:
+    """To the second, and in words beside: what is saved as it was shown changes nothing."""
+    desk.post("/settings", stale_seconds="1296001", confirm_seconds="5400")
+    page = desk.get("/settings")
+    assert 'name="stale_seconds" value="1296001"' in page
+    assert "unconfirmed stops are escalated after this time; now 1.5 h<" in page
+    assert "a run is stale; now 15 d<" in page
+
+
 def test_roles_of_metrics_are_lines_of_patterns(desk: Desk) -> None:
     """A line is a pattern, a role and maybe a direction."""
     desk.post("/settings/role-patterns", patterns="val/*/mean@* eval\n\n loss loss minimize \n")

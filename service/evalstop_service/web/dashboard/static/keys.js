@@ -19,10 +19,13 @@ onOff.checked = localStorage.getItem(SWITCH) !== "off";
 onOff.addEventListener("change", () => localStorage.setItem(SWITCH, onOff.checked ? "on" : "off"));
 
 document.addEventListener("keydown", (event) => {
-  if (document.querySelector("dialog[open]") || isTypedInto(event.target) || event.altKey || event.isComposing) return;
+  if (document.querySelector("dialog[open]") || event.altKey || event.isComposing) return;
   if (event.ctrlKey || event.metaKey) {
     if (event.key.toLowerCase() !== "k" || event.shiftKey) return;
     openPalette();
+  } else if (isTypedInto(event.target)) {
+    if (event.key === "Escape" && event.target.value === "") event.target.blur(); // back to the single keys
+    return;
   } else if (!onOff.checked || !pressKey(event.key)) return;
   event.preventDefault();
 });
