@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.statuses import Stage, Treatment
 from evalstop_service.store import (
@@ -116,6 +117,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
         name_state=formatting.name_state,
         unfinished=(*pending_actions.TO_DECIDE, *pending_actions.AWAITED),
+        stopping=decision_lifecycle.STOPPING,
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )

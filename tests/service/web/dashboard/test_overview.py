@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.service.cases_written import write
 from tests.service.scenes import take
-from tests.service.web.dashboard.recorded import Tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
 HACKING = recorded("np-0044")
@@ -116,6 +116,26 @@ def test_a_parked_job_can_return_or_be_stopped(
     assert visitor.post(f"/decisions/{decision.id}/undo", data=word).status_code == 303
     assert "dip" not in part(visitor, "queue")
     assert "returned" in visitor.get("/runs?status=running").text
+
+
+@EMBEDDED
+def test_a_label_is_asked_for_where_one_can_know(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Of a run that went on to its end, not of one that still runs or was stopped."""
+    running = open_run(database, tenant, now, "running")
+    report(database, tenant, running.id, HACKING, now)
+    ended = open_run(database, tenant, now, "ended")
+    report(database, tenant, ended.id, HACKING, now)
+    commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
+    stopped = open_run(database, tenant, now, "stopped", mode="enforce")
+    decision = report(database, tenant, stopped.id, HACKING[:29], now).decision
+    assert decision is not None
+    confirm(database, tenant, decision.id, now)
+    recent = part(visitor, "recent")
+    assert re.findall(r"<bdi>(running|ended|stopped)</bdi>", recent) == ["stopped", "ended", "running"]
+    assert re.findall(r'aria-label="Was the stop of (\w+) right\?"', recent) == ["ended"]
+    assert "no outcome yet" in recent
 
 
 @EMBEDDED
