@@ -185,9 +185,14 @@ def test_runs_are_chosen_laid_over_one_another_and_shared(
     wait_until(window, f"{TRACES}.length", 14)  # what was measured, and it smoothed
 
     proxy_line = "document.querySelector('#chart .subplot.xy2 .scatterlayer .js-line').getAttribute('d')"
-    before = read(window, proxy_line)
+    before, highest_kl = read(window, proxy_line), read(window, KL_TOP)
     drag_over_the_evals(window)
     wait_until(window, f"{proxy_line} === {before!r}", False)
+    wait_until(window, f"{KL_TOP} < {highest_kl}", True)  # each panel is as high as what is seen in it
+    page.locator("#chart .nsewdrag").first.dblclick()
+    wait_until(window, f"{KL_TOP} === {highest_kl}", True)
+    drag_over_the_evals(window)
+    wait_until(window, f"{KL_TOP} < {highest_kl}", True)
     page.locator(f"[data-toggle='{turns.id}']").click()
     wait_until(window, f"{TRACES}.length", 7)
     query = parse_qs(urlsplit(page.url).query)
@@ -203,6 +208,7 @@ def test_runs_are_chosen_laid_over_one_another_and_shared(
 
 
 TRACES = "document.getElementById('chart').data"
+KL_TOP = "document.getElementById('chart').layout.yaxis3.range[1]"
 
 
 def read(window: Window, expression: str) -> Any:

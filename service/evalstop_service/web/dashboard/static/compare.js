@@ -47,7 +47,7 @@ async function drawChart() {
   const color = palette();
   const places = panels.map((panel, i) => ({ role: panel[0], title: panel[1], share: panel[2], axis: i === 0 ? "y" : `y${i + 1}` }));
   const traces = places.flatMap((panel) => present.flatMap((one) => lines(color, panel, one, x)));
-  await draw(chart, [...traces, ...(places[0].role === "eval" ? present.flatMap((one) => bestMark(color, one, x)) : [])], layout(color, places, x));
+  await draw(chart, [...traces, ...(places[0].role === "eval" ? present.flatMap((one) => bestMark(color, one, x)) : [])], layout(color, places, x, traces));
   if (!followed) followZoom();
 }
 
@@ -116,7 +116,7 @@ function bestMark(color, { run, index, shift }, x) {
   }];
 }
 
-function layout(color, places, x) {
+function layout(color, places, x, traces) {
   const aligned = alignChoice.value !== "start";
   const text = aligned ? `${x.aligned} from the ${ANCHORS[alignChoice.value]}` : x.title;
   const found = {
@@ -133,11 +133,20 @@ function layout(color, places, x) {
   let top = 1;
   for (const panel of places) {
     const bottom = Math.max(0, top - (panel.share / whole) * room);
-    found[panel.axis.replace("y", "yaxis")] = axis(color, { domain: [bottom, top], nticks: 5 });
+    found[panel.axis.replace("y", "yaxis")] = axis(color, { domain: [bottom, top], nticks: 5, ...range(traces.filter((trace) => trace.yaxis === panel.axis)) });
     found.annotations.push({ xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", showarrow: false, text: panel.title, font: { size: 12, color: color("text") } });
     top = bottom - GAP;
   }
   return found;
+}
+
+// A panel is as high as what the zoom shows of it; Plotly alone keeps the height of all values.
+function range(traces) {
+  const seen = zoom ? traces.flatMap(({ x, y }) => y.filter((value, i) => value !== null && x[i] !== null && x[i] >= zoom[0] && x[i] <= zoom[1])) : [];
+  if (seen.length === 0) return { autorange: true };
+  const [low, high] = [seen.reduce((a, b) => Math.min(a, b)), seen.reduce((a, b) => Math.max(a, b))];
+  const room = (high - low || Math.abs(high) || 1) / 16;
+  return { range: [low - room, high + room], autorange: false };
 }
 
 // --- What is chosen. ---
@@ -149,6 +158,7 @@ function followZoom() {
     else if (change["xaxis.autorange"]) zoom = null;
     else return;
     writeAddress();
+    drawChart();
   });
   chart.on("plotly_hover", ({ points }) => emphasize(points[0].data.meta));
   chart.on("plotly_unhover", () => emphasize(null));
@@ -176,7 +186,12 @@ function emphasize(id) {
   for (const one of document.querySelectorAll("[data-toggle], [data-run]")) {
     one.classList.toggle("emphasized", id !== null && (one.dataset.toggle ?? one.dataset.run) === id);
   }
-  if (chart.data && !chart.hidden) Plotly.restyle(chart, { opacity: chart.data.map((trace) => (trace.hoverinfo === "skip" ? 0.22 : 1) * (id === null || trace.meta === id ? 1 : 0.18)) });
+  queueMicrotask(paintEmphasis); // a zoom tells of it while it is under way: what is restyled then, Plotly keeps as the visitor's edit
+}
+
+function paintEmphasis() {
+  if (!chart.data || chart.hidden) return;
+  Plotly.restyle(chart, { opacity: chart.data.map((trace) => (trace.hoverinfo === "skip" ? 0.22 : 1) * (emphasized === null || trace.meta === emphasized ? 1 : 0.18)) });
 }
 
 for (const list of [legend, document.querySelector(".comparison")]) {

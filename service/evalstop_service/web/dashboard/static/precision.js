@@ -68,7 +68,7 @@ function drawCalibration(color) {
   const diagonal = { type: "scatter", mode: "lines", x: [0, most], y: [0, most], line: { color: color("muted"), width: 1.2, dash: "dot" }, hoverinfo: "skip" };
   const measured = {
     type: "scatter", mode: "markers+text", x: points.map((one) => one.stated), y: points.map((one) => one.value), text: points.map((one) => one.label),
-    textposition: "middle right", textfont: { color: color("muted"), size: 11.5 }, cliponaxis: false,
+    textposition: "top right", textfont: { color: color("muted"), size: 11.5 }, cliponaxis: false,
     error_y: { type: "data", symmetric: false, array: points.map((one) => one.high - one.value), arrayminus: points.map((one) => one.value - one.low), color: color("stop"), thickness: 1.6, width: 4 },
     marker: { size: 9, color: color("stop") }, hovertemplate: "%{text}: states %{x:.1%}, measured %{y:.1%}<extra></extra>",
   };
