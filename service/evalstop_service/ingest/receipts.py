@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evalstop_service.ingest.messages import Receipt, ValueConflict
 from evalstop_service.ingest.run_state import RunState
-from evalstop_service.runs.watched_metrics import OWN_METRICS, list_evals
+from evalstop_service.runs.watched_metrics import OWN_METRICS
 from evalstop_service.store.decisions import Decision
 
 MOST_UNWATCHED = 20
@@ -35,7 +35,7 @@ def write_receipt(
 def _list_unwatched(state: RunState) -> tuple[dict[str, str], list[str]]:
     """`Receipt.missing` and `Receipt.unwatched`."""
     metrics, last_steps = state.run.metrics, state.last_steps
-    if metrics.keys() <= last_steps.keys() and list_evals(metrics):
+    if state.watch.eval_metric is not None and metrics.keys() <= last_steps.keys():
         return {}, []
     missing = {metric: role["role"] for metric, role in metrics.items() if metric not in last_steps}
     unwatched = [metric for metric in last_steps if metric not in metrics and metric not in OWN_METRICS]
