@@ -38,9 +38,9 @@ def create_encryption(settings: Settings) -> Encryption:
     Beside an embedded database lies a key generated at the first start; keys from the settings come before it.
     """
     keys = _parse("SECRET_KEYS", encryption.parse_keys, reveal(settings.secret_keys))
-    kept = settings.data_folder / ENCRYPTION_KEY
-    if settings.database_url is None and kept.exists():
-        keys += _parse("DATA_FOLDER", encryption.parse_keys, kept.read_text())
+    key_file = settings.data_folder / ENCRYPTION_KEY
+    if settings.database_url is None and key_file.exists():
+        keys += _parse("DATA_FOLDER", encryption.parse_keys, key_file.read_text())
     return Encryption(keys)
 
 

@@ -321,17 +321,19 @@ class _HighestBound:
 
     def _highest(self, curve: Curve, begin: int, end: int, best: tuple[float, int] | None) -> tuple[float, int] | None:
         """The better of `best` and of those in the range that have a checkpoint: bound, and the negative index."""
-        found = [
+        candidates = [
             (bound, -index)
             for index, bound in enumerate(curve.bounds(begin, end, self._caution), begin)
             if self._scores.exists[index]
         ]
-        return max(found if best is None else [best, *found], default=None)
+        return max(candidates if best is None else [best, *candidates], default=None)
 
     def _raw_from(self, begin: int) -> BestCheckpoint | None:
         scores = self._scores
-        found = [(scores.values[index], -index) for index in range(begin, len(scores.steps)) if scores.exists[index]]
-        if not found:
+        candidates = [
+            (scores.values[index], -index) for index in range(begin, len(scores.steps)) if scores.exists[index]
+        ]
+        if not candidates:
             return None
-        value, index = max(found)
+        value, index = max(candidates)
         return BestCheckpoint(scores.steps[-index], value, SmoothedMaximum.name)

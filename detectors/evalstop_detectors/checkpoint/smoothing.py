@@ -195,8 +195,8 @@ class Curve:
 
     def _forget(self, index: int) -> None:
         if index > self._base:
-            for kept in (self._tame, self._sums, *self._inner):
-                del kept[: index - self._base]
+            for values in (self._tame, self._sums, *self._inner):
+                del values[: index - self._base]
             self._base = index
 
     def bounds(self, begin: int, end: int, caution: float) -> list[float]:

@@ -135,11 +135,11 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         fits = [_log_predictive(item, kappa, value) for item in state.run_lengths]
         top = max(fits)
         joint = [item.probability * math.exp(fit - top) for item, fit in zip(state.run_lengths, fits, strict=True)]
-        kept = self._kept(joint)
-        total = add_up([joint[index] for index in kept])
+        places = self._kept(joint)
+        total = add_up([joint[index] for index in places])
         lower, most, turn, length, best = 0.0, 0.0, None, 0, 0.0
         grown = []
-        for index in kept:
+        for index in places:
             share = joint[index] / total
             item = _longer(state.run_lengths[index], kappa, value, share * (1 - hazard))
             own = item.evals >= self.least_evals

@@ -147,8 +147,8 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
         if pairs >= self.least_evals:
             of_eval = noise.estimate(eval_noise)
             noisy = of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
-            found, at = self._widest(stride, eval_scores, proxies, of_eval, noise.estimate(proxy_noise))
-            value = min(max(found, 0.0), _LARGEST)
+            largest, at = self._widest(stride, eval_scores, proxies, of_eval, noise.estimate(proxy_noise))
+            value = min(max(largest, 0.0), _LARGEST)
             note = _words(value, at, len(eval_scores), stride, explained)
         return DivergenceState(
             proxy=proxy,
@@ -214,13 +214,13 @@ def _regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
     if count < 8 or squares <= 0 or own <= 0:
         return 0.0, 0.0
     share = (products / math.sqrt(squares) / math.sqrt(own)) ** 2
-    kept = 1 - 4 * (1 - share) / (count * share) if share > 0 else 0.0
-    if kept <= 0:
+    shrinkage = 1 - 4 * (1 - share) / (count * share) if share > 0 else 0.0
+    if shrinkage <= 0:
         return 0.0, 0.0
     coefficient = products / squares
     if not math.isfinite(coefficient):
         return 0.0, 0.0
-    return kept * coefficient, min(share * kept * (2 - kept), 1.0)
+    return shrinkage * coefficient, min(share * shrinkage * (2 - shrinkage), 1.0)
 
 
 def _stored(

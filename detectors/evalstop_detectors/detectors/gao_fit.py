@@ -270,7 +270,7 @@ def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: floa
 
 def _fits(gram: Floats, cross: Floats, square: float) -> tuple[Fit, ...]:
     """The forms fitted to all evals so far; empty if the distances do not determine them."""
-    found = []
+    fits = []
     for term in _FORMS:
         chosen = (0, 1, term)
         inverse = _inverted([[gram[_ENTRY[min(i, j), max(i, j)]] for j in chosen] for i in chosen])
@@ -279,8 +279,8 @@ def _fits(gram: Floats, cross: Floats, square: float) -> tuple[Fit, ...]:
         right = [cross[i] for i in chosen]
         theta = [add_up(a * b for a, b in zip(row, right, strict=True)) for row in inverse]
         misfit = max(square - add_up(a * b for a, b in zip(theta, right, strict=True)), 0.0)
-        found.append(Fit(term, (theta[0], theta[1], theta[2]), inverse, misfit))
-    return tuple(found)
+        fits.append(Fit(term, (theta[0], theta[1], theta[2]), inverse, misfit))
+    return tuple(fits)
 
 
 def _inverted(matrix: list[list[float]]) -> tuple[Three, Three, Three] | None:

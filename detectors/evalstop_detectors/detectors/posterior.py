@@ -206,15 +206,15 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         given = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
         at_once = {index: item for index, item in given.items() if item is not None}
         courses = follow_runs(load_network(self.model), list(at_once.values()))
-        found = {index: _trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
-        return [found[index] if index in found else trace_run(self, columns) for index, columns in enumerate(runs)]
+        traces = {index: _trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
+        return [traces[index] if index in traces else trace_run(self, columns) for index, columns in enumerate(runs)]
 
     def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
-        features, found = advance(ONE, state.features, _given(state, observation, value))
-        seen = round_features(found)
+        features, features_seen = advance(ONE, state.features, _given(state, observation, value))
+        seen = round_features(features_seen)
         hidden = load_network(self.model).step(np.array(state.hidden, dtype=np.float64), seen)
         is_best = features.since == 0.0
-        fell = state.features.last - features.last if abs(found[_PROXY_CHANGE]) < STILL else 0.0
+        fell = state.features.last - features.last if abs(features_seen[_PROXY_CHANGE]) < STILL else 0.0
         state = replace(
             state,
             features=features,
@@ -340,9 +340,9 @@ def _to_outlooks(outputs: Whole) -> Iterator[Outlook]:
 
 
 def _given(state: PosteriorState, observation: Observation, value: float) -> Given:
-    stderr, progress, begun = observation.stderr, observation.progress, state.planned_from
-    if progress is not None and begun:
-        progress = (progress - begun) / (1.0 - begun) if begun < 1 else 1.0
+    stderr, progress, planned_from = observation.stderr, observation.progress, state.planned_from
+    if progress is not None and planned_from:
+        progress = (progress - planned_from) / (1.0 - planned_from) if planned_from < 1 else 1.0
     has_stderr = stderr is not None and 0 < stderr < math.inf
     proxy = state.waiting_proxy / state.waiting if state.waiting else 0.0
     return Given(

@@ -68,8 +68,10 @@ def find_threshold(detector: Detector[Any], risk: float, own: Sequence[Calibrati
 
     Raises InvalidPolicy when there is none.
     """
-    for found in (own, SHIPPED):
-        levels = {level.rate: level.threshold for item in found if _same(item, detector) for level in item.levels}
+    for calibrations in (own, SHIPPED):
+        levels = {
+            level.rate: level.threshold for item in calibrations if _same(item, detector) for level in item.levels
+        }
         if risk in levels:
             if (value := levels[risk]) is not None and value > 0:
                 return value

@@ -351,8 +351,8 @@ def _invalid(path: Path, words: str) -> InvalidPolicy:
 
 def _refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
     """The msgspec error for a document of `struct` at the path `where`, with the allowed values."""
-    found = _PLACE.fullmatch(str(error))
-    words, steps = (found[1], found[2]) if found else (str(error), "")
+    match = _PLACE.fullmatch(str(error))
+    words, steps = (match[1], match[2]) if match else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
     explain_unknown = _UNKNOWN_FIELD.fullmatch(words)
     path = (*where, *inner, *([explain_unknown[1]] if explain_unknown else []))

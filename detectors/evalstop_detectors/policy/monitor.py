@@ -70,8 +70,8 @@ def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
     if not policy.asking or state.verdict.stops:
         return None
     asked = [find_open_request(policy.members[index].detector, state.states[index]) for index in policy.asking]
-    found = [request for request in asked if request is not None]
-    return max(found, key=lambda request: request.step, default=None)
+    requests = [request for request in asked if request is not None]
+    return max(requests, key=lambda request: request.step, default=None)
 
 
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:

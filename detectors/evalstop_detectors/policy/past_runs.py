@@ -33,8 +33,8 @@ def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
     for member, (roles, _) in enumerate(policy.folds):
         shown = [{role: columns[role] for role in roles if role in columns} for columns in watched]
         seeing = [index for index, columns in enumerate(shown) if columns]
-        found = trace_runs(policy.members[member].detector, [shown[index] for index in seeing])
-        for index, trace in zip(seeing, found, strict=True):
+        member_traces = trace_runs(policy.members[member].detector, [shown[index] for index in seeing])
+        for index, trace in zip(seeing, member_traces, strict=True):
             traces[index].append((member, trace))
     return [_judge_run(policy, columns, own) for columns, own in zip(watched, traces, strict=True)]
 

@@ -212,8 +212,8 @@ def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
 def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
     """asinh of any finite number."""
     size = ops.minimum(ops.absolute(x), _LARGEST)
-    found = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
-    return ops.where(x < 0.0, -found, found)
+    result = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
+    return ops.where(x < 0.0, -result, result)
 
 
 def _estimate_noise(

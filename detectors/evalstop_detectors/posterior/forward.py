@@ -31,11 +31,11 @@ class Course(NamedTuple):
 
 def follow_runs(network: Network, runs: Sequence[Given]) -> list[Course]:
     """The network's results at each eval of these runs, which are non-empty columns of finite numbers."""
-    found: dict[int, Course] = {}
+    courses: dict[int, Course] = {}
     longest_first = sorted(range(len(runs)), key=lambda index: len(runs[index].score), reverse=True)
     for group in _group(longest_first, [len(run.score) for run in runs]):
-        found.update(zip(group, _follow_group(network, [runs[index] for index in group]), strict=True))
-    return [found[index] for index in range(len(runs))]
+        courses.update(zip(group, _follow_group(network, [runs[index] for index in group]), strict=True))
+    return [courses[index] for index in range(len(runs))]
 
 
 def _group(longest_first: Sequence[int], lengths: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -16,13 +16,13 @@ SOONEST_EPOCH = 0.1
 """Some trainers round epochs to two decimals: from here on the length is accurate to 5 %."""
 
 
-def find_total_steps(said: Mapping[str, str]) -> int | None:
+def find_total_steps(texts: Mapping[str, str]) -> int | None:
     """The planned length in these labels or params; None if there is none.
 
     >>> find_total_steps({"max_steps": "-1", "total_steps": "5000"})
     5000
     """
-    return next((steps for name in NAMES if (steps := _read_steps(said.get(name, "")))), None)
+    return next((steps for name in NAMES if (steps := _read_steps(texts.get(name, "")))), None)
 
 
 def derive_total_steps(params: Mapping[str, str], epoch: float, step: int) -> int | None:

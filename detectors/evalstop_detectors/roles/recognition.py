@@ -192,15 +192,15 @@ def select_trainers(
     names: Sequence[str], tags: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Trainer], list[str]]:
     """The trainers whose marks appear in these names, and a warning about an invalid tag."""
-    said = tags.get(PRESET_TAG)
-    if said is None:
+    tag = tags.get(PRESET_TAG)
+    if tag is None:
         plain = [_plain(name) for name in names]
         return [trainer for trainer in TRAINERS if _any_fits(trainer.marks, plain)], []
-    named = [trainer for trainer in TRAINERS if trainer.name == said]
+    named = [trainer for trainer in TRAINERS if trainer.name == tag]
     if named:
         return named, []
     known = ", ".join(trainer.name for trainer in TRAINERS)
-    warning = f"The tag {PRESET_TAG} names {said!r:.80}, not one of {known}: the metrics are used instead."
+    warning = f"The tag {PRESET_TAG} names {tag!r:.80}, not one of {known}: the metrics are used instead."
     return select_trainers(names, {})[0], [warning]
 
 

@@ -108,4 +108,7 @@ def _find_run_guards(
 
 def _can_park(tx: Transaction, project: Project) -> bool:
     subscribed = endpoints.list_endpoints(tx, project.id)
-    return any(one.enabled and one.format == "standard" and one.wants(EventType.PARK_REQUESTED) for one in subscribed)
+    return any(
+        endpoint.enabled and endpoint.format == "standard" and endpoint.wants(EventType.PARK_REQUESTED)
+        for endpoint in subscribed
+    )

@@ -150,7 +150,7 @@ def _add_word(tx: Transaction, author: Author, proposal: Proposal, reason: str =
     if not proposal.is_open(author.at):
         raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it again")
     word = _word(author)
-    if any(said.identity == word.identity for said in proposal.words):
+    if any(approval.identity == word.identity for approval in proposal.words):
         return proposal
     proposal = replace(proposal, words=(*proposal.words, word))
     if not has_enough_words(proposal.words, _words_needed(tx, proposal)):

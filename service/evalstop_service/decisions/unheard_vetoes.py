@@ -48,7 +48,7 @@ class UnheardVetoes:
             try:
                 with self._database.transaction() as tx:
                     now, _ = queues.read_clock(tx, self._clock())
-                    projects = None if None in noted else {one for one in noted if one is not None}
+                    projects = None if None in noted else {project_id for project_id in noted if project_id is not None}
                     count = veto_windows.extend_windows(tx, now, "a veto could not be accepted", project_ids=projects)
                 if count:
                     log.warning("a veto could not be accepted: extended %d veto windows", count)

@@ -35,15 +35,15 @@ class LabeledCase:
         """The last label of each person, by name."""
         flagged = self.decision is not None
         return {
-            one.actor: outcome.read_run_outcome(one.outcome, one.turn_step, flagged=flagged)
-            for one in self.said
-            if not one.derived
+            recorded.actor: outcome.read_run_outcome(recorded.outcome, recorded.turn_step, flagged=flagged)
+            for recorded in self.said
+            if not recorded.derived
         }
 
     @property
     def derived(self) -> Outcome | None:
         """The outcome derived from its later evals, if recorded."""
-        return next((one for one in reversed(self.said) if one.derived), None)
+        return next((recorded for recorded in reversed(self.said) if recorded.derived), None)
 
 
 def choose_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[LabeledCase]:
@@ -54,10 +54,10 @@ def choose_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[
     passed = _list_curves(tx, project_id, replace(wanted, flagged=False))
     number = min(len(flagged), max(MOST_CASES // 2, MOST_CASES - len(passed)))
     chosen = flagged[:number] + passed[: MOST_CASES - number]
-    said = outcomes.load_history(tx, [(run.id, run.attempt) for run, _ in chosen])
+    history = outcomes.load_history(tx, [(run.id, run.attempt) for run, _ in chosen])
     # The last bytes of an id are random and never change.
-    ordered = sorted(chosen, key=lambda one: one[0].id.bytes[::-1])
-    return [LabeledCase(run, decision, said.get((run.id, run.attempt), ())) for run, decision in ordered]
+    ordered = sorted(chosen, key=lambda item: item[0].id.bytes[::-1])
+    return [LabeledCase(run, decision, history.get((run.id, run.attempt), ())) for run, decision in ordered]
 
 
 def judge_outcome(given: RunOutcome, turn_step: int | None, decision: Decision | None) -> DecisionOutcome:
@@ -70,11 +70,11 @@ def judge_outcome(given: RunOutcome, turn_step: int | None, decision: Decision |
 
 def _list_curves(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[tuple[Run, Decision | None]]:
     """The runs of the newest cases that can show their whole last attempt, with its decision."""
-    found = case_counts.list_cases(tx, project_id, wanted, limit=_LOOKED_AT)
-    present = runs.load_runs(tx, [case.run_id for case in found])
+    listed = case_counts.list_cases(tx, project_id, wanted, limit=_LOOKED_AT)
+    present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
     shown = []
-    for case in found:
+    for case in listed:
         run, decision = present[case.run_id], decided.get(case.run_id)
         whole = run.attempt == case.attempt and run.pruned_at is None and run.last_step is not None
         ordered = decision is not None and decision.ordered

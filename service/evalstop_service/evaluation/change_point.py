@@ -25,5 +25,5 @@ def load_change_point(tx: Transaction, run: Run) -> ChangePoint | None:
 
 def find_change_point(scores: Sequence[Score]) -> ChangePoint | None:
     """The change point among scores by ascending step, using only those measured like the last one."""
-    found = locate_change_point(select_version(scores))
-    return ChangePoint(*astuple(found)) if found is not None else None
+    located = locate_change_point(select_version(scores))
+    return ChangePoint(*astuple(located)) if located is not None else None

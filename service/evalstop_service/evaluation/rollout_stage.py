@@ -157,11 +157,11 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
 def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
     """Why cases do not count towards a rollout stage, by run and attempt; cases that may count are left out."""
     needed = projects.get_project(tx, project_id).case_requirements
-    found = case_counts.find_shortfalls(tx, project_id, listed, needed)
+    shortfalls = case_counts.find_shortfalls(tx, project_id, listed, needed)
     return {
         (case.run_id, case.attempt): needed.explain(shortfall, case.seconds, case.evals, case.gpu_hours)
         for case in listed
-        if (shortfall := found.get((case.run_id, case.attempt))) is not None
+        if (shortfall := shortfalls.get((case.run_id, case.attempt))) is not None
     }
 
 

@@ -39,8 +39,8 @@ class NewScores(msgspec.Struct, frozen=True):
 
     def replace_in(self, facts: Facts) -> Facts:
         """The facts with these scores merged into the stored ones."""
-        kept = self.drop_outdated(facts)
-        return replace(kept, points=(*kept.points, *self.points))
+        current = self.drop_outdated(facts)
+        return replace(current, points=(*current.points, *self.points))
 
 
 NO_SCORES = NewScores()

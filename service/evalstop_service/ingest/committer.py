@@ -235,7 +235,7 @@ class Committer:
 
     async def _commit_with_retries(self, group: Group) -> None:
         for pause_seconds in (*PAUSES_SECONDS, None):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             links = [entry.span_context for entries in group.values() for entry in entries]
             try:
                 with self._tracer.span("commit", links=links, requests=len(links)):
@@ -248,7 +248,7 @@ class Committer:
                 _log.warning("commit of %d requests failed (%s); retrying", len(links), error.orig)
                 await asyncio.sleep(pause_seconds)
             else:
-                self._metrics.commit_seconds.observe(time.perf_counter() - begun)
+                self._metrics.commit_seconds.observe(time.perf_counter() - started)
                 return
 
     async def _commit_rounds(self, group: Group) -> None:
@@ -297,7 +297,9 @@ class Committer:
                     left[run_id].pop(0).answer(objection)
                     del needs[run_id]
             facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
-            moved |= {run_id for run_id, found in facts.items() if found.version != needs[run_id][0].version}
+            moved |= {
+                run_id for run_id, loaded_facts in facts.items() if loaded_facts.version != needs[run_id][0].version
+            }
             left = {run_id: entries for run_id, entries in left.items() if entries}
 
     async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
@@ -319,9 +321,9 @@ class Committer:
         counts = Counter(hit=len(loaded))
         if wanted:
             query = partial(load_runs, messages=wanted, known=known, used=self._policies, counts=counts)
-            found = await self._store.read(query)
-            self._cache.put_states(state for state in found.values() if isinstance(state, RunState))
-            loaded |= found
+            read = await self._store.read(query)
+            self._cache.put_states(state for state in read.values() if isinstance(state, RunState))
+            loaded |= read
         for way, count in counts.items():
             self._count_loaded(way, count)
         return loaded, wanted.keys()
@@ -334,7 +336,7 @@ class Committer:
         self, left: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
     ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
         """Each run's messages applied, and the needs of those that could not be."""
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         applied: list[Applied] = []
         needs: dict[UUID, tuple[Run, Needs]] = {}
         for run_id, entries in left.items():
@@ -358,7 +360,7 @@ class Committer:
             else:
                 applied.append(result)
         if applied:
-            self._metrics.detector_seconds.observe(time.perf_counter() - begun)
+            self._metrics.detector_seconds.observe(time.perf_counter() - started_at)
         return applied, needs
 
     async def _save(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:

@@ -71,14 +71,14 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
             superseded = _begin_attempt(tx, before.run, run, step, now)
             decision = attempts.carry_decision(tx, run)
             state = replace(state, has_decision=decision is not None)
-            begun = {"step": step, "attempt": run.attempt}
-            audit.record_action(tx, run.project_id, actor, "run.resumed", f"run {run.name}", begun, now)
+            new_attempt = {"step": step, "attempt": run.attempt}
+            audit.record_action(tx, run.project_id, actor, "run.resumed", f"run {run.name}", new_attempt, now)
         case RolesCorrected(metrics, actor):
             details = {"before": before.run.metrics, "after": metrics}
             audit.record_action(tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, now)
         case EvalChanged(step, reason, version, actor):
-            said = {"step": step, "reason": reason, "version": version}
-            audit.record_action(tx, run.project_id, actor, "run.eval_changed", f"run {run.name}", said, now)
+            change = {"step": step, "reason": reason, "version": version}
+            audit.record_action(tx, run.project_id, actor, "run.eval_changed", f"run {run.name}", change, now)
         case EvalAnswered() as answer:
             save_answer(tx, state, answer, now)
     series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in applied.late))
@@ -86,8 +86,8 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         series.forget_summaries(tx, [(run.id, COMBINED_METRIC, applied.scores.first_step)])
         observations.replace_series(tx, run, COMBINED_METRIC, applied.scores.first_step, applied.scores.points, now)
     if state.unkept >= KEEP_EVERY:
-        kept = StoredMonitorState(run.version, state_to_json(state.policy, state.monitor).decode())
-        monitor_states.save_state(tx, run.id, kept, now)
+        stored = StoredMonitorState(run.version, state_to_json(state.policy, state.monitor).decode())
+        monitor_states.save_state(tx, run.id, stored, now)
         state = replace(state, unkept=0)
 
     if before.run.ended_at is not None and run.ended_at is None:
@@ -132,9 +132,9 @@ def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) ->
     reason = f"the eval has recovered: {'; '.join(item.note for item in run.verdict.evidence)}"
     moved = transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), Recovered(now, actor, reason))
     returned = commands.unpark_run(tx, run, moved, now)
-    begun = replace(attempts.begin_attempt(tx, returned, now), version=run.version)
-    runs.save_run(tx, begun)
-    return begun
+    resumed = replace(attempts.begin_attempt(tx, returned, now), version=run.version)
+    runs.save_run(tx, resumed)
+    return resumed
 
 
 def _announce(

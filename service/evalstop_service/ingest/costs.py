@@ -61,9 +61,9 @@ class ReplayShares:
         """The result of `ingest.apply`. If it replays a run, the first message's key is charged. Thread-safe."""
         if not facts.points:
             return apply(state, messages, facts, now)
-        begun = time.thread_time()
+        started = time.thread_time()
         result = apply(state, messages, facts, now)
-        self.charge(messages[0], time.thread_time() - begun)
+        self.charge(messages[0], time.thread_time() - started)
         return result
 
     def charge(self, message: Message, seconds: float) -> None:

@@ -75,5 +75,5 @@ def keep_open_request(state: RunState, raised: EvalRequest | None) -> EvalReques
 
 def _find_probability(state: RunState) -> float | None:
     """The probability that the run has turned, from the detector that reports one."""
-    found = (item.value for item in state.monitor.evidence if item is not None and item.kind is Kind.POSTERIOR)
-    return max(found, default=None)
+    posteriors = (item.value for item in state.monitor.evidence if item is not None and item.kind is Kind.POSTERIOR)
+    return max(posteriors, default=None)

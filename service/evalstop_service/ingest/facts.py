@@ -91,9 +91,9 @@ def load_facts(tx: Transaction, wanted: Mapping[UUID, tuple[Run, Needs]]) -> dic
     # The versions are read first: if the facts are newer, the version comparison fails when they are saved.
     versions = runs.load_versions(tx, list(wanted))
     deciding = [run_id for run_id, (_, needs) in wanted.items() if needs.decision]
-    found = decisions.load_decisions(tx, deciding) if deciding else {}
+    by_run = decisions.load_decisions(tx, deciding) if deciding else {}
     return {
-        run_id: _facts_of(tx, run, needs, versions.get(run_id), found.get(run_id))
+        run_id: _facts_of(tx, run, needs, versions.get(run_id), by_run.get(run_id))
         for run_id, (run, needs) in wanted.items()
     }
 

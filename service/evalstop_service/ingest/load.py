@@ -68,10 +68,10 @@ def _load_some(
     3. The monitor of any other continues from the cached one, the stored one, or the beginning.
     4. All catch up on new observations, with their scores if a message brings an eval or a checkpoint.
     """
-    found = runs.load_runs_with_counts(tx, run_ids)
+    loaded_rows = runs.load_runs_with_counts(tx, run_ids)
     rows = {
         run_id: run
-        for run_id, (run, _, _) in found.items()
+        for run_id, (run, _, _) in loaded_rows.items()
         if any(message.project_id == run.project_id for message in messages[run_id])
     }
     loaded: Loaded = {}
@@ -85,7 +85,7 @@ def _load_some(
         return loaded
     cold = [run_id for run_id in moved if not _was_only_added_to(rows[run_id], known.get(run_id))]
     stored = monitor_states.load_states(tx, cold) if cold else {}
-    deciding = [run_id for run_id in moved if found[run_id].has_decision]
+    deciding = [run_id for run_id in moved if loaded_rows[run_id].has_decision]
     decided = decisions.load_decisions(tx, deciding) if deciding else {}
     states: dict[UUID, RunState] = {}
     for run_id in moved:
@@ -99,7 +99,7 @@ def _load_some(
         state = replace(state, has_decision=False, final_decision=None)
         states[run_id] = with_decision(state, decided.get(run_id))
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
-    checkpoint_counts = {run_id: found[run_id].checkpoints for run_id in states}
+    checkpoint_counts = {run_id: loaded_rows[run_id].checkpoints for run_id in states}
     caught_up = _catch_up(tx, states, scored, checkpoint_counts)
     asked = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
     steps = {run_id: request.step for run_id, request in asked.items() if request is not None}

@@ -65,16 +65,16 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
         with database.transaction() as tx:
             project = projects.lock_project(tx, project_id)
             request = apply_limits(project, request)
-            found = _find_run(tx, project_id, request)
-            if found is None:
+            existing = _find_run(tx, project_id, request)
+            if existing is None:
                 if request.resume is Resume.MUST:
                     raise NotFound(f"there is no run {request.name!r} to resume in this project")
                 return create_run(tx, project_id, request, now), True
-        if request.opening is not None and found.opening == request.opening:  # retried
-            refuse_pruned_run(found)
-            return found, False
+        if request.opening is not None and existing.opening == request.opening:  # retried
+            refuse_pruned_run(existing)
+            return existing, False
         with database.transaction() as tx:
-            run = runs.lock_run(tx, project_id, found.id)
+            run = runs.lock_run(tx, project_id, existing.id)
             if run is not None and (request.resume is not None or run.status in OPEN):
                 action = "run.attached" if run.status in OPEN else "run.reopened"
                 run = _update_run(tx, project, run, request, now)
@@ -124,9 +124,9 @@ def relabel_run(
         opened_by = _refuse_other_job(tx, run, labels, key, now)
         _record_job_change(tx, run, labels, actor, now)
         changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
-        told = find_total_steps(labels)
-        if told != find_total_steps(run.labels):
-            changed = _plan_anew(tx, changed, told, actor, now)
+        total_steps = find_total_steps(labels)
+        if total_steps != find_total_steps(run.labels):
+            changed = _plan_anew(tx, changed, total_steps, actor, now)
         runs.save_run(tx, changed)
         return changed
 
@@ -289,8 +289,8 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     moves = run.status not in OPEN or request.job not in (None, run.job)
     begins = moves and attempts.is_spent(tx, run)
     if begins:
-        begun = attempts.begin_attempt(tx, run, now)
-        changed = replace(changed, attempt=begun.attempt, turn=None)
+        new_attempt = attempts.begin_attempt(tx, run, now)
+        changed = replace(changed, attempt=new_attempt.attempt, turn=None)
     runs.save_run(tx, changed)
     if run.status not in OPEN:
         if not begins:
@@ -319,8 +319,8 @@ def _declare_version(
     held = next((change.version for change in reversed(changes) if change.version is not None), None)
     if request.eval_version in (None, held) or len(changes) >= MOST_CHANGES:
         return changes
-    kept = tuple(change for change in changes if change.step < step)
-    return (*kept, EvalChange(step, f"version {request.eval_version}", request.actor, now, request.eval_version))
+    earlier = tuple(change for change in changes if change.step < step)
+    return (*earlier, EvalChange(step, f"version {request.eval_version}", request.actor, now, request.eval_version))
 
 
 def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]:

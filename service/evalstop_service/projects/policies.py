@@ -56,8 +56,8 @@ def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
 
 def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
     """The given version of a policy, or its latest."""
-    found = policies.find_policy(tx, project_id, name, version)
-    return _shipped(name) if found is None and name in POLICIES and version in (None, 1) else found
+    stored = policies.find_policy(tx, project_id, name, version)
+    return _shipped(name) if stored is None and name in POLICIES and version in (None, 1) else stored
 
 
 def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
@@ -66,11 +66,11 @@ def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> V
     name, _, version = reference.partition("@")
     if version and not (version.isdecimal() and len(version) <= 9):  # the range of the database's integer
         raise Invalid(f"policy {reference!r}: a version number must follow the @, as in paper@1")
-    found = find_version(tx, project_id, name, int(version) if version else None)
-    if found is None:
+    version_found = find_version(tx, project_id, name, int(version) if version else None)
+    if version_found is None:
         known = sorted({policy.name for policy in list_versions(tx, project_id)})
         raise Invalid(f"there is no policy {reference!r} in this project; it has {', '.join(known)}")
-    return found
+    return version_found
 
 
 def is_allowed(project: Project, reference: str) -> bool:

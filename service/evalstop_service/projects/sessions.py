@@ -20,8 +20,8 @@ def list_sessions(tx: Transaction, project_id: UUID, now: datetime) -> list[Sess
 def end_session(database: Database, author: Author, session_id: UUID) -> None:
     """End a session, for all its projects; raises NotFound when it has no access to this one."""
     with database.transaction() as tx:
-        found = [one for one in list_sessions(tx, author.project_id, author.at) if one.id == session_id]
-        if not found:
+        matching = [session for session in list_sessions(tx, author.project_id, author.at) if session.id == session_id]
+        if not matching:
             raise NotFound(f"there is no session {session_id} in this project")
         sessions.delete_session(tx, session_id)
-        author.record(tx, "session.ended", f"session of {found[0].name}", {"id": str(session_id)})
+        author.record(tx, "session.ended", f"session of {matching[0].name}", {"id": str(session_id)})

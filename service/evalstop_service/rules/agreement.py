@@ -31,21 +31,21 @@ class Agreement:
 
 def measure_agreements(labels: Mapping[str, Mapping[_Case, str]]) -> list[Agreement]:
     """The agreement of each two people with cases in common; `labels`: by person and case."""
-    found = []
+    agreements = []
     for first, second in combinations(sorted(labels), 2):
         pairs = [(labels[first][case], labels[second][case]) for case in labels[first] if case in labels[second]]
         if pairs:
-            alike = sum(one == other for one, other in pairs)
-            found.append(Agreement(first, second, len(pairs), alike, compute_kappa(pairs)))
-    return found
+            alike = sum(label == other for label, other in pairs)
+            agreements.append(Agreement(first, second, len(pairs), alike, compute_kappa(pairs)))
+    return agreements
 
 
 def compute_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
     """Cohen's kappa of pairs of labels; None where it is not defined."""
     number = len(pairs)
-    first, second = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
+    first, second = Counter(mine for mine, _ in pairs), Counter(other for _, other in pairs)
     chance = sum(count * second[label] for label, count in first.items())
     if chance == number * number:
         return None
-    alike = sum(one == other for one, other in pairs)
+    alike = sum(mine == other for mine, other in pairs)
     return (alike * number - chance) / (number * number - chance)

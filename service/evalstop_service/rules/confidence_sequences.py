@@ -81,10 +81,10 @@ def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Esti
     """The share of stops that were right."""
 
     def ends(strata: Sequence[Stratum]) -> tuple[float, float]:
-        return _lowest(strata, alpha), 1 - _lowest([_swap(one) for one in strata], alpha)
+        return _lowest(strata, alpha), 1 - _lowest([_swap(stratum) for stratum in strata], alpha)
 
-    right = sum(one.right / one.probability for one in flagged)
-    wrong = sum(one.wrong / one.probability for one in flagged)
+    right = sum(stratum.right / stratum.probability for stratum in flagged)
+    wrong = sum(stratum.wrong / stratum.probability for stratum in flagged)
     return Estimate(
         _share(right, wrong),
         *ends(flagged),
@@ -102,8 +102,8 @@ def estimate_recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = 
         flagged,
         passed,
         alpha,
-        yes=lambda one, worst: one.right + (0 if worst else one.unknown),
-        no=lambda one, worst: one.wrong + (one.unknown if worst else 0),
+        yes=lambda stratum, worst: stratum.right + (0 if worst else stratum.unknown),
+        no=lambda stratum, worst: stratum.wrong + (stratum.unknown if worst else 0),
     )
 
 
@@ -113,8 +113,8 @@ def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: flo
         flagged,
         passed,
         alpha,
-        yes=lambda one, worst: one.wrong + (0 if worst else one.unknown),
-        no=lambda one, worst: one.right + (one.unknown if worst else 0),
+        yes=lambda stratum, worst: stratum.wrong + (0 if worst else stratum.unknown),
+        no=lambda stratum, worst: stratum.right + (stratum.unknown if worst else 0),
     )
 
 
@@ -141,22 +141,22 @@ def _estimate_share(
     2. Compute the estimate and its interval from decided cases.
     3. Compute the bounds with all undecided cases counted against the rate, and with all counted for it.
     """
-    smallest = min((one.probability for one in flagged), default=1.0)
+    smallest = min((stratum.probability for stratum in flagged), default=1.0)
 
     def weigh_cases(these: Sequence[Stratum], those: Stratum, worst: bool) -> Stratum:
-        above = sum(yes(one, worst) * smallest / one.probability for one in these)
+        above = sum(yes(stratum, worst) * smallest / stratum.probability for stratum in these)
         return Stratum(above, no(those, worst) * smallest)
 
-    def ends(one: Stratum) -> tuple[float, float]:
-        return _lowest([one], alpha), 1 - _lowest([_swap(one)], alpha)
+    def ends(stratum: Stratum) -> tuple[float, float]:
+        return _lowest([stratum], alpha), 1 - _lowest([_swap(stratum)], alpha)
 
-    decided = weigh_cases([_drop_unknown(one) for one in flagged], _drop_unknown(passed), worst=True)
+    decided = weigh_cases([_drop_unknown(stratum) for stratum in flagged], _drop_unknown(passed), worst=True)
     worst, best = weigh_cases(flagged, passed, worst=True), weigh_cases(flagged, passed, worst=False)
     return Estimate(
         _share(decided.right, decided.wrong),
         *ends(decided),
         Bounds(ends(worst)[0], ends(best)[1]),
-        round(sum(yes(_drop_unknown(one), True) for one in flagged) + no(_drop_unknown(passed), True)),
+        round(sum(yes(_drop_unknown(stratum), True) for stratum in flagged) + no(_drop_unknown(passed), True)),
         _counts([*flagged, passed])[1],
     )
 
@@ -169,27 +169,27 @@ def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
        equation in the multiplier, so that only one unknown remains.
     3. The sum falls as the multiplier grows: find where it meets the bound.
     """
-    known = [one for one in strata if one.right + one.wrong > 0]
-    weights = [(one.right + one.wrong) / one.probability for one in known]
+    known = [stratum for stratum in strata if stratum.right + stratum.wrong > 0]
+    weights = [(stratum.right + stratum.wrong) / stratum.probability for stratum in known]
     total = sum(weights)
-    if not any(one.right for one in known):
+    if not any(stratum.right for stratum in known):
         return 0.0
-    parts = [(weight / total, one) for weight, one in zip(weights, known, strict=True)]
-    constant = sum(_log_beta(one.right + 1, one.wrong + 1) for one in known) + math.log(alpha)
+    parts = [(weight / total, stratum) for weight, stratum in zip(weights, known, strict=True)]
+    constant = sum(_log_beta(stratum.right + 1, stratum.wrong + 1) for stratum in known) + math.log(alpha)
 
     def rates(multiplier: float) -> list[float]:
         solutions = []
-        for share, one in parts:
-            linear = share + multiplier * (one.right + one.wrong)
-            root = math.sqrt(max(0.0, linear * linear - 4 * share * multiplier * one.right))
-            solutions.append(2 * multiplier * one.right / (linear + root))
+        for share, stratum in parts:
+            linear = share + multiplier * (stratum.right + stratum.wrong)
+            root = math.sqrt(max(0.0, linear * linear - 4 * share * multiplier * stratum.right))
+            solutions.append(2 * multiplier * stratum.right / (linear + root))
         return solutions
 
     def excess(log_multiplier: float) -> float:
         total = constant
-        for rate, (_, one) in zip(rates(math.exp(log_multiplier)), parts, strict=True):
-            total -= one.right * math.log(rate) if one.right else 0.0
-            total -= one.wrong * math.log1p(-rate) if one.wrong else 0.0
+        for rate, (_, stratum) in zip(rates(math.exp(log_multiplier)), parts, strict=True):
+            total -= stratum.right * math.log(rate) if stratum.right else 0.0
+            total -= stratum.wrong * math.log1p(-rate) if stratum.wrong else 0.0
         return total
 
     lowest = rates(math.exp(_root(excess, -60.0, 60.0)))
@@ -215,12 +215,12 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def _swap(one: Stratum) -> Stratum:
-    return Stratum(one.wrong, one.right, one.unknown, one.probability)
+def _swap(stratum: Stratum) -> Stratum:
+    return Stratum(stratum.wrong, stratum.right, stratum.unknown, stratum.probability)
 
 
-def _drop_unknown(one: Stratum) -> Stratum:
-    return Stratum(one.right, one.wrong, 0, one.probability)
+def _drop_unknown(stratum: Stratum) -> Stratum:
+    return Stratum(stratum.right, stratum.wrong, 0, stratum.probability)
 
 
 def _share(yes: float, no: float) -> float | None:
@@ -229,4 +229,6 @@ def _share(yes: float, no: float) -> float | None:
 
 def _counts(strata: Iterable[Stratum]) -> tuple[int, int]:
     strata = list(strata)
-    return round(sum(one.right + one.wrong for one in strata)), round(sum(one.unknown for one in strata))
+    return round(sum(stratum.right + stratum.wrong for stratum in strata)), round(
+        sum(stratum.unknown for stratum in strata)
+    )

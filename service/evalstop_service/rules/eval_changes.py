@@ -40,6 +40,6 @@ def add_change(changes: Sequence[EvalChange], change: EvalChange) -> tuple[EvalC
 
 def carry_into_attempt(changes: Sequence[EvalChange], resumed_at: int) -> tuple[EvalChange, ...]:
     """The changes for a run resumed after this step. The measurement in force at the end applies from there on."""
-    kept = tuple(change for change in changes if change.step <= resumed_at)
-    later = changes[len(kept) :]
-    return (*kept, replace(later[-1], step=resumed_at + 1)) if later else kept
+    earlier = tuple(change for change in changes if change.step <= resumed_at)
+    later = changes[len(earlier) :]
+    return (*earlier, replace(later[-1], step=resumed_at + 1)) if later else earlier

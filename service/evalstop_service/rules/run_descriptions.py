@@ -46,9 +46,9 @@ class DescriptionIn(Body):
 
     def change(self, before: RunDescription) -> RunDescription:
         """The description with what is said here."""
-        said = {name: getattr(self, name) for name in DescriptionIn.model_fields if name in self.model_fields_set}
-        if "tags" in said:
-            said["tags"] = tuple(dict.fromkeys(said["tags"] or ()))
-        if "notes" in said:
-            said["notes"] = said["notes"] or ""
-        return msgspec.structs.replace(before, **said)
+        changed = {name: getattr(self, name) for name in DescriptionIn.model_fields if name in self.model_fields_set}
+        if "tags" in changed:
+            changed["tags"] = tuple(dict.fromkeys(changed["tags"] or ()))
+        if "notes" in changed:
+            changed["notes"] = changed["notes"] or ""
+        return msgspec.structs.replace(before, **changed)

@@ -15,7 +15,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.runs import Run
 
 
-def describe_run(database: Database, author: Author, run_id: UUID, said: DescriptionIn) -> None:
+def describe_run(database: Database, author: Author, run_id: UUID, change: DescriptionIn) -> None:
     """Change owner, group, tags or notes of a run; raises NotFound. Notes are not in the audit log: they may be
     long."""
     with database.transaction() as tx:
@@ -24,7 +24,7 @@ def describe_run(database: Database, author: Author, run_id: UUID, said: Descrip
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
         before = run_descriptions.load_descriptions(tx, [run_id])[run_id]
-        after = said.change(before)
+        after = change.change(before)
         if after != before:
             run_descriptions.save_description(tx, author.project_id, run_id, after, author.at)
             old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
@@ -34,13 +34,16 @@ def describe_run(database: Database, author: Author, run_id: UUID, said: Descrip
             author.record(tx, "run.described", f"run {run.name}", details)
 
 
-def fill_description(tx: Transaction, run: Run, said: RunDescription, now: datetime) -> None:
+def fill_description(tx: Transaction, run: Run, description: RunDescription, now: datetime) -> None:
     """Store the trainer's description of its run in empty fields: what people have written since is kept."""
-    if said == NOTHING_SAID:
+    if description == NOTHING_SAID:
         return
     before = run_descriptions.load_descriptions(tx, [run.id])[run.id]
     after = RunDescription(
-        before.owner or said.owner, before.group or said.group, before.tags or said.tags, before.notes or said.notes
+        before.owner or description.owner,
+        before.group or description.group,
+        before.tags or description.tags,
+        before.notes or description.notes,
     )
     if after != before:
         run_descriptions.save_description(tx, run.project_id, run.id, after, now)

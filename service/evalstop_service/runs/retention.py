@@ -166,14 +166,14 @@ def _find_projects(
         raise Invalid("a number of days requires a project: name the project whose runs to prune")
     with database.reading() as tx:
         if name is None:
-            found = projects.list_projects(tx)
+            candidates = projects.list_projects(tx)
         else:
-            one = projects.find_project_by_name(tx, name)
-            if one is None:
+            named_project = projects.find_project_by_name(tx, name)
+            if named_project is None:
                 raise NotFound(f"there is no project {name!r}")
-            found = [one]
-    days = [(project, older_than_days or project.retention_days) for project in found]
-    return [(project, now - timedelta(days=kept)) for project, kept in days if kept is not None]
+            candidates = [named_project]
+    days = [(project, older_than_days or project.retention_days) for project in candidates]
+    return [(project, now - timedelta(days=keep_days)) for project, keep_days in days if keep_days is not None]
 
 
 def _count_runs(database: Database, wanted: list[tuple[Project, datetime]]) -> PruneResult:

@@ -95,13 +95,13 @@ class AddressPolicy:
     def find_objection(self, address: str) -> str | None:
         """Why nothing may be sent to this address, and which setting would allow it; None when it is allowed."""
         parsed = ipaddress.ip_address(address)
-        for one in _contained_addresses(parsed):
-            if not self._allows(one):
-                carried = "" if one == parsed else f", which contains {one}"
+        for inner in _contained_addresses(parsed):
+            if not self._allows(inner):
+                carried = "" if inner == parsed else f", which contains {inner}"
                 return (
-                    f"{address}{carried} is not a public address; {SETTING}={one} on the service would allow it"
-                    if not _metadata_networks(one)
-                    else f"{address}{carried} is where clouds serve credentials; only {SETTING}={one} itself allows it"
+                    f"{address}{carried} is not a public address; {SETTING}={inner} on the service would allow it"
+                    if not _metadata_networks(inner)
+                    else f"{address}{carried} is where clouds serve credentials; only {SETTING}={inner} allows it"
                 )
         return None
 
@@ -123,7 +123,8 @@ class AddressPolicy:
         metadata = _metadata_networks(address)
         if metadata:
             return any(
-                address in network and any(_is_within(network, one) for one in metadata) for network in self.allowed
+                address in network and any(_is_within(network, metadata_network) for metadata_network in metadata)
+                for network in self.allowed
             )
         return _is_public(address) or any(address in network for network in self.allowed)
 
@@ -149,7 +150,7 @@ def look_up_addresses(host: str) -> list[str]:
 
     def resolve() -> None:
         try:
-            answer.set_result([str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
+            answer.set_result([str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
         except (OSError, UnicodeError):
             answer.set_result([])
 

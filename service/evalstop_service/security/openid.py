@@ -84,19 +84,21 @@ class OpenIdProvider:
     def begin_sign_in(self, redirect_uri: str) -> tuple[str, SignInState]:
         """The URL to send a visitor to, who returns to `redirect_uri`; raises ProviderUnavailable."""
         try:
-            begun = self._app.create_authorization_url(redirect_uri)
+            authorization = self._app.create_authorization_url(redirect_uri)
         except Exception as error:
             raise self._unavailable(error) from error
-        return begun["url"], SignInState(begun["state"], begun["nonce"], begun["code_verifier"])
+        return authorization["url"], SignInState(
+            authorization["state"], authorization["nonce"], authorization["code_verifier"]
+        )
 
     def finish_sign_in(
-        self, begun: SignInState, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
+        self, sign_in: SignInState, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
     ) -> dict[str, Any]:
         """The claims of a visitor who returned; the `wanted` ones are fetched if the token lacks them.
 
         Raises SignInRefused unless this response belongs to the sign-in, ProviderUnavailable when the provider fails.
         """
-        if not hmac.compare_digest(answer.get("state", "").encode(), begun.state.encode()):
+        if not hmac.compare_digest(answer.get("state", "").encode(), sign_in.state.encode()):
             raise SignInRefused("This sign-in was not started in this browser. Start again from here.")
         if "iss" in answer and answer["iss"] != self.issuer:
             raise SignInRefused("The response came from another OpenID provider. Start again from here.")
@@ -105,7 +107,7 @@ class OpenIdProvider:
         try:
             if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
                 raise SignInRefused
-            return self._claims(begun, redirect_uri, answer["code"], wanted)
+            return self._claims(sign_in, redirect_uri, answer["code"], wanted)
         except httpx2.TransportError as error:
             raise self._unavailable(error) from error
         except SignInRefused:
@@ -116,11 +118,11 @@ class OpenIdProvider:
             _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, _describe(error))
             raise SignInRefused from error
 
-    def _claims(self, begun: SignInState, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
-        token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=begun.verifier)
+    def _claims(self, sign_in: SignInState, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
+        token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=sign_in.verifier)
         claims = self._app.parse_id_token(
             token,
-            nonce=begun.nonce,
+            nonce=sign_in.nonce,
             claims_options={"iss": {"value": self.issuer}, "aud": {"value": self._app.client_id}},
             leeway=LEEWAY_SECONDS,
         )
@@ -128,12 +130,12 @@ class OpenIdProvider:
             raise SignInRefused
         missing = [name for name in wanted if name not in claims]
         if missing and _USERINFO in self._app.load_server_metadata():
-            told = self._app.userinfo(token=token)
-            if told.get("sub") != claims["sub"]:
+            userinfo = self._app.userinfo(token=token)
+            if userinfo.get("sub") != claims["sub"]:
                 raise SignInRefused
             # `email_verified` applies to the e-mail address from the same source only.
-            verified = (claims if "email" in claims else told).get("email_verified")
-            return dict(told) | dict(claims) | {"email_verified": verified}
+            verified = (claims if "email" in claims else userinfo).get("email_verified")
+            return dict(userinfo) | dict(claims) | {"email_verified": verified}
         return dict(claims)
 
     def _unavailable(self, error: Exception) -> ProviderUnavailable:
@@ -212,8 +214,8 @@ def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     }
 
 
-def _is_subject(said: Any) -> bool:
-    return isinstance(said, str) and 0 < len(said) <= MAX_SUBJECT_CHARACTERS and said.isprintable()
+def _is_subject(claim: Any) -> bool:
+    return isinstance(claim, str) and 0 < len(claim) <= MAX_SUBJECT_CHARACTERS and claim.isprintable()
 
 
 def _describe(error: Exception) -> str:

@@ -71,7 +71,7 @@ def record_action(
 
     `proved`: the authenticated identity, where `actor` is only claimed; the claim is then kept as the detail `said_by`.
     """
-    said = {} if proved in (None, actor) else {"said_by": actor}
+    claim = {} if proved in (None, actor) else {"said_by": actor}
     tx.execute(
         audit_log.insert().values(
             project_id=project_id,
@@ -79,7 +79,7 @@ def record_action(
             actor=proved or actor,
             action=action,
             subject=subject,
-            details=said | (details or {}),
+            details=claim | (details or {}),
             at=now,
         )
     )

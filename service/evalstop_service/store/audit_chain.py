@@ -109,7 +109,7 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
     """
     if tx.dialect.name == "postgresql":
         tx.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    last, entries, found = _End(0, ""), 0, contains is None
+    last, entries, contained = _End(0, ""), 0, contains is None
     anchors: set[_End] = set()
     began = _End(0, "")
     for entry in _walk(tx, project_id):
@@ -121,7 +121,7 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
         if entry.action == PRUNED:
             anchors.add(_End(entry.details.get("position", 0), entry.details.get("hash", "")))
         last = _End(last.position + 1, entry.hash or "")
-        found, entries = found or last.hash == contains, entries + 1
+        contained, entries = contained or last.hash == contains, entries + 1
     row = tx.execute(sa.select(audit_chains).where(audit_chains.c.project_id == project_id)).one_or_none()
     end = _End(0, "") if row is None else _End(row.position, row.hash)
     fault = None
@@ -129,7 +129,7 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
         fault = f"entries 1 to {began.position} are missing, and no entry {PRUNED} says so"
     elif last != end:
         fault = f"the chain ends at entry {last.position}, and {end.position} were written"
-    elif not found:
+    elif not contained:
         fault = f"no entry has the hash {contains}"
     return ChainReport(entries, last.position, last.hash, fault)
 

@@ -175,11 +175,11 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
         .order_by(page.c.id.desc())
     )
     names = [*(column.name for column in runs.c), "policy_name", "policy_version"]
-    found = []
+    past_runs = []
     for row in tx.execute(query):
         values = tuple(row)
-        found.append(PastRun(Run(**dict(zip(names, values, strict=False))), *values[len(names) :]))
-    return found
+        past_runs.append(PastRun(Run(**dict(zip(names, values, strict=False))), *values[len(names) :]))
+    return past_runs
 
 
 def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[Any]:

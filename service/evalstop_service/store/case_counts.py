@@ -128,15 +128,15 @@ def parse_cursor(cursor: str | None) -> Place | None:
 def count_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()) -> list[CaseCount]:
     """Count the cases of a project by group, treatment and outcome. With a filter by detector, never-flagged cases are
     left out."""
-    found = count_flagged(tx, project_id, wanted, by)
+    counts = count_flagged(tx, project_id, wanted, by)
     if wanted.detector is not None or "detector" in by:
-        return found
-    return found + count_unflagged(tx, project_id, wanted, by)
+        return counts
+    return counts + count_unflagged(tx, project_id, wanted, by)
 
 
 def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[CaseCount]:
     """Count the cases with a decision to stop by group, treatment and outcome."""
-    keys = [_key(tx, one) for one in by]
+    keys = [_key(tx, split) for split in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
     columns: list[Any] = [
         *keys,
@@ -198,7 +198,7 @@ def count_unflagged(
 
     They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
     """
-    keys = [_key(tx, one) for one in by]
+    keys = [_key(tx, grouping) for grouping in by]
     query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, wanted, by)
     rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
     named = _names(tx, project_id, by)
@@ -207,7 +207,7 @@ def count_unflagged(
 
 def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were observed and right and whose turn is known."""
-    kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, cases.c.observed_probability]
+    kinds = [*(_key(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
     query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
         _FLAGGED,
         cases.c.treatment == Treatment.OBSERVED,
@@ -225,7 +225,7 @@ def read_revision(tx: Transaction, project_id: UUID) -> str:
     """
     query = sa.select(cases.c.revision).where(cases.c.project_id == project_id)
     newest = tx.execute(query.order_by(cases.c.revision.desc()).limit(_NEWEST)).scalars()
-    return hashlib.sha256(b"".join(one.bytes for one in newest)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(revision.bytes for revision in newest)).hexdigest()[:16]
 
 
 def list_cases(
@@ -272,9 +272,11 @@ def _shortfalls(tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: C
     )
     identity = (cases.c.run_id, cases.c.attempt)
     query = _from(tx, sa.select(*identity, by_itself.label("own"), place.label("place")), project_id, wanted, ())
-    one = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
-    too_many = sa.case((one.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
-    return sa.select(one.c.run_id, one.c.attempt, sa.func.coalesce(one.c.own, too_many).label("shortfall")).subquery()
+    observed = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
+    too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
+    return sa.select(
+        observed.c.run_id, observed.c.attempt, sa.func.coalesce(observed.c.own, too_many).label("shortfall")
+    ).subquery()
 
 
 def _from(
@@ -293,8 +295,8 @@ def _from(
     if wanted.policy is not None or wanted.version is not None:
         conditions.append(cases.c.policy_id.in_(_policies(project_id, wanted)))
     if wanted.detector is not None:
-        one = _detectors(tx)
-        conditions.append(sa.exists(sa.select(1).select_from(one).where(one.c.value == wanted.detector)))
+        detector = _detectors(tx)
+        conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == wanted.detector)))
     if wanted.since is not None:
         conditions.append(cases.c.ended_at >= wanted.since)
     if wanted.until is not None:
@@ -329,15 +331,15 @@ def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[
         query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
         names = {row.id: (row.name, row.version) for row in tx.execute(query)}
 
-    def parts(one: Split, part: Any) -> Key:
-        if one == "policy":
+    def parts(split: Split, part: Any) -> Key:
+        if split == "policy":
             return names[part]
-        if one == "called":
+        if split == "called":
             called = json.loads(part) if part else None
             return (tuple(called) if isinstance(called, list) else (),)
         return (part.isoformat() if isinstance(part, date) else part,)
 
-    return lambda row: tuple(part for one, found in zip(by, row, strict=False) for part in parts(one, found))
+    return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
 
 
 def _policies(project_id: UUID, wanted: CaseFilter) -> sa.Select[Any]:
@@ -350,9 +352,9 @@ def _policies(project_id: UUID, wanted: CaseFilter) -> sa.Select[Any]:
 def _detectors(tx: Transaction) -> sa.FromClause:
     """One row for each detector that called for a stop; none for a case that was never flagged, whatever the column
     holds."""
-    found = cases.c.detectors
+    detectors = cases.c.detectors
     if tx.dialect.name == "postgresql":
-        listed = sa.case((sa.func.json_typeof(found) == "array", found), else_=sa.literal_column("'[]'::json"))
+        listed = sa.case((sa.func.json_typeof(detectors) == "array", detectors), else_=sa.literal_column("'[]'::json"))
         return sa.func.json_array_elements_text(listed).table_valued("value").lateral("detector")
-    listed = sa.case((sa.func.json_type(found) == "array", found), else_=sa.literal_column("'[]'"))
+    listed = sa.case((sa.func.json_type(detectors) == "array", detectors), else_=sa.literal_column("'[]'"))
     return sa.func.json_each(listed).table_valued("value", name="detector")

@@ -38,10 +38,10 @@ def list_checkpoints(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
 def load_checkpoints(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpoint]]:
     """The live checkpoints of each of these runs that has any, by ascending step."""
     query = _LIVE.add_columns(checkpoints.c.run_id).where(checkpoints.c.run_id.in_(run_ids))
-    found: dict[UUID, list[Checkpoint]] = defaultdict(list)
+    by_run: dict[UUID, list[Checkpoint]] = defaultdict(list)
     for *columns, run_id in tx.execute(query.order_by(checkpoints.c.run_id, checkpoints.c.step)):
-        found[run_id].append(Checkpoint(*columns))
-    return found
+        by_run[run_id].append(Checkpoint(*columns))
+    return by_run
 
 
 def supersede_checkpoints(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:

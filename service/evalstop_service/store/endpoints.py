@@ -185,11 +185,11 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
         raise UnreadableSecret(f"no key is configured; set {SETTING}")
     columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret, endpoints.c.signing_key)
     count = were_plain = 0
-    for key, *found in tx.execute(sa.select(*columns).order_by(endpoints.c.id).with_for_update()).all():
-        present = [kept for kept in found if kept is not None]
+    for key, *stored in tx.execute(sa.select(*columns).order_by(endpoints.c.id).with_for_update()).all():
+        present = [secret for secret in stored if secret is not None]
         count += len(present)
-        were_plain += sum(not kept.startswith(PREFIX) for kept in present)
-        sealed = (kept and encryption.encrypt(encryption.decrypt(kept, key), key) for kept in found)
+        were_plain += sum(not secret.startswith(PREFIX) for secret in present)
+        sealed = (secret and encryption.encrypt(encryption.decrypt(secret, key), key) for secret in stored)
         values = dict(zip(("secret", "previous_secret", "signing_key"), sealed, strict=True))
         tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(values))
     return ReencryptedSecrets(count, were_plain)

@@ -74,8 +74,8 @@ def find_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest
 def load_unanswered(tx: Transaction, steps: Mapping[UUID, int]) -> dict[UUID, EvalRequest]:
     """For each run the request at its step, if it has no answer."""
     query = _ALL.where(eval_requests.c.run_id.in_(steps), eval_requests.c.answered_at.is_(None))
-    found = [EvalRequest(*row) for row in tx.execute(query)]
-    return {request.run_id: request for request in found if request.step == steps[request.run_id]}
+    requests = [EvalRequest(*row) for row in tx.execute(query)]
+    return {request.run_id: request for request in requests if request.step == steps[request.run_id]}
 
 
 def list_requests(tx: Transaction, run_id: UUID) -> list[EvalRequest]:

@@ -63,9 +63,9 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         .where(waiting)
         .group_by(kind)
     )
-    found = {row[0]: row for row in tx.execute(query)}
-    counts = {name: found[name][1] if name in found else 0 for name in ("due", "later", "held")}
-    made = [found[name][3] for name in ("due", "later") if name in found]
+    rows = {row[0]: row for row in tx.execute(query)}
+    counts = {name: rows[name][1] if name in rows else 0 for name in ("due", "later", "held")}
+    created_at = [rows[name][3] for name in ("due", "later") if name in rows]
     return InstallationCounts(
         running_runs=running_runs,
         stale_runs=stale_runs,
@@ -75,8 +75,8 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         awaited={str(state): count for state, count in tx.execute(_AWAITED)},
         open_endpoints=tx.execute(_OPEN).scalar_one(),
         **counts,
-        oldest_due_seconds=_age(found["due"][2] if "due" in found else None, now),
-        oldest_waiting_seconds=_age(min(made, default=None), now),
+        oldest_due_seconds=_age(rows["due"][2] if "due" in rows else None, now),
+        oldest_waiting_seconds=_age(min(created_at, default=None), now),
         quota_use=quota_use.find_highest_use(tx, now),
     )
 

@@ -73,7 +73,11 @@ def create_key(
     """Create a key; returns its row and the secret itself, which is not stored."""
     secret = generate_secret()
     key = Key(new_id(), project_id, name, scopes, now, None, **asdict(limits))
-    lists = {"scopes": scopes, "networks": limits.networks, "endpoint_ids": [str(one) for one in key.endpoint_ids]}
+    lists = {
+        "scopes": scopes,
+        "networks": limits.networks,
+        "endpoint_ids": [str(endpoint_id) for endpoint_id in key.endpoint_ids],
+    }
     tx.execute(keys.insert().values(**(vars(key) | lists), hash=_hash(secret)))
     return key, secret
 

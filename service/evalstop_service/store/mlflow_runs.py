@@ -78,8 +78,8 @@ def list_runs_of_experiments(
         .limit(limit)
     )
     chosen = list(tx.execute(query).scalars())
-    found = load_runs(tx, chosen)
-    return [found[run_id] for run_id in chosen]
+    loaded = load_runs(tx, chosen)
+    return [loaded[run_id] for run_id in chosen]
 
 
 def add_logged_model(tx: Transaction, model: LoggedModel) -> None:

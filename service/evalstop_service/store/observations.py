@@ -90,7 +90,7 @@ def load_live_values(
     by_metric: dict[str, list[int]] = defaultdict(list)
     for metric, step in identities:
         by_metric[metric].append(step)
-    found: dict[tuple[str, int], float] = {}
+    values: dict[tuple[str, int], float] = {}
     for metric, steps in by_metric.items():
         for start in range(0, len(steps), _CHUNK):
             query = sa.select(observations.c.step, observations.c.value).where(
@@ -99,8 +99,8 @@ def load_live_values(
                 observations.c.step.in_(steps[start : start + _CHUNK]),
                 observations.c.superseded_by == LIVE,
             )
-            found.update({(metric, step): value for step, value in tx.execute(query)})
-    return found
+            values.update({(metric, step): value for step, value in tx.execute(query)})
+    return values
 
 
 def load_series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[PostedObservation]:
@@ -189,7 +189,7 @@ def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
 def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
     """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
     times = sa.select(observations.c.step, observations.c.observed_at, observations.c.received_at)
-    found: dict[int, datetime] = {}
+    by_step: dict[int, datetime] = {}
     for start in range(0, len(steps), _CHUNK):
         query = times.where(
             observations.c.run_id == run_id,
@@ -197,8 +197,8 @@ def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int])
             observations.c.step.in_(steps[start : start + _CHUNK]),
             observations.c.superseded_by == LIVE,
         )
-        found.update({step: observed_at or received_at for step, observed_at, received_at in tx.execute(query)})
-    return found
+        by_step.update({step: observed_at or received_at for step, observed_at, received_at in tx.execute(query)})
+    return by_step
 
 
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:

@@ -78,17 +78,17 @@ def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
 
 def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
     """The outcome that counts for each of these attempts that has one."""
-    return {attempt: said[-1] for attempt, said in load_history(tx, attempts).items()}
+    return {attempt: history[-1] for attempt, history in load_history(tx, attempts).items()}
 
 
 def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], list[Outcome]]:
     """All outcomes of each of these attempts, oldest first."""
     key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
     query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)
-    found: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
-    for run_id, attempt, *said in tx.execute(query):
-        found[run_id, attempt].append(Outcome(*said))
-    return found
+    by_attempt: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
+    for run_id, attempt, *columns in tx.execute(query):
+        by_attempt[run_id, attempt].append(Outcome(*columns))
+    return by_attempt
 
 
 def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -120,8 +120,8 @@ def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Exc
     """Running runs that had a watched metric without data at their last check."""
     query = _looked_after(project_id, run_health.c.metric_faults, run_health.c.changed_at)
     rows, count = _first(tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), _NEWEST, limit)
-    found = [dict(row) for row in rows]
-    return Excerpt([RunAlert(**row | {"why": _join_reasons(row["why"])}) for row in found], count)
+    alerts = [dict(row) for row in rows]
+    return Excerpt([RunAlert(**row | {"why": _join_reasons(row["why"])}) for row in alerts], count)
 
 
 def _join_reasons(faults: Sequence[MetricFault]) -> str:

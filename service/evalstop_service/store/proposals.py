@@ -99,8 +99,8 @@ def list_proposals(
 
 def list_open(tx: Transaction, project_id: UUID, now: datetime, limit: int = 50) -> list[Proposal]:
     """The proposals of a project that can be confirmed, newest first."""
-    found = list_proposals(tx, project_id, state=ProposalState.OPEN, limit=limit)
-    return [proposal for proposal in found if proposal.is_open(now)]
+    listed = list_proposals(tx, project_id, state=ProposalState.OPEN, limit=limit)
+    return [proposal for proposal in listed if proposal.is_open(now)]
 
 
 def _of(project_id: UUID, proposal_id: UUID) -> tuple[sa.ColumnElement[bool], ...]:

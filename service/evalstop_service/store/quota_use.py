@@ -32,8 +32,8 @@ def require_room(tx: Transaction, project: Project, quota: Quota, now: datetime,
     most = project.quotas.get(quota) + added
     table, condition = _counted(quota, now)
     # Counted no further than the quota: far below it all rows are read, otherwise never more than the limit.
-    found = sa.select(sa.literal(1)).select_from(table).where(table.c.project_id == project.id, condition).limit(most)
-    if tx.execute(sa.select(sa.func.count()).select_from(found.subquery())).scalar_one() >= most:
+    counted = sa.select(sa.literal(1)).select_from(table).where(table.c.project_id == project.id, condition).limit(most)
+    if tx.execute(sa.select(sa.func.count()).select_from(counted.subquery())).scalar_one() >= most:
         raise QuotaReached(quota, most - added, seconds_to_wait(quota, now))
 
 
@@ -55,7 +55,10 @@ def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> 
 def find_highest_use(tx: Transaction, now: datetime) -> dict[Quota, float]:
     """For each quota the largest share that any project uses."""
     uses = [use for used in load_use(tx, now).values() for use in used]
-    return {quota: max((one.used / one.most for one in uses if one.quota is quota), default=0.0) for quota in COUNTED}
+    return {
+        quota: max((quota_use.used / quota_use.most for quota_use in uses if quota_use.quota is quota), default=0.0)
+        for quota in COUNTED
+    }
 
 
 def _counted(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElement[bool]]:

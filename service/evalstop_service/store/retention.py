@@ -98,12 +98,12 @@ def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime,
 
 def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
     """How many runs `_old` matches without a limit, and how many rows they hold."""
-    found = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before)).subquery()
+    expired = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before)).subquery()
     rows = [
-        tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(found.c.id)))).scalar_one()
+        tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(expired.c.id)))).scalar_one()
         for table in REMOVED
     ]
-    return tx.execute(sa.select(sa.func.count()).select_from(found)).scalar_one(), sum(rows)
+    return tx.execute(sa.select(sa.func.count()).select_from(expired)).scalar_one(), sum(rows)
 
 
 def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:

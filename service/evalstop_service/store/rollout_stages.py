@@ -68,8 +68,8 @@ def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID
     """The most recently opened run with any version of a policy."""
     query = sa.select(runs.c.id).join(policies, policies.c.id == runs.c.policy_id)
     query = query.where(runs.c.project_id == project_id, policies.c.name == policy_name)
-    found: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()
-    return found
+    run_id: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()
+    return run_id
 
 
 def _of(project_id: UUID, policy_name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -16,12 +16,12 @@ from evalstop_service.store.tables import run_descriptions
 
 def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunDescription]:
     """The descriptions of these runs."""
-    found = dict.fromkeys(run_ids, NOTHING_SAID)
+    descriptions = dict.fromkeys(run_ids, NOTHING_SAID)
     table = run_descriptions.c
     query = sa.select(table.run_id, table.owner, table.group, table.tags, table.notes)
     for run_id, owner, group, tags, notes in tx.execute(query.where(table.run_id.in_(run_ids))):
-        found[run_id] = RunDescription(owner, group, tuple(tags), notes)
-    return found
+        descriptions[run_id] = RunDescription(owner, group, tuple(tags), notes)
+    return descriptions
 
 
 def save_description(

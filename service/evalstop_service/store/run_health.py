@@ -85,8 +85,8 @@ _NOT_OF_LOOKS = ("run_id", "heartbeat_at", "costly_step_seconds")
 
 def save_health(tx: Transaction, pulse: RunHealth) -> None:
     """Store the result of checking a run, which is locked; heartbeats are left unchanged."""
-    found = {name: value for name, value in vars(pulse).items() if name not in _NOT_OF_LOOKS}
-    tx.execute(run_health.update().where(run_health.c.run_id == pulse.run_id).values(found))
+    values = {name: value for name, value in vars(pulse).items() if name not in _NOT_OF_LOOKS}
+    tx.execute(run_health.update().where(run_health.c.run_id == pulse.run_id).values(values))
 
 
 def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
@@ -106,8 +106,8 @@ def find_next_check(tx: Transaction) -> datetime | None:
         .order_by(run_health.c.next_check_at)
         .limit(1)
     )
-    found: datetime | None = tx.execute(query).scalar_one_or_none()
-    return found
+    next_check_at: datetime | None = tx.execute(query).scalar_one_or_none()
+    return next_check_at
 
 
 def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
@@ -131,7 +131,7 @@ def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
 
 def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
     """The newest readings of these metrics of runs, each by ascending step."""
-    found: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
+    readings: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
     if tx.dialect.name == "postgresql":
         given = {
             "run_ids": [run.id for run, _ in wanted],
@@ -140,13 +140,13 @@ def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tu
         }
         rows = tx.execute(_NEWEST, given)
         for run_id, metric, step, value, at in rows:
-            found[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
+            readings[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:
         for run, metric in wanted:
-            found[run.id, metric] = [Reading(*row) for row in tx.execute(_newest(run, metric, NEWEST))]
-    for newest in found.values():
+            readings[run.id, metric] = [Reading(*row) for row in tx.execute(_newest(run, metric, NEWEST))]
+    for newest in readings.values():
         newest.reverse()
-    return found
+    return readings
 
 
 def _newest(run: Run, metric: str, most: int) -> sa.Select[Any]:

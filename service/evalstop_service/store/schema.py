@@ -117,10 +117,10 @@ def _alone(database: Database) -> Iterator[sa.Connection]:
 @cache
 def _revisions(folder: Path) -> list[Script]:
     """All migrations, oldest first."""
-    found = list(ScriptDirectory.from_config(_config(folder)).walk_revisions())[::-1]
-    if not found:
+    revisions = list(ScriptDirectory.from_config(_config(folder)).walk_revisions())[::-1]
+    if not revisions:
         raise LookupError(f"there are no migrations in {folder}")
-    return found
+    return revisions
 
 
 def _config(folder: Path) -> Config:

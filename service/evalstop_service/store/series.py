@@ -69,7 +69,7 @@ def catch_up_summaries(
 
     After each time `pause` gets the seconds that it took. Returns whether `pause` asked to stop.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with database.reading() as tx:
         behind = is_behind(tx, run_id, metric)
     while behind:
@@ -77,9 +77,9 @@ def catch_up_summaries(
             runs.lock_runs(tx, [run_id])
             behind = summarize_series(tx, run_id, metric)
         ended = time.perf_counter()
-        if pause(ended - begun):
+        if pause(ended - started):
             return True
-        begun = time.perf_counter()
+        started = time.perf_counter()
     return False
 
 

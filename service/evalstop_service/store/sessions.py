@@ -55,8 +55,12 @@ def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: dat
     of_project = sa.select(keys.c.id).where(keys.c.project_id == project_id, keys.c.revoked_at.is_(None))
     wanted = sessions.c.key_id.in_(of_project) | sessions.c.key_id.is_(None)
     query = sa.select(*_COLUMNS).where(sessions.c.expires_at > now, wanted).order_by(sessions.c.id)
-    found = [Session(**row._mapping) for row in tx.execute(query)]
-    return [one for one in found if one.key_id is not None or {project_name, EVERY} & one.grants.keys()]
+    sessions_found = [Session(**row._mapping) for row in tx.execute(query)]
+    return [
+        session
+        for session in sessions_found
+        if session.key_id is not None or {project_name, EVERY} & session.grants.keys()
+    ]
 
 
 def delete_session(tx: Transaction, session_id: UUID) -> None:

@@ -36,11 +36,11 @@ def load_segments(tx: Transaction, wanted: Collection[Series], stretches: int) -
     """
     known = _load_bounds(tx, wanted)
     short, long = ([bounds for bounds in known if bounds.long is is_long] for is_long in (False, True))
-    found: dict[Series, list[Segment]] = defaultdict(list)
+    segments: dict[Series, list[Segment]] = defaultdict(list)
     for bounds, rows in ((short, _outline(tx, short, stretches)), (long, _sample(tx, long, stretches))):
         for number, *stretch in rows:
-            found[bounds[number][:2]].append(Segment(*stretch))
-    return found
+            segments[bounds[number][:2]].append(Segment(*stretch))
+    return segments
 
 
 class _Bounds(NamedTuple):

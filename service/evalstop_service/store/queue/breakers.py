@@ -60,8 +60,8 @@ def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: da
 def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> frozenset[UUID]:
     """Count consecutive failures; returns the endpoints whose breaker opened. Their rows are locked."""
     attempts: dict[UUID, list[AttemptResult]] = {}
-    for one in sorted(tried, key=lambda one: one.at):
-        attempts.setdefault(one.endpoint_id, []).append(one)
+    for attempt in sorted(tried, key=lambda attempt: attempt.at):
+        attempts.setdefault(attempt.endpoint_id, []).append(attempt)
     opened = set()
     for endpoint_id, of_one in attempts.items():
         failures, ever_well = _since_it_went_well(of_one)
@@ -80,7 +80,7 @@ def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: Bre
 
 def _since_it_went_well(tried: Sequence[AttemptResult]) -> tuple[int, bool]:
     failures, ever_well = 0, False
-    for one in tried:
-        failures = 0 if one.well else failures + 1
-        ever_well |= one.well
+    for attempt in tried:
+        failures = 0 if attempt.well else failures + 1
+        ever_well |= attempt.well
     return failures, ever_well

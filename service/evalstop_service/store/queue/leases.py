@@ -150,27 +150,41 @@ def settle_deliveries(
     """
     if not ended:
         return Settlement(frozenset(), frozenset())
-    gone = {one.claimed.endpoint_id for one in ended if isinstance(one.result, Dead) and one.result.gone}
-    tried = [one for one in ended if not isinstance(one.result, Released)] if breaker is not None else []
-    shaky = {one.claimed.endpoint_id for one in tried if one.claimed.failures or not _went_well(one)}
+    gone = {
+        attempt.claimed.endpoint_id for attempt in ended if isinstance(attempt.result, Dead) and attempt.result.gone
+    }
+    tried = [attempt for attempt in ended if not isinstance(attempt.result, Released)] if breaker is not None else []
+    shaky = {attempt.claimed.endpoint_id for attempt in tried if attempt.claimed.failures or not _went_well(attempt)}
     if gone or shaky:  # endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock
         lock = sa.select(targets.c.id).where(targets.c.id.in_(gone | shaky)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
     write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
     present = write(tx, ended)
-    kept = [one for one in ended if present.get(one.claimed.id) == ("waiting", one.claimed.attempts)]
+    still_held = [
+        attempt for attempt in ended if present.get(attempt.claimed.id) == ("waiting", attempt.claimed.attempts)
+    ]
     for endpoint_id in sorted(
-        {one.claimed.endpoint_id for one in kept if isinstance(one.result, Dead) and one.result.gone}
+        {
+            attempt.claimed.endpoint_id
+            for attempt in still_held
+            if isinstance(attempt.result, Dead) and attempt.result.gone
+        }
     ):
         endpoints.disable_endpoint(tx, endpoint_id)
     opened = frozenset[UUID]()
     if breaker is not None and shaky:
-        counted = [one for one in kept if one.claimed.endpoint_id in shaky and not isinstance(one.result, Released)]
+        counted = [
+            attempt
+            for attempt in still_held
+            if attempt.claimed.endpoint_id in shaky and not isinstance(attempt.result, Released)
+        ]
         opened = breakers.record_results(
-            tx, [AttemptResult(one.claimed.endpoint_id, one.at, _went_well(one)) for one in counted], breaker
+            tx,
+            [AttemptResult(attempt.claimed.endpoint_id, attempt.at, _went_well(attempt)) for attempt in counted],
+            breaker,
         )
     return Settlement(
-        frozenset(one.claimed.id for one in kept),
+        frozenset(attempt.claimed.id for attempt in still_held),
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
         opened,
     )
@@ -187,19 +201,19 @@ def _ready(
 ) -> list[ClaimedDelivery]:
     """Decrypt the secrets of claimed deliveries; put back those whose trial another worker has, or that no key
     decrypts."""
-    turns = {one.endpoint_id: one.open_until for one in taken if one.open_until is not None}
+    turns = {claimed.endpoint_id: claimed.open_until for claimed in taken if claimed.open_until is not None}
     mine = breakers.claim_trials(tx, turns, lease_until) if turns else set()
     ready = []
-    for one in taken:
-        if one.open_until is not None and one.endpoint_id not in mine:
-            _put_back(tx, one, one.due_at, None)
+    for claimed in taken:
+        if claimed.open_until is not None and claimed.endpoint_id not in mine:
+            _put_back(tx, claimed, claimed.due_at, None)
             continue
         try:
-            opened = tuple(encryption.decrypt(kept, one.endpoint_id) for kept in one.secrets)
+            opened = tuple(encryption.decrypt(stored, claimed.endpoint_id) for stored in claimed.secrets)
         except UnreadableSecret as error:
-            _put_back(tx, one, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
+            _put_back(tx, claimed, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
             continue
-        ready.append(one if opened == one.secrets else replace(one, secrets=opened))
+        ready.append(claimed if opened == claimed.secrets else replace(claimed, secrets=opened))
     return ready
 
 
@@ -240,20 +254,20 @@ def _claim_postgresql(
 def _claim_sqlite(
     tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
 ) -> list[ClaimedDelivery]:
-    found = queues.find_due_deliveries(tx, now, limit, per_endpoint, room)
-    keys = [(one.run_id.hex, one.id.hex) for one in found]
+    due = queues.find_due_deliveries(tx, now, limit, per_endpoint, room)
+    keys = [(delivery.run_id.hex, delivery.id.hex) for delivery in due]
     connection = driver_connection(tx)
     connection.executemany(_TAKE_SQLITE, [(moment_text(lease_until), *key) for key in keys])
     # The due deliveries were found in the queues alone, so that the bodies of skipped ones are not read.
     contents = [connection.execute(_CONTENTS_SQLITE, key).fetchone() for key in keys]
     return [
         ClaimedDelivery(
-            one.run_id,
-            one.id,
+            delivery.run_id,
+            delivery.id,
             UUID(event_id),
-            one.endpoint_id,
-            one.attempts + 1,
-            one.due_at,
+            delivery.endpoint_id,
+            delivery.attempts + 1,
+            delivery.due_at,
             lease_until,
             url,
             endpoints.select_valid_secrets(
@@ -262,16 +276,16 @@ def _claim_sqlite(
             body,
             form,
             failures,
-            one.open_until,
+            delivery.open_until,
         )
-        for one, (event_id, url, secret, previous, until, signing_key, body, form, failures) in zip(
-            found, contents, strict=True
+        for delivery, (event_id, url, secret, previous, until, signing_key, body, form, failures) in zip(
+            due, contents, strict=True
         )
     ]
 
 
 def _settle_postgresql(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
-    document = msgspec.json.encode([_row(one) for one in ended]).decode()
+    document = msgspec.json.encode([_row(attempt) for attempt in ended]).decode()
     rows = driver_connection(tx).cursor(binary=True).execute(_SETTLE_POSTGRESQL, (document,), prepare=True)
     return {key: (state, attempts) for key, state, attempts in rows}
 
@@ -279,17 +293,19 @@ def _settle_postgresql(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dic
 def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
     connection = driver_connection(tx)
     present: dict[UUID, tuple[str, int]] = {}
-    kept = []
-    for one in ended:
-        found = connection.execute(_PRESENT_SQLITE, (one.claimed.run_id.hex, one.claimed.id.hex)).fetchone()
-        if found is not None:
-            present[one.claimed.id] = found
-        if found == ("waiting", one.claimed.attempts):
-            row = _row(one)
+    settled_rows = []
+    for attempt in ended:
+        present_row = connection.execute(
+            _PRESENT_SQLITE, (attempt.claimed.run_id.hex, attempt.claimed.id.hex)
+        ).fetchone()
+        if present_row is not None:
+            present[attempt.claimed.id] = present_row
+        if present_row == ("waiting", attempt.claimed.attempts):
+            row = _row(attempt)
             moments = {name: moment_text(row[name]) for name in ("new_due_at", "ended_at")}
-            kept.append(row | moments | {"of_run": row["of_run"].hex, "of_id": row["of_id"].hex})
-    connection.executemany(_CHANGE_SQLITE, kept)
-    connection.executemany(_LOG_SQLITE, [row for row in kept if row["tried"]])
+            settled_rows.append(row | moments | {"of_run": row["of_run"].hex, "of_id": row["of_id"].hex})
+    connection.executemany(_CHANGE_SQLITE, settled_rows)
+    connection.executemany(_LOG_SQLITE, [row for row in settled_rows if row["tried"]])
     return present
 
 

@@ -68,7 +68,7 @@ def add_event(
             created_at=now,
         )
     )
-    targets = [one for one in endpoints.list_endpoints(tx, project_id) if one.enabled and one.wants(type)]
+    targets = [target for target in endpoints.list_endpoints(tx, project_id) if target.enabled and target.wants(type)]
     if targets:
         if type in REQUEST_EVENTS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
@@ -159,11 +159,15 @@ def _cancel(
         *wanted,
     )
     # Locked in key order, as workers settle them: otherwise the two can deadlock.
-    found = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())
-    if not found:
+    delivery_ids = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())
+    if not delivery_ids:
         return 0
     return tx.execute(
         sa.update(deliveries)
-        .where(deliveries.c.run_id == run_id, deliveries.c.id.in_(found), deliveries.c.state == DeliveryState.WAITING)
+        .where(
+            deliveries.c.run_id == run_id,
+            deliveries.c.id.in_(delivery_ids),
+            deliveries.c.state == DeliveryState.WAITING,
+        )
         .values(state=DeliveryState.CANCELLED, last_error=why, settled_at=now)
     ).rowcount

@@ -74,7 +74,7 @@ def claim_deliveries(
     valid = endpoints.select_valid_secrets(
         endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, endpoint.signing_key, now
     )
-    secrets = tuple(encryption.decrypt(kept, endpoint.id) for kept in valid)
+    secrets = tuple(encryption.decrypt(stored, endpoint.id) for stored in valid)
     claimed = [
         ClaimedDelivery(
             run_id=row.run_id,
@@ -90,9 +90,9 @@ def claim_deliveries(
         )
         for row in tx.execute(query)
     ]
-    for one in claimed:
-        held = sa.update(deliveries).where(table.run_id == one.run_id, table.id == one.id)
-        tx.execute(held.values(due_at=lease_until, attempts=one.attempts))
+    for delivery in claimed:
+        held = sa.update(deliveries).where(table.run_id == delivery.run_id, table.id == delivery.id)
+        tx.execute(held.values(due_at=lease_until, attempts=delivery.attempts))
     return claimed
 
 

@@ -54,21 +54,21 @@ def find_due_deliveries(
         return [DueDelivery(*row) for row in rows]
     most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
     left = dict(room)
-    found: list[DueDelivery] = []
+    due: list[DueDelivery] = []
     for row in tx.execute(_DUE_SQLITE, {"now": now, "most": most}):
-        one = DueDelivery(*row)
-        left.setdefault(one.endpoint_id, per_endpoint)
-        if one.open_until is not None:
-            left[one.endpoint_id] = min(left[one.endpoint_id], 1)
-        if left[one.endpoint_id] > 0 and len(found) < limit:
-            left[one.endpoint_id] = 0 if one.open_until is not None else left[one.endpoint_id] - 1
-            found.append(one)
-    return found
+        delivery = DueDelivery(*row)
+        left.setdefault(delivery.endpoint_id, per_endpoint)
+        if delivery.open_until is not None:
+            left[delivery.endpoint_id] = min(left[delivery.endpoint_id], 1)
+        if left[delivery.endpoint_id] > 0 and len(due) < limit:
+            left[delivery.endpoint_id] = 0 if delivery.open_until is not None else left[delivery.endpoint_id] - 1
+            due.append(delivery)
+    return due
 
 
 def claim_parameters(now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]) -> dict[str, Any]:
     """The parameters of `HEAD_POSTGRESQL`."""
-    rooms = {"known": list(room), "room": [max(0, one) for one in room.values()]}
+    rooms = {"known": list(room), "room": [max(0, limit_of_endpoint) for limit_of_endpoint in room.values()]}
     return {"now": now, "per_endpoint": per_endpoint, "limit": limit} | rooms
 
 
@@ -104,11 +104,17 @@ def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> fro
     return frozenset(DueDelivery(*row) for row in tx.execute(query.where(waits, untried | tried)))
 
 
-def make_due(tx: Transaction, found: Iterable[DueDelivery], now: datetime) -> None:
+def make_due(tx: Transaction, misdated: Iterable[DueDelivery], now: datetime) -> None:
     """Make the deliveries due now that have not changed since they were found."""
     rows = [
-        {"of_run": one.run_id, "of_id": one.id, "as_found": one.attempts, "until": one.due_at, "now": now}
-        for one in sorted(found, key=lambda one: (one.run_id, one.id))
+        {
+            "of_run": delivery.run_id,
+            "of_id": delivery.id,
+            "as_found": delivery.attempts,
+            "until": delivery.due_at,
+            "now": now,
+        }
+        for delivery in sorted(misdated, key=lambda delivery: (delivery.run_id, delivery.id))
     ]
     if rows:
         tx.execute(_HASTEN, rows)

@@ -52,15 +52,15 @@ def replay_range(
         query = query.where(events.c.type.in_(list(types)))
     if after is not None:
         query = query.where(events.c.id > after)
-    found = tx.execute(query.order_by(events.c.id).limit(limit)).all()
-    made = _send(tx, endpoint_id, found, now)
-    return Replay(made, len(found) - len(made), found[-1].id if len(found) == limit else None)
+    replayed = tx.execute(query.order_by(events.c.id).limit(limit)).all()
+    delivery_ids = _send(tx, endpoint_id, replayed, now)
+    return Replay(delivery_ids, len(replayed) - len(delivery_ids), replayed[-1].id if len(replayed) == limit else None)
 
 
 def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
     """Replay one event; returns the new delivery. None: there is no such event, or it no longer holds."""
-    made = _send(tx, endpoint_id, tx.execute(_events(project_id).where(events.c.id == event_id)).all(), now)
-    return made[0] if made else None
+    delivery_ids = _send(tx, endpoint_id, tx.execute(_events(project_id).where(events.c.id == event_id)).all(), now)
+    return delivery_ids[0] if delivery_ids else None
 
 
 def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
@@ -73,17 +73,17 @@ def _events(project_id: UUID) -> sa.Select[Any]:
     return sa.select(*columns).where(events.c.project_id == project_id)
 
 
-def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetime) -> list[UUID]:
-    holding = [(event.run_id, event.id, event.type, endpoint_id) for event in _holding(tx, found)]
+def _send(tx: Transaction, endpoint_id: UUID, candidates: Sequence[Any], now: datetime) -> list[UUID]:
+    holding = [(event.run_id, event.id, event.type, endpoint_id) for event in _holding(tx, candidates)]
     return outbox.add_deliveries(tx, holding, now)
 
 
-def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:
+def _holding(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
     """The events that still hold; they keep holding until this transaction ends."""
-    states = _states(tx, [event for event in found if event.type in URGENT_EVENTS])
+    states = _states(tx, [event for event in candidates if event.type in URGENT_EVENTS])
     return [
         event
-        for event in found
+        for event in candidates
         if event.type not in URGENT_EVENTS
         or states.get(event.decision_id)
         in ({DecisionState.UNDONE} if event.type == EventType.RESUME_REQUESTED else STOPPING)

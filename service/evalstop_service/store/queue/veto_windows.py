@@ -38,14 +38,14 @@ def extend_windows(
     which = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
     if project_ids is not None:
         which &= decisions.c.project_id.in_(project_ids)
-    found = tx.execute(sa.select(decisions.c.run_id).where(which).distinct()).scalars().all()
-    if not found:
+    run_ids = tx.execute(sa.select(decisions.c.run_id).where(which).distinct()).scalars().all()
+    if not run_ids:
         return 0
-    run_rows.lock_runs(tx, found)
+    run_rows.lock_runs(tx, run_ids)
     query = (
         sa.select(decisions, projects.c.veto_window_seconds)
         .join(projects, projects.c.id == decisions.c.project_id)
-        .where(which, decisions.c.run_id.in_(found))
+        .where(which, decisions.c.run_id.in_(run_ids))
         .order_by(decisions.c.run_id, decisions.c.id)
     )
     extended: list[UUID] = []
