@@ -53,6 +53,12 @@ CRAMPED = """[...document.querySelectorAll("table")].filter((table) => {
 }).map((table) => table.className)"""
 """The tables that leave their card, or break names letter by letter."""
 
+OUT_OF_VIEW = """[...document.querySelectorAll(".nav [aria-current]")].filter((link) => {
+    const { left, right } = link.getBoundingClientRect();
+    return left < 0 || right > innerWidth;
+}).map((link) => link.textContent)"""
+"""The link to the present page, where it has to be scrolled for."""
+
 
 @dataclass
 class House:
@@ -198,7 +204,7 @@ def test_every_page_fits_a_phone_and_is_whole(house: House) -> None:
         sizes = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         if sizes[0] > sizes[1]:
             wide.append((path, sizes))
-        wide += [(path, table) for table in page.evaluate(CRAMPED)]
+        wide += [(path, what) for what in (*page.evaluate(CRAMPED), *page.evaluate(OUT_OF_VIEW))]
         assert page.locator("main h1").count() == 1, path
     house.page.set_viewport_size({"width": 1280, "height": 800})
     assert wide == []

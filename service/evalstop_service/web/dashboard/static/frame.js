@@ -7,6 +7,10 @@ showTimes(document);
 setInterval(() => showTimes(document), 10_000);
 if (document.querySelector("main[data-events]")) live();
 
+// On a phone the links to the pages are scrolled: to the present one.
+const here = document.querySelector(".nav [aria-current]");
+if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft;
+
 document.addEventListener("click", async (event) => {
   const copy = event.target.closest("[data-copy]");
   if (copy) await copyText(copy);
