@@ -12,8 +12,8 @@
   it returns, its move in between counts. A value that is not finite (or past 1e100) is a missing one; if no
   eval of a step is finite, neither is the score.
 - **Steps.** A step is complete when all evals have arrived, or a later step begins. The score depends only on the set
-of values ordered by step, and the score of a step on no later value. - **Versions.** When the measurement of an eval
-changes, all evals start again.
+  of values ordered by step, and the score of a step on no later value.
+- **Versions.** When the measurement of an eval changes, all evals start again.
 
 The state holds at most 16 moves, 3 values and some numbers for each eval, whatever the run's length.
 """

@@ -2,11 +2,11 @@
 
 Source      EvalStop (arXiv 2606.04145): stop a job after k consecutive eval-score declines.
 Departs     The paper has no `min_delta` and no warm-up; with their defaults of 0 this is the published rule.
-                        Non-finite values are skipped: they neither make a decline nor end a run of declines.
-            State       The previous finite value and its step, the length of the current run of declines, the step of
-            the value before its first decline, and how many finite values were seen. O(1). Evidence    A count: the
-            length of the current run of declines. The turn is placed at the last value before it. Not done    No
-            allowance for noise. On a plateau the rule is scale-free: k = 3 stops 83 % of all runs of 50 flat evals,
+            Non-finite values are skipped: they neither make a decline nor end a run of declines.
+State       The previous finite value and its step, the length of the current run of declines, the step of the value
+            before its first decline, and how many finite values were seen. O(1).
+Evidence    A count: the length of the current run of declines. The turn is placed at the last value before it.
+Not done    No allowance for noise. On a plateau the rule is scale-free: k = 3 stops 83 % of all runs of 50 flat evals,
             whatever the noise. It is here as the published baseline, and as a part of better policies.
 """
 

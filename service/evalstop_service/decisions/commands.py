@@ -129,9 +129,10 @@ def record_report(
     """Record a receiver's report; raises Conflict if the decision's state does not allow it.
 
     1. A confirmation ends the run, if it is still in the attempt that was to be stopped. A run whose job is parked
-    becomes parked, even if its trainer reported a failure at its end. 2. Move the decision; its event contains the
-    change point of the ended run. 3. Record the case of the attempt, now that run and decision are final. 4. Write the
-    audit log: the receiver gives its own name, its key is the proved identity.
+       becomes parked, even if its trainer reported a failure at its end.
+    2. Move the decision; its event contains the change point of the ended run.
+    3. Record the case of the attempt, now that run and decision are final.
+    4. Write the audit log: the receiver gives its own name, its key is the proved identity.
     """
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         confirms = report.state == DecisionState.CONFIRMED

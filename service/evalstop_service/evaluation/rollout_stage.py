@@ -93,7 +93,8 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     """The move of a policy by the precision of its version and of its cases since it reached its stage; None: it stays.
 
     1. Falling back comes first: a policy that no longer meets the requirement must not stay because of its long
-    history. 2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
+       history.
+    2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
     """
     if stage is not Stage.SHADOW:
         if since.bounds.high < required:

@@ -108,7 +108,9 @@ def name_fallen_evals(before: RunState, state: RunState, points: Iterable[Posted
     falls = zip(combined.falls, state.watch.combined, strict=True)
     fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
     total = math.fsum(fall for fall, _ in fallen)
-    named = [f"{metric} ({100 * fall / total:.0f} % of fall)" for fall, metric in fallen if fall >= LEAST_SHARE * total]
+    named = [
+        f"{metric} ({100 * fall / total:.0f} % of the fall)" for fall, metric in fallen if fall >= LEAST_SHARE * total
+    ]
     return f"fallen evals: {', '.join(named)}" if named else ""
 
 

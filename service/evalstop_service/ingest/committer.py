@@ -257,9 +257,10 @@ class Committer:
         1. Load the runs that are not cached, or that another process has or may have saved.
         2. Apply each run's messages, as many as the state and the facts permit.
         3. Save the changes of each run whose version is unchanged. A state is cached after it is saved, never before: a
-        failed save leaves the cache as it was. 4. Answer. Everything in an answer is durable. If nothing is saved, no
-        version was compared: unless the run was read in this commit, it is read first, since another process may have
-        changed it. 5. Load the missing facts, and continue with the remaining messages.
+           failed save leaves the cache as it was.
+        4. Answer. Everything in an answer is durable. If nothing is saved, no version was compared: unless the run was
+           read in this commit, it is read first, since another process may have changed it.
+        5. Load the missing facts, and continue with the remaining messages.
         """
         left = {run: some for run, entries in group.items() if (some := [e for e in entries if not e.is_answered])}
         facts: dict[UUID, Facts] = {}

@@ -55,9 +55,10 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
     2. If the run had ended, its liveness is checked again.
     3. A first call for a stop becomes a decision; the guards of a stop on hold are rechecked on a new eval. A run that
-    was or is to be parked and has recovered continues, in a new attempt in which it may be parked again. 4. The case of
-    an ended run is updated when evals arrived after its end. 5. What the monitor asks to evaluate now becomes a
-    request. 6. Changes of the verdict and the best checkpoint are recorded and announced.
+       was or is to be parked and has recovered continues, in a new attempt in which it may be parked again.
+    4. The case of an ended run is updated when evals arrived after its end.
+    5. What the monitor asks to evaluate now becomes a request.
+    6. Changes of the verdict and the best checkpoint are recorded and announced.
 
     Returns `applied` with the results: the decision in the last receipt, and the state to cache.
     """

@@ -250,7 +250,8 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     3. Raise its version, so that replicas with the run in their cache reload it; a new policy, length or
        measurement of the eval also rebuilds the state of its detectors.
     4. If it had ended, or continues in another job, after its stop was sent or can no longer be sent, begin a new
-    attempt, so that it can be stopped again. Otherwise, if it had ended, delete its case. 5. Check its liveness again.
+       attempt, so that it can be stopped again. Otherwise, if it had ended, delete its case.
+    5. Check its liveness again.
     """
     refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):

@@ -41,7 +41,7 @@ Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
 Most = Annotated[int, Field(ge=1, le=100_000_000), Integral]
 DEFAULTS = Quotas()
 
-_COUNTS = "an attempt must have, to count towards a rollout stage"
+_COUNTS = "that an attempt must have to count towards a rollout stage"
 
 
 class NewProject(Body):
@@ -49,66 +49,74 @@ class NewProject(Body):
 
     name: Name = Field(description="unique in the installation", examples=["alignment"])
     default_policy: Line = Field(
-        policies.DEFAULT_POLICY, description="of runs whose trainers name none: NAME or NAME@VERSION"
+        policies.DEFAULT_POLICY, description="policy of runs that request none: NAME or NAME@VERSION"
     )
-    default_mode: Mode = Field(decision_lifecycle.Mode.SHADOW, description="of runs whose trainers name none")
+    default_mode: Mode = Field(decision_lifecycle.Mode.SHADOW, description="mode of runs that request none")
     max_mode: Mode | None = Field(
-        None, description="what its runs may ask for: enforce, or shadow alone; null: default_mode"
+        None, description="highest mode that runs may request: shadow or enforce; null: default_mode"
     )
     allowed_policies: AllowedPolicies | None = Field(
-        None, description="that its runs may ask for, by NAME or NAME@VERSION, besides default_policy; null: any"
+        None,
+        description="policies that runs may request in addition to default_policy, as NAME or NAME@VERSION; null: any",
     )
     veto_window_seconds: Seconds = Field(0.0, description="how long a stop can be vetoed before it is sent")
     retention_days: Retention | None = Field(
-        None, description="how long a run keeps its details after its end; null: forever"
+        None, description="how long the details of a run are kept after its end; null: forever"
     )
-    stops_per_hour: PerHour | None = Field(30, description="the most stops within an hour; null: no limit")
+    stops_per_hour: PerHour | None = Field(30, description="maximum number of stops per hour; null: no limit")
     stops_share: Share | None = Field(
-        0.5, description="the largest share of its runs stopped within an hour, but always one; null: no limit"
+        0.5, description="maximum share of runs stopped per hour, but always one; null: no limit"
     )
-    confirm_seconds: Wait = Field(900.0, description="how long a stop may wait for its confirmation")
-    stale_seconds: Wait = Field(300.0, description="a run is not stale before it has been silent for this long")
+    confirm_seconds: Wait = Field(900.0, description="how long a stop may stay unconfirmed before it is escalated")
+    stale_seconds: Wait = Field(300.0, description="minimum silence before a run is stale")
     held_out_share: ShareOrNone = Field(
-        HELD_OUT_SHARE, description="the share of its stops that is held out, to learn whether they are right"
+        HELD_OUT_SHARE, description="share of stops held out at random, to measure whether they are right"
     )
-    second_person: bool = Field(False, description="ending jobs, or permitting more stops, takes two people")
+    second_person: bool = Field(
+        False, description="actions that end jobs, or allow more jobs to be ended, require two people"
+    )
     case_seconds: Seconds = Field(600.0, description="how long an attempt must last to count towards a rollout stage")
-    case_evals: Evals = Field(8, description=f"how many finite evals {_COUNTS}")
-    case_gpu_hours: GpuHours = Field(0.1, description=f"how many GPU-hours, if they are known, {_COUNTS}")
-    cases_per_key_and_day: PerDay = Field(
-        20, description="the most cases of one key and day (UTC) that count towards a rollout stage"
-    )
-    price_per_gpu_hour: Price | None = Field(None, description="null: not set")
-    currency: Currency = Field("USD", description="of the price, by ISO 4217")
+    case_evals: Evals = Field(8, description=f"number of finite evals {_COUNTS}")
+    case_gpu_hours: GpuHours = Field(0.1, description=f"GPU-hours, if known, {_COUNTS}")
+    cases_per_key_and_day: PerDay = Field(20, description="maximum number of cases that count per key and day (UTC)")
+    price_per_gpu_hour: Price | None = Field(None, description="price of one GPU hour; null: not set")
+    currency: Currency = Field("USD", description="currency of the price, by ISO 4217")
 
 
 class ProjectChange(Body):
-    """New settings. A field that is left out keeps its value, and so does null in fields that cannot be null."""
+    """New settings. An omitted field keeps its value, and so does null in fields that cannot be null."""
 
-    default_policy: Line | None = Field(None, description="of new runs whose trainers name none: NAME or NAME@VERSION")
-    default_mode: Mode | None = Field(None, description="of new runs whose trainers name none")
-    max_mode: Mode | None = Field(None, description="what runs may ask for: enforce, or shadow alone")
-    allowed_policies: AllowedPolicies | None = Field(None, description="null: any")
-    veto_window_seconds: Seconds | None = Field(None, description="how long a stop can be vetoed before it is sent")
-    retention_days: Retention | None = Field(None, description="null: its runs are kept forever")
-    stops_per_hour: PerHour | None = Field(None, description="null: no limit")
-    stops_share: Share | None = Field(None, description="null: no limit")
-    confirm_seconds: Wait | None = Field(
-        None, description="how long a stop may wait for its confirmation before it is escalated"
+    default_policy: Line | None = Field(None, description="policy of new runs that request none: NAME or NAME@VERSION")
+    default_mode: Mode | None = Field(None, description="mode of new runs that request none")
+    max_mode: Mode | None = Field(None, description="highest mode that runs may request: shadow or enforce")
+    allowed_policies: AllowedPolicies | None = Field(
+        None,
+        description="policies that runs may request in addition to default_policy, as NAME or NAME@VERSION; null: any",
     )
-    stale_seconds: Wait | None = Field(None, description="a run is not stale before it has been silent for this long")
-    held_out_share: ShareOrNone | None = Field(None, description="the share of its stops that is held out, from 0 to 1")
-    second_person: bool | None = Field(None, description="ending jobs, or permitting more stops, takes two people")
+    veto_window_seconds: Seconds | None = Field(None, description="how long a stop can be vetoed before it is sent")
+    retention_days: Retention | None = Field(
+        None, description="how long the details of a run are kept after its end; null: forever"
+    )
+    stops_per_hour: PerHour | None = Field(None, description="maximum number of stops per hour; null: no limit")
+    stops_share: Share | None = Field(None, description="maximum share of runs stopped per hour; null: no limit")
+    confirm_seconds: Wait | None = Field(
+        None, description="how long a stop may stay unconfirmed before it is escalated"
+    )
+    stale_seconds: Wait | None = Field(None, description="minimum silence before a run is stale")
+    held_out_share: ShareOrNone | None = Field(None, description="share of stops held out at random, from 0 to 1")
+    second_person: bool | None = Field(
+        None, description="actions that end jobs, or allow more jobs to be ended, require two people"
+    )
     case_seconds: Seconds | None = Field(
         None, description="how long an attempt must last to count towards a rollout stage"
     )
-    case_evals: Evals | None = Field(None, description=f"how many finite evals {_COUNTS}")
-    case_gpu_hours: GpuHours | None = Field(None, description=f"how many GPU-hours, if they are known, {_COUNTS}")
+    case_evals: Evals | None = Field(None, description=f"number of finite evals {_COUNTS}")
+    case_gpu_hours: GpuHours | None = Field(None, description=f"GPU-hours, if known, {_COUNTS}")
     cases_per_key_and_day: PerDay | None = Field(
-        None, description="the most cases of one key and day (UTC) that count towards a rollout stage"
+        None, description="maximum number of cases that count per key and day (UTC)"
     )
-    price_per_gpu_hour: Price | None = Field(None, description="null: not set")
-    currency: Currency | None = Field(None, description="of the price, by ISO 4217")
+    price_per_gpu_hour: Price | None = Field(None, description="price of one GPU hour; null: not set")
+    currency: Currency | None = Field(None, description="currency of the price, by ISO 4217")
 
 
 class QuotasIn(Body):

@@ -110,7 +110,10 @@ def _check_missing(progress: RunProgress, last_step: int) -> tuple[FaultKind, st
         late = (progress.reported_at - progress.begun_at).total_seconds() >= MISSING_SECONDS
     if not late:
         return None
-    return FaultKind.MISSING, f"it was never reported, and other metrics are at step {last_step}; has it another name?"
+    return (
+        FaultKind.MISSING,
+        f"it was never reported, and other metrics are at step {last_step}; does it have another name?",
+    )
 
 
 def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:

@@ -45,7 +45,7 @@ class DescriptionIn(Body):
     )
 
     def change(self, before: RunDescription) -> RunDescription:
-        """The description with what is said here."""
+        """The description after this change."""
         changed = {name: getattr(self, name) for name in DescriptionIn.model_fields if name in self.model_fields_set}
         if "tags" in changed:
             changed["tags"] = tuple(dict.fromkeys(changed["tags"] or ()))

@@ -103,7 +103,9 @@ class OpenIdProvider:
         if "iss" in answer and answer["iss"] != self.issuer:
             raise SignInRefused("The response came from another OpenID provider. Start again from here.")
         if "code" not in answer:
-            raise SignInRefused("The OpenID provider refused you. Start again from here, or sign in with a key.")
+            raise SignInRefused(
+                "The OpenID provider refused the sign-in. Start again from here, or sign in with a key."
+            )
         try:
             if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
                 raise SignInRefused
@@ -160,7 +162,7 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
                 "scope": terms.scopes,
                 "code_challenge_method": "S256",
                 "timeout": TIMEOUT_SECONDS,
-                "verify": httpx2.create_ssl_context(),  # otherwise read anew for each of four requests, 40 ms each time
+                "verify": httpx2.create_ssl_context(),  # otherwise loaded for each of four requests, 40 ms each
                 **({} if terms.client_secret else {"token_endpoint_auth_method": "none"}),
             },
         )

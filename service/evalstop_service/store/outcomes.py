@@ -18,9 +18,9 @@ from evalstop_service.store.tables import outcomes
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether what was decided about an attempt, to stop it or to let it go on, was `right`, `wrong` or is `unknown`.
+    """Whether the decision on an attempt, to stop it or to let it continue, was `right`, `wrong` or is `unknown`.
 
-    `derived`: from later evals, with the numbers in `assessment`; else a person said so.
+    `derived`: from later evals, with the numbers in `assessment`; else a person reported it.
     """
 
     sequence: int

@@ -108,7 +108,7 @@ def count_suspect_runs(tx: Transaction, project_id: UUID) -> int:
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
-    """Running runs that were late with their posts at their last check, and since when nothing was heard of them."""
+    """Running runs that were late with their posts at their last check, and the time of their last sign of life."""
     heartbeat_at = run_health.c.heartbeat_at
     heard_at = sa.case((heartbeat_at > runs.c.updated_at, heartbeat_at), else_=runs.c.updated_at)
     query = _looked_after(project_id, sa.literal("silent"), heard_at)

@@ -51,7 +51,7 @@ def test_the_mean_is_what_is_watched(scene: Scene) -> None:
     scene.post(run, rows("math", [1.0, 2.0, 3.0, 2.0, 1.0, 0.0]))
     stopped = scene.post(run, rows("chat", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]))
     assert stopped.run.verdict.verdict == "stop"
-    assert stopped.run.verdict.reason.endswith("; fallen evals: math (67 % of fall), code (33 % of fall)")
+    assert stopped.run.verdict.reason.endswith("; fallen evals: math (67 % of the fall), code (33 % of the fall)")
     assert stopped.decision is not None
     assert stopped.decision.verdict.reason == stopped.run.verdict.reason
     assert stopped.run.best_checkpoint is not None
