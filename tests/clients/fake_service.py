@@ -74,6 +74,7 @@ class FakeService:
         self.guessed: list[str] = []
         self.missing: dict[str, str] = {}
         self.unwatched: list[str] = []
+        self.scopes = ["report"]
         self.limits: list[Json] = []
         self.decision_state = "requested"
         self.refuse_metric: str | None = None
@@ -89,6 +90,8 @@ class FakeService:
     def answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
         if b'"acknowledged"' in raw:
             self.hear.wait(30)
+        if path == "/api/v1/key" and headers.get("authorization") == f"Bearer {KEY}":
+            return Answer(200, {"name": "test", "scopes": self.scopes})
         with self.lock:
             self.requests.append((method, path))
             try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from evalstop_client.receivers.stop.report import ReportClient
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
@@ -191,3 +192,23 @@ def test_help_shows_examples(scheduler: str) -> None:
     """--help of each has whole commands that can be copied."""
     done = subprocess.run([*RECEIVER, scheduler, "--help"], capture_output=True, text=True, timeout=60, check=True)
     assert f"  evalstop-receiver {scheduler} --" in done.stdout
+
+
+def test_a_key_that_cannot_report_is_said_before_the_first_stop(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong key, one that may only post, or no service at all is in the log when the receiver starts."""
+    service.scopes = ["ingest"]
+    for url, key, said in (
+        (server.url, KEY, "the key 'test' may not report, it has ingest"),
+        (server.url, "esk_wrong", "answered 401"),
+        ("http://127.0.0.1:1", KEY, "Connection refused"),
+        (None, None, "no url was given"),
+    ):
+        caplog.clear()
+        ReportClient(url, key, "test").check_key()
+        assert said in caplog.text
+    service.scopes = ["report"]
+    caplog.clear()
+    ReportClient(server.url, KEY, "test").check_key()
+    assert caplog.text == ""

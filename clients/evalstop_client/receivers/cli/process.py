@@ -30,7 +30,7 @@ from evalstop_client.receivers.stop.options import (
     seconds,
     write_atomically,
 )
-from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.receivers.stop.report import ReportClient, start_key_check
 from evalstop_client.receivers.stop.signals import POLL_SECONDS
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.subprocesses import environment_without
@@ -144,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
     )
     receiver = Receiver(context, secrets)
     server.serve(receiver)
+    start_key_check(context.reports)
     logger.info("listening on %s for stops of job %d", server.url, job.pid)
     if options.ready_file:
         host, port = server.server_address[:2]

@@ -22,7 +22,7 @@ from evalstop_client.receivers.stop.options import (
     write_atomically,
 )
 from evalstop_client.receivers.stop.pull import Puller
-from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.receivers.stop.report import ReportClient, start_key_check
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.receivers.stop.tracing import forbid_tracing
 from evalstop_client.receivers.stop.webhook_handler import Receiver
@@ -53,6 +53,7 @@ def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> in
     )
     receiver = Receiver(context, secrets)
     receiver.start()
+    start_key_check(context.reports)
     if server is not None:
         server.serve(receiver)
         logger.info("listening on %s", server.url)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +13,9 @@ from evalstop_client.receivers.stop.job_control import StopRequest
 from evalstop_client.service import Accepted, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
+
+REPORTING_SCOPES = {"report", "operate", "admin"}
+"""A key with any of them may report."""
 
 
 class ReportClient:
@@ -25,6 +30,23 @@ class ReportClient:
         """Close the connection."""
         if self._service is not None:
             self._service.close()
+
+    def check_key(self) -> None:
+        """Log what would keep reports from the service, before there is one."""
+        if self._service is None:
+            logger.warning("no url was given (--url, EVALSTOP_URL): nothing will be reported to the service")
+            return
+        answer = self._service.get("/key")
+        if not isinstance(answer, Accepted):
+            logger.warning("stops could not be reported as of now: %s", answer.reason)
+            return
+        scopes = answer.body.get("scopes")
+        if isinstance(scopes, list) and not REPORTING_SCOPES & set(map(str, scopes)):
+            logger.error(
+                "the key %r may not report, it has %s: `evalstop key create --name receiver --scopes report` makes one",
+                answer.body.get("name"),
+                ", ".join(map(str, scopes)),
+            )
 
     def send(self, request: StopRequest, report: Report) -> Accepted | Unavailable | Refused:
         """Try to report; Unavailable means to try again."""
@@ -69,6 +91,19 @@ class ReportClient:
         items = answer.body.get("items")
         times = [one.get("created_at") for one in items if isinstance(one, dict)] if isinstance(items, list) else []
         return max((time for time in times if isinstance(time, str)), default="")
+
+
+def start_key_check(reports: Callable[[], ReportClient]) -> None:
+    """Look whether stops can be reported, beside the start of a receiver, which waits for no service."""
+
+    def check() -> None:
+        client = reports()  # a connection belongs to one thread
+        try:
+            client.check_key()
+        finally:
+            client.close()
+
+    threading.Thread(target=check, name="check-key", daemon=True).start()
 
 
 def _path(request: StopRequest) -> str:
