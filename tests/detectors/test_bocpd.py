@@ -171,7 +171,7 @@ def test_the_notes_say_what_is_missing() -> None:
     """Before there is a unit the note says why there is no number."""
     notes = [fold(Bocpd(), [1.0] * count)[1].note for count in (1, 8)]
     assert notes == ["needs 7 more evals", "the eval score has not moved yet"]
-    assert fold(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith("that the eval score's level has fallen")
+    assert fold(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith("probability that the eval score's level has fallen")
 
 
 def test_its_state_stays_small() -> None:

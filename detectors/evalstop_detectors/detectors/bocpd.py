@@ -156,9 +156,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         if turn is None:
             evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no change of the eval score's level is likely")
         else:
-            note = (
-                f"that the eval score's level has fallen below its best; most likely it has lasted for {length} evals"
-            )
+            note = f"probability that the eval score's level has fallen below its best, most likely {length} evals ago"
             evidence = Evidence(Kind.POSTERIOR, min(lower, 1.0), turn, note)
         return BocpdState(state.noise, state.first, state.origin, state.zero, state.unit, tuple(grown), evidence)
 

@@ -59,7 +59,7 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
         if observation.progress is not None and math.isfinite(observation.progress):
             state = FixedProgressState(max(state.progress or 0.0, observation.progress))
         if state.progress is None:
-            return state, Evidence(Kind.FRACTION, 0.0, None, "the run did not say how many steps it plans")
+            return state, Evidence(Kind.FRACTION, 0.0, None, "the run has no planned number of steps")
         return state, Evidence(
             Kind.FRACTION, state.progress, None, f"{100 * state.progress:.0f} % of the planned steps are done"
         )

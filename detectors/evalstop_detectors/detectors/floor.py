@@ -96,6 +96,6 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
             evidence = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
         else:
             value = min(max((start - max(noise.recent[-self.k :])) / allowed, 0.0), _LARGEST)
-            note = f"the last {self.k} evals lie below the first {_START} by {value:.2g} times what is allowed for"
+            note = f"the last {self.k} evals lie below the first {_START} by {value:.2g} times the allowance"
             evidence = Evidence(Kind.STATISTIC, value, first_step if value > 0 else None, note)
         return FloorState(noise, first_step, start, top, evidence)

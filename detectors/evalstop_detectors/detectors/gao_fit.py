@@ -235,7 +235,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         if min(abs(late) for late in state.late) > bound:
             if max(distances) - min(distances) < 0.05 * span:
                 return "the eval score moves while the KL stands still"
-            return "of late the eval score has stayed on one side of them"
+            return "the latest eval scores lie on one side of them"
         return None
 
 

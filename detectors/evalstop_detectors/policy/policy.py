@@ -318,7 +318,7 @@ class Policy(Struct, frozen=True, dict=True):
         if self.eval_required and not any(member.sees_eval for member, _ in stopping):
             return "there is no evidence from the eval score"
         if closed := self._closed(evidence):
-            return f"{closed} must call for one too and does not"
+            return f"{closed} must also call for one, but does not"
         if evals < self.min_evals:
             return f"{evals} of the {self.min_evals} evals needed were seen"
         if step < self.warmup_steps:

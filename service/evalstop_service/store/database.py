@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-_REST_SECONDS = 1.0
+_IDLE_SECONDS = 1.0
 
 _CONNECT_SECONDS = 10
-_SILENCE = {
+_TCP_TIMEOUTS = {
     "keepalives_idle": "10",  # seconds
     "keepalives_interval": "5",
     "keepalives_count": "3",
@@ -31,7 +31,7 @@ _SILENCE = {
 # server gets the same TCP limits as the client: the locks of a client that vanished block others until it is noticed.
 _SET_UP = "; ".join(
     ["SET jit TO off", "SET timezone TO 'UTC'"]
-    + [f"SET tcp_{name.removeprefix('tcp_')} TO {value}" for name, value in _SILENCE.items()]
+    + [f"SET tcp_{name.removeprefix('tcp_')} TO {value}" for name, value in _TCP_TIMEOUTS.items()]
 )
 
 _COMMAND_SECONDS = 30.0
@@ -40,7 +40,7 @@ _COMMAND_SECONDS = 30.0
 _LIBPQ_ONLY = (
     "connect_timeout",
     "keepalives",
-    *_SILENCE,
+    *_TCP_TIMEOUTS,
     "channel_binding",
     "client_encoding",
     "fallback_application_name",
@@ -65,7 +65,7 @@ class Database:
             self.url = self.url.set(drivername="postgresql+psycopg")
         self.embedded = self.url.get_backend_name() == "sqlite"
         if not self.embedded:
-            self.url = self.url.set(query={"connect_timeout": str(_CONNECT_SECONDS)} | _SILENCE | self.url.query)
+            self.url = self.url.set(query={"connect_timeout": str(_CONNECT_SECONDS)} | _TCP_TIMEOUTS | self.url.query)
         self.engine = sa.create_engine(
             self.url,
             pool_size=connections,
@@ -79,7 +79,7 @@ class Database:
             _prepare_sqlite(self.engine, synchronous)
         else:
             _prepare_all(self.engine)
-            _ask_after_a_rest(self.engine)
+            _ping_idle_connections(self.engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -139,16 +139,16 @@ def _prepare_all(engine: sa.Engine) -> None:
         connection.commit()
 
 
-def _ask_after_a_rest(engine: sa.Engine) -> None:
+def _ping_idle_connections(engine: sa.Engine) -> None:
     """Ping a connection before use only if it was idle for a while, not before each use."""
 
     @sa.event.listens_for(engine, "checkin")
-    def rest(_connection: Any, record: Any) -> None:
-        record.info["rested_since"] = time.monotonic()
+    def record_checkin(_connection: Any, record: Any) -> None:
+        record.info["idle_since"] = time.monotonic()
 
     @sa.event.listens_for(engine, "checkout")
-    def ask(connection: Any, record: Any, _proxy: Any) -> None:
-        if connection is None or time.monotonic() - record.info.get("rested_since", math.inf) < _REST_SECONDS:
+    def ping(connection: Any, record: Any, _proxy: Any) -> None:
+        if connection is None or time.monotonic() - record.info.get("idle_since", math.inf) < _IDLE_SECONDS:
             return
         try:
             engine.dialect.do_ping(connection)

@@ -25,7 +25,7 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _LOCK = 0x45_56_53_54  # any fixed number: replicas that start together migrate one after the other
 _WAIT_SECONDS = 0.1
 _LOCK_TIMEOUT_SECONDS = 2  # statements queue behind a waiting migration, and no trainer should wait for longer
-_GAVE_WAY = ("55P03", "40P01")  # a lock was not available, or a deadlock was resolved by cancelling the migration
+_LOCK_CONFLICTS = ("55P03", "40P01")  # a lock was not available, or a deadlock was resolved by cancelling the migration
 _TRIES = 100
 
 
@@ -54,7 +54,7 @@ def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = 
             except CommandError as error:
                 raise ServiceError(f"{error}; the schema was probably created by a newer EvalStop") from error
             except sa.exc.OperationalError as error:
-                if not tries_left or getattr(error.orig, "sqlstate", None) not in _GAVE_WAY:
+                if not tries_left or getattr(error.orig, "sqlstate", None) not in _LOCK_CONFLICTS:
                     raise
             time.sleep(_WAIT_SECONDS)
 

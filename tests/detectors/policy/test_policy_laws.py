@@ -184,7 +184,7 @@ def test_a_closed_gate_holds_a_stop_back(judgment: tuple[Policy, Found]) -> None
     silent = [n for n, item in zip(policy.ids, found, strict=True) if n in policy.gate and item is not CALLING]
     verdict = policy.judge(found, step=100, evals=10)
     assert verdict.stops == (not silent)
-    assert verdict.stops or f"no stop: {silent[0]} must call for one too and does not" in verdict.reason
+    assert verdict.stops or f"no stop: {silent[0]} must also call for one, but does not" in verdict.reason
 
 
 def test_a_member_of_the_gate_weighs_nothing_unless_told() -> None:
