@@ -36,8 +36,8 @@ class Risk(Struct, frozen=True, forbid_unknown_fields=True):
 class Level(Struct, frozen=True):
     """The threshold at which that share of healthy runs is stopped; None when no threshold is strict enough."""
 
-    rate: Annotated[Share, Meta(description="of healthy runs that are stopped, from 0 to 1")]
-    threshold: Annotated[float | None, Meta(description="in the number of the detector")]
+    rate: Annotated[Share, Meta(description="share of healthy runs that are stopped, from 0 to 1")]
+    threshold: Annotated[float | None, Meta(description="in the unit of the detector's evidence")]
 
 
 class CalibrationDocument(Struct, frozen=True):
@@ -45,7 +45,7 @@ class CalibrationDocument(Struct, frozen=True):
 
     detector: Annotated[str, Meta(description="the detector that was calibrated")]
     params: Annotated[dict[str, Any], Meta(description="its parameters at that time")]
-    thresholds: Annotated[list[Level], Meta(description="one for each risk that was looked at")]
+    thresholds: Annotated[list[Level], Meta(description="one for each evaluated risk")]
 
 
 class Calibration(Struct, frozen=True):

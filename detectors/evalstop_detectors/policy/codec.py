@@ -90,7 +90,7 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     eval_required: Annotated[
         bool, Meta(description="true: members that do not see the eval can suspect, but not stop by themselves")
     ] = True
-    min_evals: Annotated[CountOrZero, Meta(description="no stop before so many finite evals")] = 0
+    min_evals: Annotated[CountOrZero, Meta(description="no stop before this many finite evals")] = 0
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53, description="no stop before this step")] = 0
     description: Annotated[_Text, Meta(description="for people")] = ""
     stops_despite: Annotated[

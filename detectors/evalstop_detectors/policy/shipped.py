@@ -26,7 +26,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     },
     "default": {
         "description": "Stop when the run has turned for good with a probability that 1 % of healthy runs reach. It"
-        " decides sooner where the planned length is told. Values that are not finite are suspect.",
+        " decides sooner when the planned length is known. Values that are not finite are suspect.",
         "members": [
             _POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}},
             *_NOT_FINITE,
@@ -42,7 +42,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "evaluate_now": {"at": 0.3},
     },
     "cautious": {
-        "description": "As default, but later and hardly ever wrong: it stops 0.1 % of healthy runs.",
+        "description": "As default, but later and rarely wrong: it stops 0.1 % of healthy runs.",
         "members": [
             _POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}},
             *_NOT_FINITE,
@@ -50,9 +50,9 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "evaluate_now": {"at": 0.7},
     },
     "reversible": {
-        "description": "Park a run that may have turned: its job gives its GPUs to whoever waits, keeps its checkpoints"
-        " and returns when the eval recovers, or at a person's word. It acts where 20 % of healthy runs come to,"
-        " and loses none of them. It needs a receiver that can park jobs.",
+        "description": "Park a run that may have turned: its job releases its GPUs to waiting jobs, keeps its"
+        " checkpoints and returns when the eval recovers, or when a person resumes it. It acts at a level that 20 % of"
+        " healthy runs reach, and loses none of them. It needs a receiver that can park jobs.",
         "members": [
             _POSTERIOR | {"suspect_at": 0.12, "stop_at": {"risk": 0.2}},
         ],

@@ -8,7 +8,7 @@
 | `stale` | the run is late with its reports, or is lost | it reports again |
 | `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
-| `cannot_park` | no endpoint subscribes to `run.park_requested`, so nobody can park the job | an endpoint does |
+| `cannot_park` | no endpoint subscribes to `run.park_requested`, so the job cannot be parked | an endpoint does |
 
 A policy may override `stale`, `metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of
 decisions. A transaction that decides locks the project until its commit, so of two concurrent stops the second counts
@@ -102,7 +102,7 @@ def _find_run_guards(
     if run.best_checkpoint is None:
         yield Guard(GuardKind.NO_CHECKPOINT, "no checkpoint with an eval is registered")
     if policy is not None and policy.action is Action.PARK and not _can_park(tx, project):
-        reason = "no endpoint subscribes to run.park_requested, so nobody can park the job"
+        reason = "no endpoint subscribes to run.park_requested, so the job cannot be parked"
         yield Guard(GuardKind.CANNOT_PARK, reason)
 
 

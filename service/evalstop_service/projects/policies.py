@@ -123,7 +123,9 @@ def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:
     try:
         return policy_from_document(stored.document)
     except InvalidPolicy as error:
-        log.warning("policy %s, %s, is of a later release and cannot be read: %s", policy_id, stored.reference, error)
+        log.warning(
+            "policy %s (%s) was stored by a later release and cannot be read: %s", policy_id, stored.reference, error
+        )
         return None
 
 

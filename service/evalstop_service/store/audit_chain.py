@@ -126,9 +126,9 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
     end = _End(0, "") if row is None else _End(row.position, row.hash)
     fault = None
     if began.position and began not in anchors:
-        fault = f"entries 1 to {began.position} are missing, and no entry {PRUNED} says so"
+        fault = f"entries 1 to {began.position} are missing, and no entry {PRUNED} records their removal"
     elif last != end:
-        fault = f"the chain ends at entry {last.position}, and {end.position} were written"
+        fault = f"the chain ends at entry {last.position}, but {end.position} were written"
     elif not contained:
         fault = f"no entry has the hash {contains}"
     return ChainReport(entries, last.position, last.hash, fault)

@@ -49,8 +49,8 @@ TAMPERED: dict[str, tuple[Callable[[], Any], str]] = {
     "removed": (lambda: audit_log.delete().where(at(3)), "entry 3 is missing"),
     "chained once more": (lambda: audit_log.update().where(at(3)).values(position=None), "entry 3 is missing"),
     "first ones removed": (lambda: audit_log.delete().where(audit_log.c.position < 3), "entries 1 to 2 are missing"),
-    "last one removed": (lambda: audit_log.delete().where(at(5)), "ends at entry 4, and 5 were written"),
-    "all removed": (lambda: audit_log.delete(), "ends at entry 0, and 5 were written"),
+    "last one removed": (lambda: audit_log.delete().where(at(5)), "ends at entry 4, but 5 were written"),
+    "all removed": (lambda: audit_log.delete(), "ends at entry 0, but 5 were written"),
 }
 
 

@@ -72,7 +72,7 @@ def add_event(
     if targets:
         if type in REQUEST_EVENTS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
-            _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop is asked for anew", waiting)
+            _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop was requested again", waiting)
         add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now, due_at)
     return event_id
 
