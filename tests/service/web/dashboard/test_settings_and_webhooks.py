@@ -184,6 +184,7 @@ def test_a_test_shows_what_came_back(desk: Desk, now: datetime, status: int, wor
     assert [event["type"] for event in got] == ["endpoint.test"]
     assert words in text
     assert f"HTTP {status}" in text
+    assert text.count("&lt;script&gt;alert(1)") == (1 if status == 500 else 0)
     assert "<script>alert" not in text
 
 
