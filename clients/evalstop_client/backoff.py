@@ -1,4 +1,4 @@
-"""How long to wait before the next try: pure."""
+"""How long to wait before the next try. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ LONGEST_ASKED_SECONDS = 300.0
 
 
 def wait_seconds(failures: int, chance: float, retry_after_seconds: float | None = None) -> float:
-    """Seconds to wait after `failures` (>= 1) tries in a row: doubling, half of it by `chance` in [0, 1).
+    """Seconds to wait after `failures` (>= 1) failed tries in a row: doubles, with `chance` in [0, 1) as jitter.
 
-    A service that asked for `retry_after_seconds` (Retry-After) is given at least that, up to five minutes.
+    Waits at least `retry_after_seconds` (Retry-After), up to five minutes.
     """
     doubled = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 30))
     jittered = doubled * (0.5 + chance / 2)

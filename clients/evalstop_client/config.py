@@ -1,4 +1,4 @@
-"""A trainer's configuration as the params of its run: flat, and text. Pure."""
+"""Converts a trainer's configuration to the params of its run: flat, and text. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_PARAMS = 1000
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 
 LabelValue = str | int | float | bool
-"""What a label may be given as; it is stored as text."""
+"""The types of a label's value; it is stored as text."""
 
 
 def format_value(value: object) -> str:
@@ -24,10 +24,10 @@ def format_value(value: object) -> str:
 
 
 def flatten_config(config: object) -> dict[str, str]:
-    """The params of a mapping, or of an object with attributes such as argparse's, by dotted names; none of None.
+    """Flatten a mapping, or an object with attributes such as argparse's, into params with dotted names; None has none.
 
-    What is too long is cut, and past `MOST_PARAMS` params the rest is left out: a run is watched whatever its
-    configuration holds. Raises ConfigurationError for what is neither.
+    Long values are truncated, and params beyond `MOST_PARAMS` are left out: a run is watched whatever its
+    configuration. Raises ConfigurationError for other types.
 
     >>> flatten_config({"lr": 1e-6, "ppo": {"clip": 0.2, "epochs": [1, 2]}})
     {'lr': '1e-06', 'ppo.clip': '0.2', 'ppo.epochs': '[1, 2]'}

@@ -1,4 +1,4 @@
-"""What can go wrong in the client, drawn as one tree; the docstring of an exception is its message.
+"""The exceptions of the client, as one tree; the docstring of an exception is its message.
 
 EvalStopError
 ├── ConfigurationError

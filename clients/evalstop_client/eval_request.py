@@ -13,21 +13,21 @@ logger = logging.getLogger("evalstop_client")
 
 
 class Summary(NamedTuple):
-    """A score's mean and its standard error, where scores by prompt are not at hand."""
+    """A mean score and its standard error, when the scores per prompt are not available."""
 
     mean: float
     stderr: float
 
 
 Scores = Sequence[float] | Summary
-"""An evaluation: a score a prompt, or their mean and its standard error."""
+"""An evaluation: one score per prompt, or their mean and its standard error."""
 
 Evaluate = Callable[[str, int, int], Scores]
-"""Evaluates a checkpoint (its uri) on so many times the usual prompts, drawn by a seed."""
+"""Evaluates a checkpoint: takes its uri, a multiple of the usual number of prompts, and the seed to draw them."""
 
 
 class Difference(NamedTuple):
-    """The current score less the best one's, in the unit of the eval metric; `prompts` is None where nobody counted."""
+    """The current score minus the best one's, in the unit of the eval metric; `prompts` is None if unknown."""
 
     difference: float
     stderr: float
@@ -37,8 +37,8 @@ class Difference(NamedTuple):
 def compare_scores(best: Scores, current: Scores) -> Difference:
     """The difference of two evaluations; raises ValueError.
 
-    Of scores by prompt, in the same order, the prompts' own differences count: their spread is smaller than that of
-    the scores. Of two summaries the errors count as independent, which is more than they are.
+    Scores per prompt, in the same order, are compared prompt by prompt: the differences spread less than the scores.
+    The errors of two summaries are treated as independent, which overestimates the error of the difference.
 
     >>> compare_scores([0.4, 0.9, 0.7], [0.3, 0.8, 0.7]).prompts
     3
@@ -46,13 +46,13 @@ def compare_scores(best: Scores, current: Scores) -> Difference:
     if isinstance(best, Summary) and isinstance(current, Summary):
         found = Difference(current.mean - best.mean, math.hypot(best.stderr, current.stderr))
     elif isinstance(best, Summary) or isinstance(current, Summary):
-        raise ValueError("one evaluation has scores by prompt and the other a mean; give both alike")
+        raise ValueError("one evaluation has scores per prompt and the other a mean; use the same form for both")
     else:
         if len(best) != len(current) or len(best) < 2:
-            raise ValueError(f"{len(best)} and {len(current)} scores; two or more are needed, of the same prompts")
+            raise ValueError(f"{len(best)} and {len(current)} scores; at least two are required, of the same prompts")
         changes = [float(b) - float(a) for a, b in zip(best, current, strict=True)]
         if not all(map(math.isfinite, changes)):
-            raise ValueError("scores that are not finite; leave these prompts out of both evaluations")
+            raise ValueError("some scores are not finite; leave these prompts out of both evaluations")
         stderr = statistics.stdev(changes) / math.sqrt(len(changes))
         found = Difference(statistics.fmean(changes), stderr, len(changes))
     if not math.isfinite(found.difference) or not 0 <= found.stderr < math.inf:
@@ -62,10 +62,10 @@ def compare_scores(best: Scores, current: Scores) -> Difference:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """A paired evaluation that the service asks for.
+    """A paired evaluation that the service requests.
 
-    Evaluate the checkpoint at `best_uri`, and the model as it is now, on the same `multiplier` times as many prompts as
-    usual, drawn by `seed`. `step` is where it was asked for.
+    Evaluate the checkpoint at `best_uri` and the current model on the same prompts: `multiplier` times as many as
+    usual, drawn with `seed`. `step`: the step of the request.
     """
 
     id: str
@@ -77,12 +77,12 @@ class EvalRequest:
     _send: Callable[[str, Mapping[str, Any]], None] = field(repr=False, compare=False)
 
     def answer(self, *, best: Scores, current: Scores) -> None:
-        """Report both evaluations: scores by prompt in the same order, or a `Summary` each. Raises ValueError."""
+        """Report both evaluations: scores per prompt in the same order, or a `Summary` each. Raises ValueError."""
         self._send(self.id, compare_scores(best, current)._asdict())
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], send: Callable[[str, Mapping[str, Any]], None]) -> EvalRequest | None:
-        """The request in the service's JSON; None where it is not understood."""
+        """Parse the request from the service's JSON; None if it is malformed."""
         try:
             best = fields["best_checkpoint"]
             numbers = (int(fields["step"]), int(best["step"]))
@@ -94,7 +94,7 @@ class EvalRequest:
 
 
 def answer_requests(requests: Iterable[EvalRequest], evaluate: Evaluate, current_uri: str, step: int) -> None:
-    """Answer those that were asked for up to this step, with the checkpoint that was saved there.
+    """Answer the requests up to this step, with the checkpoint that was saved there.
 
     An evaluation that fails is logged: it must not end the training.
     """
@@ -105,4 +105,4 @@ def answer_requests(requests: Iterable[EvalRequest], evaluate: Evaluate, current
             best, current = (evaluate(uri, request.multiplier, request.seed) for uri in (request.best_uri, current_uri))
             request.answer(best=best, current=current)
         except Exception:
-            logger.exception("evalstop: the evaluation that was asked for at step %d failed", request.step)
+            logger.exception("evalstop: the evaluation requested at step %d failed", request.step)

@@ -14,8 +14,8 @@ _PROCESS = uuid.uuid4().hex
 
 
 def identify_job(environment: Mapping[str, str]) -> str:
-    """What all processes of a job say alike, and no other job: its Kubernetes workload, Slurm job, torchrun launch or,
-    outside of these, this process and what it forks."""
+    """An id that all processes of a job share and no other job has: that of its Kubernetes workload, Slurm job or
+    torchrun launch, else of this process and its forks."""
     identity = _in_kubernetes(environment) or _in_slurm(environment) or _in_torchrun(environment)
     return (identity or f"process:{_PROCESS}")[:LONGEST_IDENTITY]
 
@@ -27,13 +27,13 @@ def _in_kubernetes(environment: Mapping[str, str]) -> str | None:
 
 
 def _in_slurm(environment: Mapping[str, str]) -> str | None:
-    """The id of a job, of which each task of an array has its own, and which stays when it is requeued."""
+    """The id of a Slurm job: each task of an array has its own, and it stays the same when the job is requeued."""
     job = environment.get("SLURM_JOB_ID")
     return f"slurm:{environment.get('SLURM_CLUSTER_NAME', '')}:{job}" if job else None
 
 
 def _in_torchrun(environment: Mapping[str, str]) -> str | None:
     run_id = environment.get("TORCHELASTIC_RUN_ID")
-    if run_id == "none":  # what torchrun says without --rdzv-id: the launcher, parent of the ranks, stands for it
+    if run_id == "none":  # torchrun's value without --rdzv-id: use the launcher, the parent of the ranks
         return f"torchrun:{socket.gethostname()}:{os.getppid()}"
     return f"torchrun:{run_id}" if run_id else None

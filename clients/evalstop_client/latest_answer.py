@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 ENDED = ("completed", "failed", "stopped")
-"""Statuses of a run that continues only when it is resumed; a lost one does when it reports again."""
+"""Statuses of a run that continues only if it is resumed; a lost run continues when it reports again."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Verdict:
-        """The verdict in the service's JSON; what a newer service adds is passed over."""
+        """Parse the verdict from the service's JSON; unknown fields of a newer service are ignored."""
         evidence = fields.get("evidence")
         return cls(
             verdict=str(fields.get("verdict", "continue")),
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """The service's decision to stop a run: its state, why it is in it, and the guards that hold the stop back."""
+    """The service's decision to stop a run: its state, the reason, and the guards that put it on hold."""
 
     id: str
     state: str
@@ -50,7 +50,7 @@ class Decision:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Decision:
-        """The decision in the service's JSON."""
+        """Parse the decision from the service's JSON."""
         guards = fields.get("guard_kinds")
         return cls(
             id=str(fields.get("id", "")),
@@ -61,19 +61,21 @@ class Decision:
 
 
 def find_eval(metrics: Mapping[str, Any]) -> str | None:
-    """The metric that has the role of the eval."""
+    """The metric with the role eval."""
     return next((name for name, role in metrics.items() if role.get("role") == "eval"), None)
 
 
 @dataclass(frozen=True)
 class LatestAnswer:
-    """A run as the service sees it; before the first answer `should_stop` is False.
+    """A run as reported by the service; before the first answer `should_stop` is False.
 
-    `name`: what the service calls it, which is another than the one asked for where that was taken. `guessed`: the
-    metrics whose role or direction the service guessed from their names, so that they stop nothing. `missing`: the
+    `name`: its name at the service, which differs from the requested one if that was taken. `guessed`: the
+    metrics whose role or direction the service guessed from their names, so that they cannot stop the run. `missing`:
+    the
     roles of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing or none
-    is the eval. `eval_request`: the paired evaluation that it awaits. `policy`: as NAME@VERSION. `eval_metric`: the
-    name of the eval. `length_known`: whether it knows how long the run is planned to be.
+    is the eval. `eval_request`: the open request for a paired evaluation. `policy`: as NAME@VERSION. `eval_metric`: the
+    name of the
+    eval. `length_known`: whether the service knows the planned length of the run.
     """
 
     run_id: str | None = None
@@ -94,7 +96,7 @@ class LatestAnswer:
     unwatched: tuple[str, ...] = ()
 
     def after(self, answer: Mapping[str, Any]) -> LatestAnswer:
-        """This with the fields of `answer`; what the answer leaves out stays as it was."""
+        """Update with the fields of `answer`; fields that it omits keep their values."""
         changes: dict[str, Any] = {}
         if isinstance(answer.get("id"), str):
             changes["run_id"] = answer["id"]

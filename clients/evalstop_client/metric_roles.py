@@ -1,4 +1,4 @@
-"""What metrics mean for a run, as a trainer declares it."""
+"""The roles of metrics, as a trainer declares them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Direction = Literal["maximize", "minimize"]
 
 
 class MetricRole(TypedDict, total=False):
-    """The role of a metric; the better direction, by default down for KL and loss and up for the others; what the
-    measurement of the eval is called; and of several evals the share in their mean, by default 1, and whether the run
-    is stopped where this one falls for good."""
+    """The role of a metric; its direction, by default minimize for KL and loss and maximize for others; the version of
+    the eval; and with several evals the weight in their mean, by default 1, and whether the run is stopped when this
+    one
+    falls for good."""
 
     role: Required[Role]
     direction: Direction
@@ -23,10 +24,10 @@ class MetricRole(TypedDict, total=False):
     critical: bool
 
 
-AUTO: Final = "auto"  # the service recognises the roles of metrics by their names
+AUTO: Final = "auto"  # the service recognizes the roles of metrics by their names
 
 Metrics = Mapping[str, MetricRole] | Literal["auto"]
-"""By metric; or `"auto"`: the service tells the roles from the names."""
+"""Roles by metric; or `"auto"`: the service recognizes the roles by the names."""
 
 METRIC_ROLES: tuple[Role, ...] = get_args(Role)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -34,7 +35,7 @@ FIELDS = {"role", "direction", "version", "weight", "critical"}
 
 
 def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
-    """The metrics as the API takes them; raises ConfigurationError."""
+    """Check the metrics and return them for the API; raises ConfigurationError."""
     if metrics == AUTO:
         return AUTO
     if not isinstance(metrics, Mapping):

@@ -18,7 +18,7 @@ TEXT = (str, bytes, bytearray)
 class LoggedValues:
     """The values of one call of `log` and their standard errors, by metric; `time` in seconds since 1970.
 
-    Reading them is all that a trainer waits for; the recorder's thread does the rest. `problems`: what was left out,
+    The trainer waits only until they are read; the recorder's thread does the rest. `problems`: what was dropped,
     kind -> (how often, an example).
     """
 
@@ -30,11 +30,11 @@ class LoggedValues:
 
     @property
     def observation_count(self) -> int:
-        """How many observations it holds."""
+        """The number of observations."""
         return len(self.values)
 
     def observations(self) -> list[dict[str, Any]]:
-        """The observations as the API takes them."""
+        """The observations for the API."""
         time = datetime.fromtimestamp(self.time, UTC).isoformat().replace("+00:00", "Z")
         items: list[dict[str, Any]] = []
         for metric, value in self.values.items():
@@ -45,7 +45,7 @@ class LoggedValues:
         return items
 
     def split(self, points: int) -> Iterator[LoggedValues]:
-        """The logged in parts of so many observations at most, of which each can be sent alone."""
+        """Split into parts of at most `points` observations, each of which can be sent alone."""
         if self.observation_count <= points:
             if self.values:
                 yield self
@@ -55,7 +55,7 @@ class LoggedValues:
             yield LoggedValues(self.time, self.step, part, self.stderrs)
 
     def add_problem(self, kind: str, example: str, count: int = 1) -> None:
-        """Note that `count` things of this kind were left out."""
+        """Record that `count` items of this kind were dropped."""
         so_far, first = self.problems.get(kind, (0, example))
         self.problems[kind] = (so_far + count, first)
 
@@ -68,18 +68,18 @@ def read_values(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] 
         return logged
     whole_step = parse_step(step)
     if whole_step is None:
-        logged.add_problem("step", f"step {step!r:.80} is not a whole number from 0 on", max(1, len(values)))
+        logged.add_problem("step", f"step {step!r:.80} is not a non-negative integer", max(1, len(values)))
         return logged
     logged.step = whole_step
     errors = stderr if isinstance(stderr, Mapping) else {}
     if stderr is not None and (errors is not stderr or not errors.keys() <= values.keys()):
-        logged.add_problem("stderr", f"stderr {stderr!r:.80} has no value beside it")
+        logged.add_problem("stderr", f"stderr {stderr!r:.80} has no value")
     for metric, raw in values.items():
         value = parse_number(raw)
         if not isinstance(metric, str) or not metric:
             logged.add_problem("metric", f"{metric!r:.80} is not the name of a metric")
         elif value is None:
-            logged.add_problem("value", f"{metric!r:.80} has the value {raw!r:.80}, which is no number")
+            logged.add_problem("value", f"{metric!r:.80} has the value {raw!r:.80}, which is not a number")
         else:
             logged.values[metric] = value
             if metric in errors:
@@ -88,7 +88,7 @@ def read_values(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] 
 
 
 def parse_step(step: Any) -> int | None:
-    """The step as an int, or None when it is none; integers of numpy and torch are integers too."""
+    """The step as an int, or None if it is not one; accepts integers of numpy and torch."""
     try:
         whole = operator.index(step)
     except Exception:  # whatever a foreign type's conversion raises
@@ -97,19 +97,19 @@ def parse_step(step: Any) -> int | None:
 
 
 def parse_number(raw: Any) -> float | None:
-    """The value as a float, or None when it is no number; scalars of numpy and torch are numbers too."""
-    if type(raw) is float:  # nearly always, and a trainer waits for it
+    """The value as a float, or None if it is not a number; accepts scalars of numpy and torch."""
+    if type(raw) is float:  # the usual case, and the trainer waits for it
         return raw
-    if isinstance(raw, TEXT):  # float() would read them, and hide a mistake
+    if isinstance(raw, TEXT):  # float() would parse strings, and hide a mistake
         return None
     try:
-        return float(raw.detach() if hasattr(raw, "detach") else raw)  # torch warns of what still has a gradient
+        return float(raw.detach() if hasattr(raw, "detach") else raw)  # torch warns about tensors with a gradient
     except Exception:  # whatever a foreign type's conversion raises
         return None
 
 
 def encode_value(value: float) -> float | str:
-    """The value as JSON can hold it: NaN and the infinities travel as strings."""
+    """The value for JSON: NaN and the infinities become strings."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -120,6 +120,6 @@ def encode_value(value: float) -> float | str:
 def _add_stderr(logged: LoggedValues, metric: str, raw: Any) -> None:
     error = parse_number(raw)
     if error is None or not math.isfinite(error) or error < 0:
-        logged.add_problem("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a number from 0 on")
+        logged.add_problem("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a non-negative number")
     else:
         logged.stderrs[metric] = error

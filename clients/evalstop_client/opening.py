@@ -1,4 +1,4 @@
-"""`evalstop.init`: a run in one line."""
+"""`evalstop.init`: opens a run in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evalstop_client.metric_roles import AUTO, MetricRole, Metrics, Role
 from evalstop_client.run import Run
 
 ANSWER_SECONDS = 3.0
-"""How long the line about a run that is opened waits for the service."""
+"""How long to wait for the service before the line is printed."""
 
 
 def init(
@@ -26,14 +26,14 @@ def init(
 
         run = evalstop.init("ppo-7b", eval="eval/gsm8k", proxy="reward", kl="kl", total_steps=10_000, config=cfg)
 
-    `eval`, `proxy`, `kl` and `loss` are names of metrics. The eval and the proxy are better the higher, KL and loss
-    the lower; `metrics=`, instead of the four, says it otherwise. Without either the service tells the roles from the
-    metrics' names. All else is as in `Run`; raises ConfigurationError.
+    `eval`, `proxy`, `kl` and `loss` are names of metrics. The eval and the proxy are maximized, KL and loss minimized;
+    use `metrics=` instead of the four to declare it differently. Without either the service recognizes the roles by the
+    metrics' names. All other arguments are those of `Run`; raises ConfigurationError.
     """
     if arguments.get("metrics") is None:
         arguments["metrics"] = _declare_roles({"eval": eval, "proxy": proxy, "kl": kl, "loss": loss})
     elif any((eval, proxy, kl, loss)):
-        raise ConfigurationError("metrics: give eval, proxy, kl and loss, or metrics, and not both.")
+        raise ConfigurationError("metrics: give either eval, proxy, kl and loss, or metrics.")
     run = Run(name, **arguments)
     if run.is_reported:
         run.flush(ANSWER_SECONDS)
@@ -46,6 +46,6 @@ def _declare_roles(names: dict[Role, str | None]) -> Metrics:
     metrics: dict[str, MetricRole] = {}
     for role, name in given:
         if name in metrics:
-            raise ConfigurationError(f"{role} {name!r}: a metric has one role.")
+            raise ConfigurationError(f"{role} {name!r}: a metric has only one role.")
         metrics[name] = {"role": role}
     return metrics or AUTO

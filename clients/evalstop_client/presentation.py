@@ -1,4 +1,4 @@
-"""How a run is shown: in a line, and in a notebook with a sparkline of its evals. Pure."""
+"""Renders a run: as one line, and in a notebook with a sparkline of its evals. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, HEIGHT, MARGIN = 160, 36, 3
 
 @dataclass(frozen=True)
 class ShownRun:
-    """What is shown of a run; None where the service has not said it yet."""
+    """The facts shown of a run; None if the service has not answered yet."""
 
     name: str
     mode: str | None
@@ -24,7 +24,7 @@ class ShownRun:
 
 
 def describe_run(run: ShownRun) -> str:
-    """The run in a line.
+    """The run as one line.
 
     >>> describe_run(ShownRun("ppo-7b", "shadow", "default@1", "continue", None, "", "http://localhost:8787/runs/1"))
     'ppo-7b: shadow, policy default@1, verdict continue, http://localhost:8787/runs/1'
@@ -36,7 +36,7 @@ def describe_run(run: ShownRun) -> str:
         run.decision and f"decision {run.decision}",
         run.url,
     ]
-    return f"{run.name}: {', '.join(filter(None, facts)) or 'not answered yet'}"
+    return f"{run.name}: {', '.join(filter(None, facts)) or 'no answer yet'}"
 
 
 def draw_run(run: ShownRun, evals: Sequence[tuple[int, float]]) -> str:
@@ -50,7 +50,7 @@ def draw_run(run: ShownRun, evals: Sequence[tuple[int, float]]) -> str:
 
 
 def draw_sparkline(points: Sequence[tuple[int, float]]) -> str:
-    """The points as an SVG; empty where fewer than two are finite.
+    """The points as an SVG; empty if fewer than two are finite.
 
     >>> draw_sparkline([(0, 1.0)])
     ''
@@ -62,7 +62,7 @@ def draw_sparkline(points: Sequence[tuple[int, float]]) -> str:
     lowest, highest = min(value for _, value in finite), max(value for _, value in finite)
 
     def share(value: float, low: float, high: float) -> float:
-        # Halves, because the difference of two doubles may overflow.
+        # Halved, because the difference of two doubles may overflow.
         return (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
 
     corners = " ".join(

@@ -1,4 +1,4 @@
-"""What a trainer calls: a run that is watched, and never delays or breaks the training."""
+"""The trainer's interface: a watched run, which never delays or breaks the training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("evalstop_client")
 OBSERVATIONS_PER_ENTRY = 1_000
 
 EVALS_SHOWN = 500
-"""The latest evals that a notebook draws."""
+"""Number of latest evals that a notebook shows."""
 
 
 class Run:
@@ -41,30 +41,29 @@ class Run:
                 if run.should_stop:
                     break
 
-    Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
-    to `labels`) and EVALSTOP_SPOOL. Without a url nothing is posted. Only the construction raises (ConfigurationError);
-    no other method ever does, nor waits for disk or network, except `flush` and `finish`.
+    Omitted arguments are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
+    to `labels`) and EVALSTOP_SPOOL. Without a url nothing is posted. Only the constructor raises (ConfigurationError);
+    no other method raises, and only `flush` and `finish` wait for disk or network.
 
-    - `name`: a run that was opened by it and has not ended is attached to by processes of the same Slurm job,
-      Kubernetes workload or torchrun launch, or by the same process. Otherwise the run is a new one, called `name-2`
-      where the name is taken.
-    - `resume`: `"allow"` continues the latest run opened by the name, whatever became of it, or opens a new one;
-      `"must"` wants one to be there. A trainer that restarts from a checkpoint opens its run so and then calls
+    - `name`: processes of the same Slurm job, Kubernetes workload or torchrun launch, or the same process, attach to a
+      run of this name that has not ended. Otherwise the run is a new one, called `name-2` if the name is taken.
+    - `resume`: `"allow"` continues the latest run opened with the name, even if it has ended, or opens a new one;
+      `"must"` fails if there is none. A trainer that restarts from a checkpoint opens its run this way and then calls
       `resume(step=...)`.
-    - `metrics`: the role of each watched metric. With `"auto"` the service tells roles from the names that trainers
-      give; left out, metrics called eval, proxy, kl and loss are what they are called, unless the project has patterns
-      of its own. Several evals are judged by their mean, by `"weight"`; a `"critical"` one by itself, too.
-    - `policy`, `mode`: what judges the run, and whether it may be stopped (`enforce`) or stops are recorded only
-      (`shadow`), within what the project allows. By default the project's.
+    - `metrics`: the role of each watched metric. With `"auto"` the service recognizes the roles by the names that
+      trainers give to metrics; by default metrics called eval, proxy, kl and loss have these roles, unless the project
+      has its own patterns. Several evals are judged by their mean, by `"weight"`; a `"critical"` one also by itself.
+    - `policy`, `mode`: what judges the run, and whether it may be stopped (`enforce`) or stops are only recorded
+      (`shadow`), within what the project allows. Default: the project's.
     - `total_steps`: the planned length. Without it decisions come later.
-    - `labels`: by them a receiver finds the job. In Slurm and Kubernetes the client adds its own.
-    - `config` (a mapping or an object with attributes), `owner` (who is told of the run: an e-mail address or a name),
+    - `labels`: a receiver finds the job by these. In Slurm and Kubernetes the client adds its own.
+    - `config` (a mapping or an object with attributes), `owner` (who is notified: an e-mail address or a name),
       `group` (a sweep, the seeds of one configuration), `tags`, `notes`: shown on the run's page.
-    - `evaluates`: true where somebody evaluates checkpoints on request (`eval_requests`, or an evaluator beside the
-      run), or the share of the run's time that one eval takes.
-    - `on_stop`: called once with the decision, in the trainer's thread, when `should_stop` is first read as true: the
-      place to save and to test before the loop is left. What it raises is logged.
-    - `limits`: when given, stands for all bounds.
+    - `evaluates`: declares that checkpoints can be evaluated on request (with `eval_requests`, or by a separate
+      evaluator): true, or the share of the run's time that one eval takes.
+    - `on_stop`: called once with the decision, in the trainer's thread, when `should_stop` is first read as true: use
+      it to save and test before the loop ends. Its exceptions are logged.
+    - `limits`: replaces all limits.
     """
 
     def __init__(
@@ -112,14 +111,14 @@ class Run:
         self._finished = False
         self._obeyed: str | None = None
         self._on_stop = on_stop
-        self._stops_seen: set[str] = set()  # decisions that `on_stop` was called with
+        self._stops_seen: set[str] = set()  # decisions passed to `on_stop`
         self._declared_eval = _find_declared_eval(metrics)
         self._evals: deque[tuple[int, float]] = deque(maxlen=EVALS_SHOWN)
         self._answered_requests: set[str] = set()
         self._pid = os.getpid()
         self._reporter: Reporter | None = None
         if self._settings.url is None:
-            self._warnings.warn_once("nowhere", "no url was given (EVALSTOP_URL): the run is not reported")
+            self._warnings.warn_once("nowhere", "no url is set (EVALSTOP_URL): the run is not reported")
         else:
             self._reporter = Reporter(self._settings, self._warnings)
             self._reporter.start()
@@ -127,12 +126,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name under which the service knows the run; until it has answered, the one that was asked for."""
+        """The run's name at the service; until it has answered, the requested name."""
         return self._latest_answer.name or str(self._settings.opening["name"])
 
     @property
     def id(self) -> str | None:
-        """The service's id of the run; None until it has answered."""
+        """The run's id; None until the service has answered."""
         return self._latest_answer.run_id
 
     @property
@@ -142,7 +141,8 @@ class Run:
 
     @property
     def mode(self) -> str | None:
-        """Whether the service may stop the run (`enforce`) or records only (`shadow`); None until it has answered."""
+        """Whether the service may stop the run (`enforce`) or only records stops (`shadow`); None until it has
+        answered."""
         return self._latest_answer.mode
 
     @property
@@ -152,9 +152,9 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the service wants the run to end, as of its latest answer.
+        """Whether the service wants the run to stop, as of its latest answer.
 
-        A run that is finished as completed after this was read as true has obeyed the decision, which is on record so.
+        If the run finishes as completed after this was read as true, the decision is recorded as obeyed.
         """
         latest = self._latest_answer
         decision = latest.decision if latest.should_stop else None
@@ -174,9 +174,9 @@ class Run:
 
     @property
     def decision(self) -> Decision | None:
-        """The decision to stop the run: its `state`, the `reason` for it, the `guards` that hold it; None without one.
+        """The decision to stop the run: its `state`, the `reason`, and the `guards` that hold it; None without one.
 
-        A run is stopped once `should_stop` is true. Until then this says why not.
+        The run stops once `should_stop` is true. Until then this tells why not.
         """
         return self._latest_answer.decision
 
@@ -187,22 +187,22 @@ class Run:
 
     @property
     def guessed(self) -> tuple[str, ...]:
-        """Metrics whose role or direction the service guessed: they never stop the run until somebody confirms them."""
+        """Metrics whose role or direction the service guessed: they cannot stop the run until they are confirmed."""
         return self._latest_answer.guessed
 
     @property
     def length_known(self) -> bool | None:
-        """Whether the service knows how long the run is planned to be, without which it decides later; None until it
-        has answered. `total_steps` tells it; a run that has gone on past it counts as one of unknown length."""
+        """Whether the service knows the run's planned length, without which it decides later; None until it has
+        answered. `total_steps` sets it; a run that exceeds it counts as one of unknown length."""
         return self._latest_answer.length_known
 
     @property
     def dropped(self) -> int:
-        """How many observations and calls were given up: bad arguments, or more than memory and disk could hold."""
+        """How many observations and calls were dropped: bad arguments, or more than memory and disk could hold."""
         return self._warnings.dropped
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
-        """Report metrics at `step`, with the known standard errors; values that are not numbers are dropped."""
+        """Report metrics at `step`, with standard errors if known; values that are not numbers are dropped."""
         logged = observations.read_values(values, step, stderr, time.time())
         for kind, (count, example) in logged.problems.items():
             self._warnings.count_dropped(kind, count, "log: %s", example)
@@ -223,7 +223,7 @@ class Run:
     def resume(self, *, step: int) -> None:
         """Report that training resumes from the checkpoint of `step`: what was logged after it is superseded.
 
-        A trainer that was started anew for it opens the run with `resume="allow"`, or it is another run.
+        A restarted trainer must open the run with `resume="allow"`; otherwise it is a new run.
         """
         whole_step = observations.parse_step(step)
         if whole_step is None:
@@ -232,10 +232,10 @@ class Run:
             self._put(Entry("resume", {"step": whole_step}))
 
     def eval_changed(self, *, step: int, why: str, version: str | None = None) -> None:
-        """Report that from `step` on the eval is measured otherwise: by another grader, on other or fewer prompts.
+        """Report that the eval is measured differently from `step` on: another grader, other or fewer prompts.
 
-        Scores are compared from there on anew, so that a jump is no fall. `version`: what the measurement is called.
-        A run that is opened with another `version` in its `metrics` than before says the same.
+        Scores before and after it are not compared, so that a jump does not count as a fall. `version`: a name for the
+        measurement. Opening the run with a new `version` in its `metrics` has the same effect.
         """
         whole_step = observations.parse_step(step)
         if whole_step is None or not isinstance(why, str) or not why or not isinstance(version, str | None):
@@ -244,7 +244,7 @@ class Run:
             self._put(Entry("eval-changes", {"step": whole_step, "reason": why[:500], "version": version}))
 
     def eval_requests(self) -> Iterator[EvalRequest]:
-        """The paired evaluations that the service asks for and that were not answered here; most often none.
+        """The paired evaluations that the service requests and that are not yet answered; usually none.
 
         To answer them:
 
@@ -258,7 +258,7 @@ class Run:
             yield request
 
     def flush(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the service has everything, `flush_seconds` by default; False on timeout."""
+        """Wait until the service has everything, by default for `flush_seconds`; False on timeout."""
         if self._reporter is None or self._finished:
             return True
         return self._reporter.flush(self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds)
@@ -276,12 +276,12 @@ class Run:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the run goes to a service: false without a url."""
+        """Whether the run is reported to a service: false without a url."""
         return self._reporter is not None
 
     @property
     def description(self) -> str:
-        """The run in a line: its name, mode, policy, verdict and page, as far as the service has answered."""
+        """The run as one line: name, mode, policy, verdict and page, as far as the service has answered."""
         return presentation.describe_run(self._shown) if self.is_reported else f"{self.name}: not reported"
 
     def __repr__(self) -> str:
@@ -309,7 +309,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid:  # a forked child leaves the block: the run continues in the parent
+        if os.getpid() != self._pid:  # a forked child exits the block: the run continues in the parent
             self._close()
         else:
             ended_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
@@ -344,7 +344,7 @@ class Run:
 
 
 def _find_declared_eval(metrics: Metrics | None) -> str | None:
-    """The eval as the trainer names it; of a run that declares nothing the metric `eval`."""
+    """The eval that the trainer declares; `eval` if it declares no metrics."""
     if metrics is None:
         return "eval"
     return find_eval(metrics) if metrics != AUTO else None
@@ -355,7 +355,7 @@ _open_runs: set[Run] = set()  # keeps a reference until the run is closed, so th
 
 
 def _close_all() -> None:
-    """At exit: send what was logged, without an end of the run, which is unknown."""
+    """At exit: send what was logged, without ending the run, since its status is unknown."""
     for run in list(_open_runs):
         run._close()
 

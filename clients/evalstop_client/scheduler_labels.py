@@ -21,13 +21,14 @@ KUBERNETES_LABELS = {
     "kubernetes_uid": "EVALSTOP_KUBERNETES_UID",
     "kubernetes_cluster": "EVALSTOP_KUBERNETES_CLUSTER",
 }
-"""Kubernetes sets no variables of its own that would do: the pod's template fills these in, by the downward API."""
+"""Kubernetes itself sets no suitable variables: the pod template sets these through the downward API."""
 
 
 def scheduler_labels(environment: Mapping[str, str]) -> dict[str, str]:
-    """The labels of a process that runs inside a Slurm job or a Kubernetes workload; none outside.
+    """The labels of a process in a Slurm job or a Kubernetes workload; none elsewhere.
 
-    All of a scheduler's labels are set, empty ones too: a run that continues in another job must not keep the old ones.
+    All of a scheduler's labels are set, even empty ones: a run that continues in another job must not keep the old
+    ones.
     """
     return {**_in_slurm(environment), **_in_kubernetes(environment)}
 
@@ -42,4 +43,4 @@ def _in_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     if not environment.get("SLURM_JOB_ID"):
         return {}
     labels = {label: environment.get(variable, "") for label, variable in SLURM_LABELS.items()}
-    return {**labels, "slurm_restart_count": labels["slurm_restart_count"] or "0"}  # which Slurm sets from 1 on
+    return {**labels, "slurm_restart_count": labels["slurm_restart_count"] or "0"}  # Slurm sets it only from 1 on

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 from evalstop_client.version import __version__
 
 if TYPE_CHECKING:
-    import httpx  # at run time with the first request, in the thread that makes it: a trainer's start does not wait
+    import httpx  # imported with the first request, in its thread, so that the trainer's start does not wait
 
 Json = dict[str, Any]
 
 BUSY_STATUSES = frozenset({408, 425, 429})
-ERRORS_TOLD = 3  # of those in a problem, in a line of a log
+ERRORS_TOLD = 3  # most errors of a problem in one log line
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The service did what it was asked and answered with `body`."""
+    """The service fulfilled the request and answered with `body`."""
 
     body: Json
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """The service cannot be reached or cannot answer now: retry, not before `retry_after_seconds` if it named any."""
+    """The service cannot be reached or cannot answer now: retry, after `retry_after_seconds` if given."""
 
     reason: str
     retry_after_seconds: float | None = None
@@ -38,14 +38,14 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class Unauthorized:
-    """The service does not accept the key; only a person can fix that."""
+    """The service does not accept the key; a person must fix that."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The service will never accept this request; `pointers` name the places that it objects to."""
+    """The service will never accept this request; `pointers` locate the errors."""
 
     status: int
     reason: str
@@ -56,7 +56,7 @@ Answer = Accepted | Unavailable | Unauthorized | Refused
 
 
 class Service:
-    """A connection to one EvalStop service; to be used by one thread at a time."""
+    """A connection to one EvalStop service; not thread-safe."""
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float = 10.0) -> None:
         self._site = url.rstrip("/")
@@ -74,9 +74,9 @@ class Service:
     def post(self, path: str, body: Json) -> Answer:
         """POST `body` to a path such as `/runs`."""
         try:
-            content = json.dumps(body, allow_nan=False).encode()  # all ASCII: names may hold halves of characters
+            content = json.dumps(body, allow_nan=False).encode()  # all ASCII: names may hold lone surrogates
         except (TypeError, ValueError, RecursionError) as error:
-            return Refused(0, f"POST {path}: this is no JSON: {error}")
+            return Refused(0, f"POST {path}: the body is not JSON: {error}")
         return self._request("POST", path, content)
 
     def get(self, path: str) -> Answer:
@@ -84,11 +84,11 @@ class Service:
         return self._request("GET", path, None)
 
     def send(self, method: str, path: str, body: Json | None = None) -> Answer:
-        """Another method, or a POST without a body; an answer without one is an empty object."""
+        """Send another method, or a POST without a body; a response without a body becomes an empty object."""
         return self._request(method, path, None if body is None else json.dumps(body).encode())
 
     def page_of(self, run_id: str) -> str:
-        """The page of a run, where the service does not say it."""
+        """The URL of a run's page, if the service does not return it."""
         return f"{self._site}/runs/{run_id}"
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ def trusted_certificates() -> ssl.SSLContext:
 def understand(response: httpx.Response) -> Answer:
     """Classify a response.
 
-    A refusal counts only as a problem document of the service: a 404 or 200 of a proxy, while the service is being
+    Only a problem document of the service counts as a refusal: a 404 or 200 of a proxy, while the service is being
     replaced, means that it is unavailable.
     """
     status = response.status_code
@@ -174,7 +174,7 @@ def _pointers(body: Json | None) -> tuple[str, ...]:
 
 
 def _retry_after_seconds(header: str | None, now: float) -> float | None:
-    """Seconds asked for by a Retry-After header, which holds a number or an HTTP date."""
+    """Seconds from a Retry-After header, which holds a number or an HTTP date."""
     if header is None:
         return None
     try:

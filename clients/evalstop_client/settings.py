@@ -26,31 +26,31 @@ RESUMES = ("must", "allow")
 
 @dataclass(frozen=True)
 class Limits:
-    """Every bound of the reporter, with its unit and its default."""
+    """The limits of the reporter, with units and defaults."""
 
-    flush_seconds: float = 10.0  # how long finish(), the end of the `with` block and exit may wait for the service
-    poll_seconds: float = 30.0  # between heartbeats of an idle run, which also ask whether it should stop
+    flush_seconds: float = 10.0  # longest wait for the service in finish(), at the end of the `with` block and at exit
+    poll_seconds: float = 30.0  # between heartbeats of an idle run, which also return whether it should stop
     timeout_seconds: float = 10.0  # of each step of one request
     queue_entries: int = 10_000  # calls held in memory until they are on disk
-    spool_bytes: int = 256 * 2**20  # on disk, for one run name; beyond it observations are dropped
-    segment_bytes: int = 8 * 2**20  # of one spool file; a file that was sent whole is deleted
+    spool_bytes: int = 256 * 2**20  # on disk, per run name; beyond it observations are dropped
+    segment_bytes: int = 8 * 2**20  # of one spool file; a file is deleted once all of it is sent
     batch_points: int = 1_000  # observations sent in one request
-    unauthorized_seconds: float = 30.0  # between tries while the key is not accepted
+    unauthorized_seconds: float = 30.0  # between retries while the key is not accepted
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a run reports to, as what, and within which limits; `url` None means nowhere."""
+    """Where a run reports, how it is opened, and its limits; `url` None means nowhere."""
 
     url: str | None
     key: str | None = field(repr=False)
     opening: Mapping[str, Any]  # the body of POST /runs
-    spool_folder: Path  # of this run name alone
+    spool_folder: Path  # for this run name only
     limits: Limits
 
 
 def validate_url(url: str) -> str:
-    """The url without trailing slashes; ConfigurationError when no request could go there."""
+    """Return the url without trailing slashes; raises ConfigurationError if it is unusable."""
     try:
         parsed = urlsplit(url.strip())
         usable = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
@@ -63,15 +63,15 @@ def validate_url(url: str) -> str:
 
 
 def validate_key(key: str | None) -> str | None:
-    """The key without the white space around it that files bring along; None when it is empty."""
+    """Return the key without surrounding whitespace, as from files; None if it is empty."""
     key = (key or "").strip()
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigurationError("key: it holds a space or a letter that no key has; copy it again (EVALSTOP_KEY).")
+        raise ConfigurationError("key: it has a space or a character that no key has; copy it again (EVALSTOP_KEY).")
     return key or None
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Labels from the form `k=v,k2=v2` in which EVALSTOP_LABELS holds them."""
+    """Parse labels in the form `k=v,k2=v2` of EVALSTOP_LABELS."""
     labels: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
@@ -82,7 +82,7 @@ def parse_labels(text: str) -> dict[str, str]:
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
-    """The form of `labels` that `parse_labels` reads."""
+    """Format labels for `parse_labels`."""
     return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
@@ -104,12 +104,12 @@ def resolve(
     spool_root: str | Path | None,
     limits: Limits,
 ) -> Settings:
-    """The settings of a run: arguments first, `environment` for the rest; ConfigurationError when unusable."""
+    """The settings of a run, from arguments, else from `environment`; raises ConfigurationError."""
     url = url or environment.get("EVALSTOP_URL", "").strip() or None
     url = validate_url(url) if url is not None else None
     name = name or environment.get("EVALSTOP_RUN_NAME") or ("" if url else "unnamed")
     if not name or not isinstance(name, str):
-        raise ConfigurationError("name: a run needs one, in name= or EVALSTOP_RUN_NAME.")
+        raise ConfigurationError("name: set a name with name= or EVALSTOP_RUN_NAME.")
     opening = _opening(
         name=name,
         metrics=metrics,
@@ -126,7 +126,7 @@ def resolve(
         evaluates=evaluates,
         resume=resume,
     )
-    # The id lets the service know the opening again: a spool may send it days later, by another process of the name.
+    # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
     opening |= {"job": identify_job(environment), "opening": str(uuid.uuid4())}
     return Settings(
         url=url,
@@ -150,7 +150,7 @@ def _opening(
     evaluates: bool | float,
     resume: str | None,
 ) -> dict[str, Any]:
-    """The body that opens a run: what was left out stays out, which the service reads as 'as it is'."""
+    """The body that opens a run: omitted fields stay omitted, which leaves them unchanged at the service."""
     if mode is not None and mode not in MODES:
         raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
     if resume is not None and resume not in RESUMES:
@@ -179,9 +179,9 @@ def _opening(
 
 
 def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:
-    """The folder with what one run name has not yet sent to one service.
+    """The folder with unsent data of one run name for one service.
 
-    `root` defaults to EVALSTOP_SPOOL, then to the user's state folder, then to the temporary one.
+    `root` defaults to EVALSTOP_SPOOL, else the user's state folder, else the temporary folder.
     """
     chosen = root or environment.get("EVALSTOP_SPOOL")
     if chosen is None:

@@ -1,7 +1,7 @@
-"""Signs and verifies webhooks by Standard Webhooks: `v1` by a shared secret, `v1a` by a public key. Pure.
+"""Signs and verifies webhooks by Standard Webhooks: `v1` with a shared secret, `v1a` with a public key. Pure.
 
-Signed is `{webhook-id}.{webhook-timestamp}.{body}`, by HMAC-SHA256 with the bytes that the secret `whsec_<base64>`
-stands for, or by the Ed25519 key whose public half is `whpk_<base64>`.
+The signed content is `{webhook-id}.{webhook-timestamp}.{body}`. It is signed with HMAC-SHA256 and the bytes of the
+secret `whsec_<base64>`, or with the Ed25519 key whose public half is `whpk_<base64>`.
 https://github.com/standard-webhooks/standard-webhooks
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 PREFIX, PUBLIC_PREFIX = "whsec_", "whpk_"
 VERSION_TAG, KEY_PAIR_TAG = "v1", "v1a"
 MOST_SIGNATURES = 16
-"""That are looked at; more are no webhook, and only cost."""
-LONGEST_TIMESTAMP = 15  # digits; more are no time, and only cost
+"""Most signatures that are checked: a real webhook has fewer, and each costs time."""
+LONGEST_TIMESTAMP = 15  # digits; a real timestamp has fewer
 
 
 def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers that prove `body` to a holder of `secret`; `timestamp` in seconds since 1970."""
+    """The three headers that sign `body` with `secret`; `timestamp` in seconds since 1970."""
     return {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(timestamp),
@@ -51,9 +51,9 @@ def verify(
 ) -> str:
     """Return the webhook's id if it was signed with one of `secrets` within `tolerance_seconds` of `now`.
 
-    A secret is `whsec_`, or the public key `whpk_` of whoever signs, which needs evalstop-client[signatures].
-    Raises a SignatureError otherwise. Several secrets are valid at a time while one replaces the other; the header may
-    likewise hold several signatures.
+    A secret is `whsec_...`, or the signer's public key `whpk_...`, which needs evalstop-client[signatures].
+    Raises a SignatureError otherwise. Several secrets are valid while one replaces another; likewise the header may
+    hold several signatures.
     """
     given = {name.lower(): value for name, value in headers.items()}
     webhook_id, timestamp, signatures = (_header(given, name) for name in ("id", "timestamp", "signature"))
@@ -71,7 +71,7 @@ def verify(
 
 
 def check_secret(secret: str) -> None:
-    """Raise ConfigurationError when this is neither a secret nor a public key, or a public key cannot be used here."""
+    """Raise ConfigurationError unless this is a secret, or a public key that can be used here."""
     if secret.startswith(PUBLIC_PREFIX):
         _public_key(secret)
     else:
@@ -79,14 +79,16 @@ def check_secret(secret: str) -> None:
 
 
 def secret_bytes(secret: str) -> bytes:
-    """The bytes that `whsec_<base64>` stands for; ConfigurationError when it stands for none."""
+    """Decode `whsec_<base64>`; raises ConfigurationError if it is malformed."""
     encoded = secret.strip().removeprefix(PREFIX)
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if not key:
-        raise ConfigurationError("webhook secret: it must be whsec_ and base64, as shown when the endpoint was made.")
+        raise ConfigurationError(
+            "webhook secret: it must be whsec_ and base64, as shown when the endpoint was created."
+        )
     return key
 
 
@@ -128,7 +130,7 @@ def _public_key(text: str) -> Ed25519PublicKey:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # an extra: most have a secret
     except ImportError:
-        raise ConfigurationError("public key: install evalstop-client[signatures] to verify by one.") from None
+        raise ConfigurationError("public key: install evalstop-client[signatures] to verify with one.") from None
     try:
         return Ed25519PublicKey.from_public_bytes(base64.b64decode(text.removeprefix(PUBLIC_PREFIX), validate=True))
     except ValueError:

@@ -127,7 +127,7 @@ def test_a_run_without_a_service_waits_for_no_answer(
     with Run("offline") as run:
         run.log({"eval": 1.0}, step=1)
     assert (repr(run), run.should_stop) == ("<Run offline: not reported>", False)
-    assert words(caplog) == ["evalstop: no url was given (EVALSTOP_URL): the run is not reported"]
+    assert words(caplog) == ["evalstop: no url is set (EVALSTOP_URL): the run is not reported"]
 
 
 def test_run_that_the_service_lost_is_opened_again(server: FakeServer, service: FakeService) -> None:

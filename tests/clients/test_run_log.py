@@ -81,7 +81,7 @@ def test_what_nobody_watches_is_said(
             assert run.flush()
     assert words(caplog) == [
         "evalstop: 'gould' is not declared; 'gold' (eval) has no value yet. Did you mean 'gold'?",
-        "evalstop: the run ended without a value of its eval: nothing could be decided of it",
+        "evalstop: the run ended without a value of its eval: the service could decide nothing",
     ]
 
 
@@ -92,7 +92,9 @@ def test_a_run_of_which_nothing_is_watched_says_so(
     service.missing, service.unwatched = {name: name for name in ("eval", "proxy", "kl", "loss")}, ["accuracy"]
     with start(server) as run:
         run.log({"accuracy": 1.0}, step=1)
-    assert words(caplog)[0].startswith("evalstop: none of accuracy is watched: say what they mean by Run(metrics=...)")
+    assert words(caplog)[0].startswith(
+        "evalstop: none of accuracy is watched: declare their roles with Run(metrics=...)"
+    )
 
 
 def test_a_run_in_which_no_eval_is_recognized_says_so_after_a_while(
@@ -117,6 +119,6 @@ def test_what_the_project_does_not_allow_is_said(
     with start(server, mode="enforce") as run:
         run.flush()
     assert words(caplog)[0] == (
-        "evalstop: mode enforce was asked for, and the project allows shadow: "
-        "a key with the scope admin changes its max_mode"
+        "evalstop: mode enforce was requested, but the project allows shadow: "
+        "a key with the scope admin can change its max_mode"
     )

@@ -1,1 +1,1 @@
-"""Callbacks that report a run from inside a training framework: one module a framework, imported when it is used."""
+"""Callbacks that report a run from a training framework: one module per framework, imported on demand."""

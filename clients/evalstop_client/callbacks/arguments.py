@@ -1,4 +1,4 @@
-"""What all callbacks hand on to `evalstop_client.Run`: its own arguments, under its own names."""
+"""The arguments that all callbacks pass to `evalstop_client.Run`, under its names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalstop_client.settings import Limits
 
 
 class NamedRunArguments(TypedDict, total=False):
-    """The arguments of `Run` but for its name."""
+    """The arguments of `Run` without its name."""
 
     url: str | None
     key: str | None
@@ -37,7 +37,7 @@ class NamedRunArguments(TypedDict, total=False):
 
 
 class RunArguments(NamedRunArguments, total=False):
-    """The arguments of `Run`; `metrics` is "auto" where it is left out, and `name` what the framework calls the run."""
+    """The arguments of `Run`; `metrics` defaults to "auto", and `name` to the framework's name of the run."""
 
     name: str | None
 
@@ -45,7 +45,7 @@ class RunArguments(NamedRunArguments, total=False):
 def filled(
     given: RunArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
 ) -> RunArguments:
-    """What `given` leaves out, as the framework knows it; EVALSTOP_RUN_NAME goes before the framework's name.
+    """Complete `given` with what the framework knows; EVALSTOP_RUN_NAME takes precedence over the framework's name.
 
     `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended.
     """
@@ -55,7 +55,7 @@ def filled(
 
 
 def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is a number among the things that a framework logs; the rest is left to others without a word."""
+    """The numbers among the values that a framework logs; others are silently ignored."""
     return {
         name: value
         for name, value in (values or {}).items()
@@ -64,5 +64,5 @@ def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def to_uri(path: str | os.PathLike[str]) -> str:
-    """Where a file is, as a person would write it: nothing in it is escaped."""
+    """The URI of a file, without percent-encoding."""
     return f"file://{Path(path).absolute().as_posix()}"

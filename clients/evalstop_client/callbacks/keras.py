@@ -2,7 +2,7 @@
 
     model.fit(..., callbacks=[ModelCheckpoint(path), EvalStopCallback(name="classifier", checkpoints=path)])
 
-Steps are epochs, counted from 1: what Keras logs within an epoch are means that are still moving.
+Steps are epochs, counted from 1: within an epoch Keras logs running means.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from evalstop_client.run import Run
 
 
 class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
-    """Report a `fit` to EvalStop and ends it at a stop, in the middle of an epoch if need be.
+    """Reports a `fit` to EvalStop and ends it at a stop, even within an epoch.
 
-    Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME.
-    `checkpoints` is the path that a ModelCheckpoint before it in the list writes to, with its `{epoch}`: Keras tells
-    nobody what it has saved, so that the file is looked for. `fit` with an `initial_epoch` goes on from a checkpoint.
+    Takes the keyword arguments of `evalstop_client.Run`; a name is required, here or in EVALSTOP_RUN_NAME.
+    `checkpoints` is the path of a ModelCheckpoint earlier in the list, with its `{epoch}`: Keras does not report what
+    it saves, so the callback looks for the file. `fit` with an `initial_epoch` resumes from a checkpoint.
     """
 
     def __init__(self, *, checkpoints: str | None = None, **arguments: Unpack[RunArguments]) -> None:
@@ -44,7 +44,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Report what the epoch came to, and the checkpoint that it left."""
+        """Report the epoch's metrics and its checkpoint."""
         if self._run is None:
             return
         self._run.log(keep_numbers(logs), step=epoch + 1)
@@ -54,7 +54,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
                 self._run.checkpoint(to_uri(path), step=epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Report that the run has ended; a `fit` that fails never gets here, and its run is found lost."""
+        """Report that the run has ended; not called when `fit` fails: the service then considers the run lost."""
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -2,8 +2,8 @@
 
     trainer = Trainer(..., callbacks=[EvalStopCallback(name="sft-7b")])
 
-What a module logs reaches loggers alone at the moment it is new, so the callback puts a logger of its own beside those
-of the trainer. Rank 0 alone talks to the service; all ranks stop at the same step.
+Only loggers receive a module's metrics as soon as they are logged, so the callback adds its own logger to those of the
+trainer. Only rank 0 talks to the service; all ranks stop at the same step.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ AGREE_EVERY_STEPS = 10
 
 
 class EvalStopCallback(Callback):
-    """Report a run of Lightning's Trainer to EvalStop and ends it at a stop.
+    """Reports a run of Lightning's Trainer to EvalStop and ends it at a stop.
 
-    Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME. Steps are
-    the trainer's `global_step`. Checkpoints are those that a ModelCheckpoint keeps, `last.ckpt` left aside, which is
-    another one at every save. The ranks agree on stopping after every `agree_every_steps`-th step.
-    `evaluate` answers requests to evaluate now when a checkpoint is kept, on rank 0 while the others wait: it is given
-    a checkpoint's uri, how many times the usual prompts, and a seed.
+    Takes the keyword arguments of `evalstop_client.Run`; a name is required, here or in EVALSTOP_RUN_NAME. Steps are
+    the trainer's `global_step`. Checkpoints are those that a ModelCheckpoint keeps, except `last.ckpt`, which each save
+    overwrites. The ranks agree on stopping after every `agree_every_steps`-th step.
+    `evaluate` answers requests to evaluate now when a checkpoint is saved, on rank 0 while the others wait. Its
+    arguments are a checkpoint's uri, a multiple of the usual number of prompts, and a seed.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class EvalStopCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the run, and report a resume from a checkpoint."""
         if trainer.is_global_zero:
-            planned = trainer.estimated_stepping_batches  # of epochs, too; infinite or -1 where nobody knows
+            planned = trainer.estimated_stepping_batches  # computed from epochs, too; infinite or -1 if unknown
             total_steps = int(planned) if 0 < planned < math.inf else None
             resumes = trainer.global_step > 0
             run = Run(**filled(self._arguments, total_steps=total_steps, resumes=resumes))
             if resumes:
                 run.resume(step=trainer.global_step)
             self._logger = _RunLogger(run, trainer, self._evaluate)
-            trainer.loggers = [*trainer.loggers, self._logger]  # so late that no folder is named after it
+            trainer.loggers = [*trainer.loggers, self._logger]  # added late, so that no folder is named after it
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -73,7 +73,7 @@ class EvalStopCallback(Callback):
             self._logger.done = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Release the run: the service finds one whose training failed to be lost."""
+        """Release the run: if the training failed, the service considers it lost."""
         if self._logger is not None:
             trainer.loggers = [logger for logger in trainer.loggers if logger is not self._logger]
             if self._logger.done:
@@ -82,7 +82,7 @@ class EvalStopCallback(Callback):
 
 
 class _RunLogger(Logger):
-    """Forwards what the trainer logs."""
+    """Reports what the trainer logs."""
 
     def __init__(self, run: Run, trainer: Trainer, evaluate: Evaluate | None) -> None:
         self.run = run
@@ -93,7 +93,7 @@ class _RunLogger(Logger):
 
     @property
     def name(self) -> str:
-        """How the service knows the run."""
+        """The run's name at the service."""
         return self.run.name
 
     @property
@@ -102,14 +102,14 @@ class _RunLogger(Logger):
         return ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Report what is new, at the trainer's step, by which checkpoints are named too."""
+        """Report new values, at the trainer's step, which also names checkpoints."""
         self.run.log(keep_numbers(metrics), step=self._trainer.global_step)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing is made of them."""
+        """Hyperparameters are ignored."""
 
     def after_save_checkpoint(self, checkpoint_callback: Checkpoint) -> None:
-        """Register the checkpoints that are new."""
+        """Register new checkpoints."""
         kept = {*getattr(checkpoint_callback, "best_k_models", ()), getattr(checkpoint_callback, "best_model_path", "")}
         for path in sorted(kept - self._registered - {""}):
             self._registered.add(path)

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop, on one process or on many: one reports, and all stop at the same step.
+"""A plain PyTorch loop, in one process or many: rank 0 reports, and all ranks stop at the same step.
 
     with DistributedRun(name="sft-7b") as run:
         for step, batch in enumerate(loader):
@@ -7,9 +7,9 @@
             if run.should_stop_at(step):
                 break
 
-Under DDP and FSDP every rank executes these same lines. What another rank than 0 logs goes nowhere. Ranks that would
-each look at the service's answer by themselves would see it at different steps, and those that go on would wait for the
-others for ever: so rank 0 looks, and tells.
+Under DDP and FSDP every rank executes the same lines. Ranks other than 0 log nothing. If each rank read the service's
+answer itself, they would see it at different steps, and those that continue would wait for the others forever: so rank
+0 reads it and broadcasts it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ AGREE_EVERY_STEPS = 10
 
 
 def rank() -> int:
-    """The rank of this process, 0 where there is only one."""
+    """The rank of this process, 0 if there is only one."""
     return dist.get_rank() if _is_distributed() else 0
 
 
 def agreed(word: bool) -> bool:
-    """The value of rank 0, on all ranks; every rank has to call it equally often."""
+    """Rank 0's value, on all ranks; every rank must call it equally often."""
     if not _is_distributed() or dist.get_world_size() == 1:
         return word
     words = [word]
@@ -45,8 +45,8 @@ def agreed(word: bool) -> bool:
 class DistributedRun:
     """A run that rank 0 reports, with the methods of `evalstop_client.Run`; on other ranks they do nothing.
 
-    Takes the arguments of `Run`, by name. The ranks agree on stopping at every `agree_every_steps`-th step, since it
-    takes a broadcast; a single process asks itself at each step. To be made after the process group.
+    Takes the keyword arguments of `Run`. The ranks agree on stopping only at every `agree_every_steps`-th step, since
+    that takes a broadcast; a single process checks at each step. Create it after the process group.
     """
 
     def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
@@ -55,7 +55,7 @@ class DistributedRun:
         self.run: Run | None = Run(**filled(arguments)) if rank() == 0 else None
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
-        """Report the numbers among `values` at `step`; a tensor on a GPU is waited for."""
+        """Report the numbers among `values` at `step`; waits for tensors on a GPU."""
         if self.run is not None:
             self.run.log(keep_numbers(values), step=step, stderr=stderr)
 
@@ -65,17 +65,17 @@ class DistributedRun:
             self.run.checkpoint(uri, step=step)
 
     def resume(self, *, step: int) -> None:
-        """Report that training goes on from the checkpoint of `step`."""
+        """Report that training resumes from the checkpoint of `step`."""
         if self.run is not None:
             self.run.resume(step=step)
 
     def eval_changed(self, *, step: int, why: str, version: str | None = None) -> None:
-        """Report that from `step` on the eval is measured otherwise."""
+        """Report that the eval is measured differently from `step` on."""
         if self.run is not None:
             self.run.eval_changed(step=step, why=why, version=version)
 
     def eval_requests(self) -> Iterator[EvalRequest]:
-        """The paired evaluations that the service asks for, on rank 0."""
+        """The paired evaluations that the service requests; none on ranks other than 0."""
         if self.run is not None:
             yield from self.run.eval_requests()
 
@@ -85,13 +85,13 @@ class DistributedRun:
         return self.run.best_checkpoint if self.run is not None else None
 
     def should_stop_at(self, step: int) -> bool:
-        """Whether to stop after `step`: the same answer on every rank, each of which has to ask at the same steps."""
+        """Whether to stop after `step`: the same on every rank; each rank must call this at the same steps."""
         if not self._stops and step % self._agree_every_steps == 0:
             self._stops = agreed(self.run is not None and self.run.should_stop)
         return self._stops
 
     def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
-        """Report how the run ended, and wait a little for the service."""
+        """Report how the run ended, and wait briefly for the service."""
         if self.run is not None:
             self.run.finish(status)
 

@@ -1,9 +1,9 @@
-"""Ray Tune: each trial is a run, and a trial whose run has turned is ended while the others go on.
+"""Ray Tune: each trial is a run; a trial whose run has turned ends while the others continue.
 
     watch = EvalStop(name="search-1")
     Tuner(train, run_config=RunConfig(stop=watch.stopper, callbacks=[watch]))
 
-Everything happens in the driver, where Tune hands in the trials' results.
+Everything runs in the driver, where Tune delivers the trials' results.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from evalstop_client.run import Run
 
 
 class EvalStop(Callback):
-    """Report the trials of a Tuner to EvalStop; its `stopper` ends those that are to stop.
+    """Reports the trials of a Tuner to EvalStop; its `stopper` ends those that must stop.
 
-    Takes the arguments of `evalstop_client.Run`, by name. The run of a trial is called `<name>-<trial id>`, its step
-    is the result's `step_key`. Two threads a trial: meant for hundreds of trials, not for tens of thousands.
+    Takes the keyword arguments of `evalstop_client.Run`. The run of a trial is called `<name>-<trial id>`, its step
+    is the result's `step_key`. Uses two threads per trial: meant for hundreds of trials, not tens of thousands.
     """
 
     def __init__(self, *, step_key: str = "training_iteration", **arguments: Unpack[RunArguments]) -> None:
@@ -48,7 +48,7 @@ class EvalStop(Callback):
         self._run_of(trial.trial_id).checkpoint(uri, step=(trial.last_result or {}).get(self._step_key, 0))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Report that a trial has ended, by itself or by its stopper."""
+        """Report that a trial has ended, by itself or through the stopper."""
         self._finish(trial.trial_id, "completed")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -57,7 +57,7 @@ class EvalStop(Callback):
 
     def _run_of(self, trial_id: str) -> Run:
         if trial_id not in self._runs:
-            # A Tuner that is restored goes on with the trials of before, by their ids.
+            # A restored Tuner continues the earlier trials, identified by their ids.
             arguments = filled(self._arguments, name="tune", resumes=True)
             self._runs[trial_id] = Run(**(arguments | {"name": f"{arguments['name']}-{trial_id}"}))
         return self._runs[trial_id]
@@ -68,7 +68,7 @@ class EvalStop(Callback):
             run.finish(status)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks: without the runs, which another process opens again by name."""
+        """Tune pickles its callbacks: the runs are left out, and another process opens them again by name."""
         return self.__dict__ | {"_runs": {}}
 
 
@@ -83,5 +83,5 @@ class EvalStopStopper(Stopper):
         return self._watch.should_stop(trial_id)
 
     def stop_all(self) -> bool:
-        """Trials are ended one by one."""
+        """Never: trials end one by one."""
         return False

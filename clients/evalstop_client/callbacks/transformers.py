@@ -2,8 +2,8 @@
 
     trainer = Trainer(..., callbacks=[EvalStopCallback()])
 
-It logs what the trainer logs, registers what it saves, says when it goes on from a checkpoint, and stops it when the
-service says so. Rank 0 alone talks to the service; all ranks stop at the same step.
+It reports what the Trainer logs, registers what it saves, reports when it resumes from a checkpoint, and stops it when
+the service requests that. Only rank 0 talks to the service; all ranks stop at the same step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ logger = logging.getLogger("evalstop_client")
 
 
 class EvalStopCallback(TrainerCallback):
-    """Report a Trainer's run to EvalStop and ends it at a stop.
+    """Reports a Trainer's run to EvalStop and ends it at a stop.
 
-    Takes the arguments of `evalstop_client.Run`, by name. The run is called as EVALSTOP_RUN_NAME says, else as the
-    training arguments' `run_name`, else as the output folder. Its roles are told by the service from the metrics'
-    names unless `metrics` says them. `evaluate` answers requests to evaluate now when a checkpoint is saved, on rank 0
-    while the others wait: it is given a checkpoint's uri, how many times the usual prompts, and a seed.
+    Takes the keyword arguments of `evalstop_client.Run`. The run's name is EVALSTOP_RUN_NAME, else the training
+    arguments' `run_name`, else the output folder. Unless `metrics` sets the roles, the service recognizes them by the
+    metrics' names. `evaluate` answers requests to evaluate now when a checkpoint is saved, on rank 0 while the others
+    wait. Its arguments are a checkpoint's uri, a multiple of the usual number of prompts, and a seed.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EvalStopCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Report what is logged, evals among it."""
+        """Report logged values, including evals."""
         if self._run is not None and logs:
             self._run.log(logs, step=state.global_step)
 
@@ -90,8 +90,8 @@ class EvalStopCallback(TrainerCallback):
             control.should_training_stop = True
 
     def _pin_best(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Have `save_total_limit` spare the best checkpoint: it spares the one that the state names, which is free
-        for us where the Trainer looks for no best model itself."""
+        """Protect the best checkpoint from `save_total_limit`, which keeps the one that the state names; that field is
+        unused unless the Trainer tracks a best model itself."""
         best = self._run.best_checkpoint if self._run is not None else None
         if best is not None:
             folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{best['step']}"
@@ -101,7 +101,7 @@ class EvalStopCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report that the run has ended; a training that fails never gets here, and its run is found lost."""
+        """Report that the run has ended; not called when training fails: the service then considers the run lost."""
         if self._run is not None:
             self._run.finish()
             self._run = None

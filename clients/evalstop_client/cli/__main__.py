@@ -1,4 +1,4 @@
-"""The same by `python -m evalstop_client.cli`."""
+"""Runs the command line as `python -m evalstop_client.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the commands share: how they are added to the line, whom they ask, and how they end."""
+"""Shared by all commands: how they are added to the parser, and how they connect to the service."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ OK, FAILED, USAGE = 0, 1, 2
 KEY_VARIABLE = "EVALSTOP_KEY"
 
 Command = Callable[[argparse.Namespace], int]
-"""Does what it is asked and gives the exit code; its docstring is its help."""
+"""Runs a command and returns the exit code; its docstring is its help text."""
 
 Subcommands = Any
-"""Of argparse, which names their type for itself alone."""
+"""argparse's subparsers, whose type is private."""
 
 
 def add_command(to: Subcommands, name: str, run: Command, *aliases: str) -> argparse.ArgumentParser:
-    """Add a command with the options of all; what is parsed holds its function as `command`."""
+    """Add a command with the common options; the parsed options hold its function as `command`."""
     command: argparse.ArgumentParser = to.add_parser(name, aliases=aliases, help=run.__doc__, description=run.__doc__)
-    command.add_argument("--url", help="of the service (default: EVALSTOP_URL)")
+    command.add_argument("--url", help="URL of the service (default: EVALSTOP_URL)")
     command.add_argument(
-        "--key-env", metavar="NAME", default=KEY_VARIABLE, help="the variable that holds the key (default: %(default)s)"
+        "--key-env", metavar="NAME", default=KEY_VARIABLE, help="variable that holds the key (default: %(default)s)"
     )
-    command.add_argument("--json", action="store_true", help="print for machines")
+    command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(command=run)
     return command
 
 
 def add_group(commands: Subcommands, name: str, text: str) -> Subcommands:
-    """Add a noun, whose verbs are commands."""
+    """Add a group of commands."""
     return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar="VERB")
 
 
 def connect(options: argparse.Namespace) -> Api:
-    """The service that the options name. Raises ConfigurationError."""
+    """Connect to the service in the options. Raises ConfigurationError."""
     if not os.environ.get(options.key_env):
         raise ConfigurationError(f"key: set {options.key_env} to a key of the project; `evalstop up` prints the first.")
     return Api(options.url, os.environ[options.key_env])
 
 
 def parse_pairs(written: list[str], name: str) -> dict[str, str]:
-    """What was written as NAME=VALUE, by name. Raises ConfigurationError."""
+    """Parse NAME=VALUE arguments. Raises ConfigurationError."""
     pairs = {}
     for text in written:
         left, equals, right = text.partition("=")

@@ -13,44 +13,44 @@ from evalstop_client.reading.records import DecisionRecord
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verbs."""
+    """Add the group and its commands."""
     verbs = add_group(commands, "decisions", text)
     listing = add_command(verbs, "ls", list_decisions, "list")
-    listing.add_argument("--state", help="in this state, such as on_hold")
-    listing.add_argument("--run", metavar="RUN", help="of this run, by its name or its id")
-    listing.add_argument("--policy", help="by a policy of this name")
-    listing.add_argument("--since", help="made since then: 12h, 30d, or a time")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: %(default)s)")
+    listing.add_argument("--state", help="only decisions in this state, such as on_hold")
+    listing.add_argument("--run", metavar="RUN", help="only decisions on this run, by name or id")
+    listing.add_argument("--policy", help="only decisions by this policy")
+    listing.add_argument("--since", help="only decisions since then: 12h, 30d, or a time")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number (default: %(default)s)")
     for name, run in (("veto", veto), ("release", release), ("undo", undo)):
         command = add_command(verbs, name, run)
-        command.add_argument("--reason", required=True, help="on record with the decision")
+        command.add_argument("--reason", required=True, help="recorded with the decision")
         _add_decision(command)
     labeling = add_command(verbs, "label", label)
     _add_decision(labeling)
-    labeling.add_argument("outcome", choices=["right", "wrong", "unknown"], help="what turned out to be true")
-    labeling.add_argument("--turn-step", type=int, metavar="STEP", help="where the eval turned")
-    labeling.add_argument("--note", default="", help="on record with the label")
+    labeling.add_argument("outcome", choices=["right", "wrong", "unknown"], help="whether the decision was right")
+    labeling.add_argument("--turn-step", type=int, metavar="STEP", help="step where the eval turned")
+    labeling.add_argument("--note", default="", help="recorded with the label")
 
 
 def list_decisions(options: argparse.Namespace) -> int:
-    """List decisions, the newest first."""
+    """List decisions, newest first."""
     api = connect(options)
     run_id = None if options.run is None else options.run if is_id(options.run) else api.run(options.run).id
     table = api.decisions(state=options.state, run_id=run_id, policy=options.policy, since=options.since)
-    found = list(islice(table, options.limit))
+    decisions = list(islice(table, options.limit))
     if options.json:
-        print_json([decision.document for decision in found])
+        print_json([decision.document for decision in decisions])
         return OK
     columns = ("id", "run", "step", "state", "why", "policy", "outcome", "made")
     print_table(
         columns,
-        [(d.id, d.run_name, d.step, d.state, d.reason, d.policy, d.outcome, d.created_at) for d in found],
+        [(d.id, d.run_name, d.step, d.state, d.reason, d.policy, d.outcome, d.created_at) for d in decisions],
     )
     return OK
 
 
 def veto(options: argparse.Namespace) -> int:
-    """Cancel a stop that is on hold or pending: the run goes on."""
+    """Cancel a stop that is on hold or pending: the run continues."""
     return _tell(_find(connect(options), options.decision).veto(options.reason), options)
 
 
@@ -60,12 +60,12 @@ def release(options: argparse.Namespace) -> int:
 
 
 def undo(options: argparse.Namespace) -> int:
-    """Take back a stop that was requested, or have a parked job return; receivers resume it where they can."""
+    """Undo a requested stop, or resume a parked job; receivers resume the job if they can."""
     return _tell(_find(connect(options), options.decision).undo(options.reason), options)
 
 
 def label(options: argparse.Namespace) -> int:
-    """Say whether a stop was right."""
+    """Label whether a stop was right."""
     decision = _find(connect(options), options.decision)
     return _tell(decision.label(options.outcome, options.note, turn_step=options.turn_step), options)
 

@@ -1,4 +1,4 @@
-"""Why a run is not stopped, from what the service says of it. Pure."""
+"""Diagnoses why a run is not stopped, from what the service reports. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP = "run.stop_requested"
 
 
 class Finding(StrEnum):
-    """What a check comes to: `blocks` keeps a run from being stopped, `unknown` could not be looked at."""
+    """The result of a check: `blocks` prevents a stop, `unknown` could not be checked."""
 
     OK = "ok"
     NOTE = "note"
@@ -23,7 +23,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do about it."""
+    """One check: its result, and what to do about it."""
 
     name: str
     finding: Finding
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True)
 class EndpointFacts:
-    """An endpoint, and the latest delivery to it; None where there was none."""
+    """An endpoint, and the latest delivery to it; None if there was none."""
 
     endpoint: Json
     delivery: Json | None
@@ -41,7 +41,7 @@ class EndpointFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the service says. `run`: None where the project has none; `endpoints`: None without the scope admin.
+    """What the service reports. `run`: None if the project has none; `endpoints`: None without the scope admin.
 
     `stops_despite`: the guards that the run's policy overrides.
     """
@@ -59,25 +59,28 @@ class Facts:
 
 DECIDED = {
     "shadow": (Finding.BLOCKS, "it is only recorded: run, project or policy is in shadow"),
-    "held_out": (Finding.BLOCKS, "`evalstop runs stop`, or a lower held_out_share: chance lets this one run on"),
-    "on_hold": (Finding.BLOCKS, "`evalstop decisions release` carries it out in spite of its guards"),
+    "held_out": (
+        Finding.BLOCKS,
+        "`evalstop runs stop`, or a lower held_out_share: this run continues as a random hold-out",
+    ),
+    "on_hold": (Finding.BLOCKS, "`evalstop decisions release` carries it out despite its guards"),
     "pending": (Finding.NOTE, "it is sent when the veto window ends"),
-    "requested": (Finding.NOTE, "a receiver, or the trainer by should_stop, has to take it up"),
-    "acknowledged": (Finding.NOTE, "the receiver is at it"),
-    "escalated": (Finding.BLOCKS, "nobody confirmed it in time: see whether the receiver runs and finds the job"),
-    "parked": (Finding.NOTE, "it returns once the eval recovers, or by `evalstop decisions undo`"),
-    "failed": (Finding.BLOCKS, "no receiver could end or park the job: do it by hand"),
-    "vetoed": (Finding.BLOCKS, "a person let it go on; `evalstop runs stop` takes it up again"),
-    "undone": (Finding.BLOCKS, "a person took it back; `evalstop runs stop` takes it up again"),
-    "moot": (Finding.NOTE, "the run ended, or resumed, before anybody had the stop"),
+    "requested": (Finding.NOTE, "waiting for a receiver, or for the trainer to read should_stop"),
+    "acknowledged": (Finding.NOTE, "the receiver is carrying it out"),
+    "escalated": (Finding.BLOCKS, "it was not confirmed in time: check that the receiver runs and finds the job"),
+    "parked": (Finding.NOTE, "it resumes once the eval recovers, or with `evalstop decisions undo`"),
+    "failed": (Finding.BLOCKS, "no receiver could end or park the job: do it manually"),
+    "vetoed": (Finding.BLOCKS, "a person vetoed it; `evalstop runs stop` stops the run"),
+    "undone": (Finding.BLOCKS, "a person undid it; `evalstop runs stop` stops the run"),
+    "moot": (Finding.NOTE, "the run ended or resumed before the stop was received"),
     "confirmed": (Finding.OK, ""),
     "obeyed": (Finding.OK, ""),
 }
-"""By the state of a decision: what it comes to, and what to do."""
+"""Result and advice by the state of a decision."""
 
 
 def diagnose(facts: Facts) -> list[Check]:
-    """All checks, in the order in which one asks."""
+    """All checks, in order."""
     return [*_check_access(facts), *_check_project(facts), *_check_run(facts), *_check_endpoints(facts)]
 
 
@@ -93,7 +96,7 @@ def _check_project(facts: Facts) -> Iterator[Check]:
         paused = f"paused by {project['paused_by']}: {project['paused_reason'] or 'no reason given'}"
         yield Check("project", Finding.BLOCKS, paused, "`evalstop project resume`")
     if project["max_mode"] == "shadow":
-        text = "max_mode is shadow: no run may ask to be stopped"
+        text = "max_mode is shadow: no run can be stopped"
         yield Check("project", Finding.BLOCKS, text, "`evalstop project set max_mode=enforce`, by an admin")
     else:
         yield Check("project", Finding.OK, f"max_mode is enforce, default_mode {project['default_mode']}")
@@ -111,7 +114,7 @@ def _check_run(facts: Facts) -> Iterator[Check]:
     over = run.ended_at is not None
     yield Check("run", Finding.NOTE if over else Finding.OK, f"{run.name}: {run.status}, {run.url}")
     if run.mode == "shadow":
-        advice = "open it with mode=enforce, or `evalstop project set default_mode=enforce` for runs to come"
+        advice = "open it with mode=enforce, or `evalstop project set default_mode=enforce` for future runs"
         yield Check("mode", Finding.BLOCKS, "shadow: stops are only recorded", advice)
     else:
         yield Check("mode", Finding.OK, run.mode)
@@ -120,9 +123,9 @@ def _check_run(facts: Facts) -> Iterator[Check]:
     if run.document["length_known"]:
         yield Check("length", Finding.OK, f"{run.total_steps} steps are planned")
     else:
-        yield Check("length", Finding.NOTE, "not known, or overrun: decisions come later", "total_steps=")
+        yield Check("length", Finding.NOTE, "unknown or exceeded: decisions come later", "total_steps=")
     if facts.checkpoints == 0:
-        text = "none is registered: a stop would leave nothing to ship"
+        text = "none is registered: after a stop there would be nothing to ship"
         yield Check("checkpoint", _guarded(facts, "no_checkpoint"), text, "run.checkpoint(uri, step=...)")
     else:
         yield Check("checkpoint", Finding.OK, f"{facts.checkpoints} registered")
@@ -138,7 +141,7 @@ def _check_policy(run: RunRecord, stage: Json | None) -> Check:
         text = f"{run.policy}: version {stage['version']} has the rollout stage, others are in shadow"
         return Check("policy", Finding.BLOCKS, text, "see the policy's page")
     if stage["stage"] == "shadow":
-        text = f"{run.policy}: its rollout stage is shadow until it has shown its precision"
+        text = f"{run.policy}: its rollout stage is shadow until its precision is proven"
         return Check("policy", Finding.BLOCKS, text, "see the policy's page")
     canary = f", {stage['canary_share']:.3g} of its stops are carried out" if stage["stage"] == "canary" else ""
     return Check("policy", Finding.OK, f"{run.policy}: its rollout stage is {stage['stage']}{canary}")
@@ -148,22 +151,22 @@ def _check_eval(run: RunRecord, metrics: Sequence[Json]) -> Iterator[Check]:
     name = run.eval_metric
     counts = {metric["metric"]: metric["count"] for metric in metrics}
     unwatched = [metric["metric"] for metric in metrics if metric["role"] is None]
-    named = f"; nobody watches {', '.join(unwatched[:8])}" if unwatched else ""
+    named = f"; not watched: {', '.join(unwatched[:8])}" if unwatched else ""
     if name is None:
         yield Check("eval", Finding.BLOCKS, f"no metric has the role eval{named}", "declare it: eval=, or metrics=")
     elif name not in counts:
         yield Check("eval", Finding.BLOCKS, f"{name} has no value yet{named}", "log it, or declare the one logged")
     elif run.document["recognition"]["origins"].get(name) == "guessed":
-        text = f"the role of {name} was guessed from its name, and a guess stops nothing"
+        text = f"the role of {name} was guessed from its name, and a guess cannot stop the run"
         yield Check("eval", Finding.BLOCKS, text, "confirm it on the run's page, or declare it")
     else:
         yield Check("eval", Finding.OK, f"{name}: {counts[name]} values")
         if unwatched:
-            yield Check("metrics", Finding.NOTE, f"nobody watches {', '.join(unwatched[:8])}")
+            yield Check("metrics", Finding.NOTE, f"not watched: {', '.join(unwatched[:8])}")
 
 
 def _guarded(facts: Facts, guard: str) -> Finding:
-    """What it comes to that a guard speaks against a stop."""
+    """The result of a check behind a guard."""
     return Finding.NOTE if guard in facts.stops_despite else Finding.BLOCKS
 
 
@@ -175,7 +178,7 @@ def _check_health(facts: Facts, run: RunRecord) -> Iterator[Check]:
         text = f"{fault['metric']}: {fault['reason']}"
         yield Check("metric", _guarded(facts, "metric_fault"), text, "a stop is on hold meanwhile")
     if health["state"] != "alive":
-        text = f"{health['state']}: the last report came {health['last_report_at']}"
+        text = f"{health['state']}: the last report was at {health['last_report_at']}"
         yield Check("reports", _guarded(facts, "stale"), text, "a stop is on hold until the run reports again")
 
 
@@ -183,10 +186,10 @@ def _check_decision(run: RunRecord) -> Iterator[Check]:
     decision = run.decision
     if decision is None:
         text = f"{run.verdict}: {run.verdict.reason}"
-        yield Check("verdict", Finding.NOTE, text, "the policy calls for no stop")
+        yield Check("verdict", Finding.NOTE, text, "the policy does not want a stop")
     else:
         finding, advice = DECIDED.get(decision.state, (Finding.NOTE, ""))
-        if decision.state == "moot":  # what held it until the run ended is why it was not stopped
+        if decision.state == "moot":  # the guards until the end of the run are why it was not stopped
             for reason in _list_guards(decision):
                 yield Check("guard", Finding.NOTE, f"the stop was on hold: {reason}")
         guards = f" ({', '.join(decision.guards)})" if decision.guards else ""
@@ -194,7 +197,7 @@ def _check_decision(run: RunRecord) -> Iterator[Check]:
 
 
 def _list_guards(decision: DecisionRecord) -> list[str]:
-    """Why the guards that put a decision on hold did so, as of the last time."""
+    """The reasons of the guards that last put a decision on hold."""
     held = [
         change["details"].get("guards", []) for change in decision.document["history"] if change["state"] == "on_hold"
     ]
@@ -203,11 +206,11 @@ def _list_guards(decision: DecisionRecord) -> list[str]:
 
 def _check_endpoints(facts: Facts) -> Iterator[Check]:
     if facts.endpoints is None:
-        yield Check("endpoints", Finding.UNKNOWN, "this key may not list them", "ask with a key that has admin")
+        yield Check("endpoints", Finding.UNKNOWN, "this key may not list them", "use a key with the scope admin")
         return
     taking = [one for one in facts.endpoints if one.endpoint["enabled"] and STOP in one.endpoint["event_types"]]
     if not taking:
-        text = "none takes stops: only a trainer that reads should_stop is stopped"
+        text = "none receives stops: only a trainer that reads should_stop stops"
         yield Check("endpoints", Finding.NOTE, text, "`evalstop endpoint add URL` for a receiver")
     for one in taking:
         yield _check_endpoint(one.endpoint, one.delivery)
@@ -222,9 +225,12 @@ def _check_endpoint(endpoint: Json, delivery: Json | None) -> Check:
         return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
     if delivery is None:
         return Check(
-            "endpoints", Finding.NOTE, f"{url} takes stops; nothing was sent yet", f"`evalstop endpoint test {url}`"
+            "endpoints",
+            Finding.NOTE,
+            f"{url} receives stops; nothing has been sent yet",
+            f"`evalstop endpoint test {url}`",
         )
     if delivery["state"] == "dead":
-        text = f"{url}: the last delivery was given up: {delivery['last_error']}"
+        text = f"{url}: the last delivery failed for good: {delivery['last_error']}"
         return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
-    return Check("endpoints", Finding.OK, f"{url} takes stops; the last delivery is {delivery['state']}")
+    return Check("endpoints", Finding.OK, f"{url} receives stops; the last delivery is {delivery['state']}")

@@ -19,13 +19,13 @@ from evalstop_client.service import Json
 def add_to(commands: Subcommands, text: str) -> None:
     """Add the command."""
     command = add_command(commands, "doctor", examine)
-    command.add_argument("run", nargs="?", metavar="RUN", help="its name or its id (default: the newest that runs)")
+    command.add_argument("run", nargs="?", metavar="RUN", help="its name or id (default: the newest running one)")
 
 
 def examine(options: argparse.Namespace) -> int:
-    """Say why a run is not stopped: key, project, mode, policy, evals, guards, decision and endpoints.
+    """Explain why a run is not stopped: key, project, mode, policy, evals, guards, decision and endpoints.
 
-    Ends with 1 when something blocks a stop.
+    Exits with 1 if something blocks a stop.
     """
     api = connect(options)
     run: RunRecord | None = None
@@ -33,9 +33,11 @@ def examine(options: argparse.Namespace) -> int:
         facts = gather_facts(api, options.run)
         run, checks = facts.run, diagnose(facts)
     except ServiceAway as error:
-        checks = [Check("service", Finding.BLOCKS, error.detail, "is it up, and is EVALSTOP_URL right?")]
+        checks = [
+            Check("service", Finding.BLOCKS, error.detail, "check that it is running and that EVALSTOP_URL is right")
+        ]
     except KeyRefused as error:
-        checks = [Check("key", Finding.BLOCKS, error.detail, f"set {options.key_env} to a key that has read")]
+        checks = [Check("key", Finding.BLOCKS, error.detail, f"set {options.key_env} to a key with the scope read")]
     blocked = any(check.finding is Finding.BLOCKS for check in checks)
     if options.json:
         print_json({"run": run.name if run else None, "blocked": blocked, "checks": [vars(check) for check in checks]})
@@ -45,7 +47,7 @@ def examine(options: argparse.Namespace) -> int:
 
 
 def gather_facts(api: Api, named: str | None) -> Facts:
-    """What the service says of a run and of what may stop it. Raises ApiError."""
+    """Collect what the service reports about a run and what can stop it. Raises ApiError."""
     connection = api.connection
     run = api.run(named) if named is not None else _find_newest(api)
     path = f"/runs/{run.id}" if run is not None else None
@@ -63,7 +65,7 @@ def gather_facts(api: Api, named: str | None) -> Facts:
 
 
 def _find_newest(api: Api) -> RunRecord | None:
-    """The newest run that is running, else the newest of all."""
+    """The newest running run, else the newest of all."""
     for status in ("running", None):
         for run in api.runs(status=status):
             return run
@@ -90,7 +92,7 @@ def _list_overridden(connection: Connection, policy: str) -> list[str]:
 
 
 def _list_endpoints(connection: Connection) -> list[EndpointFacts] | None:
-    """The endpoints that take stops, each with its latest delivery."""
+    """The endpoints, each with its latest delivery."""
     try:
         endpoints = connection.get("/endpoints")["items"]
     except KeyRefused:

@@ -1,4 +1,4 @@
-"""`evalstop endpoint`: where webhooks go."""
+"""`evalstop endpoint`: webhook endpoints."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
 
 STOPS = ["run.stop_requested", "run.stop_escalated", "run.resume_requested"]
-"""What a receiver acts on."""
+"""The event types that a receiver acts on."""
 
 PULL = "pull:"
-"""Before the name of an endpoint whose events are fetched, as lists show it."""
+"""Prefix of the names of pull endpoints in lists."""
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verbs."""
+    """Add the group and its commands."""
     verbs = add_group(commands, "endpoint", text)
     add_command(verbs, "ls", list_endpoints, "list")
     adding = add_command(verbs, "add", add_endpoint)
     adding.add_argument(
         "address",
         metavar="URL",
-        help="of the receiver, such as https://receiver.example:8788/; pull:NAME where it fetches its events",
+        help="URL of the receiver, such as https://receiver.example:8788/; pull:NAME if it fetches its events",
     )
     adding.add_argument(
         "--event",
         action="append",
         metavar="TYPE",
-        help="send these; * for all that asks nobody to act (default: what a receiver acts on)",
+        help="types of events to send; * for all that require no action (default: those that a receiver acts on)",
     )
     adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
     for name, run in (("test", send_test), ("rm", remove_endpoint)):
-        add_command(verbs, name, run).add_argument("endpoint", metavar="ENDPOINT", help="its id or its URL")
+        add_command(verbs, name, run).add_argument("endpoint", metavar="ENDPOINT", help="its id or URL")
 
 
 def list_endpoints(options: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def list_endpoints(options: argparse.Namespace) -> int:
 
 
 def add_endpoint(options: argparse.Namespace) -> int:
-    """Add an endpoint and print the secret that signs what is sent to it, once."""
+    """Add an endpoint and print its signing secret, which cannot be shown again."""
     connection, events = connect(options).connection, {"event_types": options.event or STOPS}
     if options.address.startswith(PULL):
         made = connection.post("/pull/endpoints", {"name": options.address.removeprefix(PULL), **events})
@@ -69,7 +69,7 @@ def add_endpoint(options: argparse.Namespace) -> int:
 
 
 def send_test(options: argparse.Namespace) -> int:
-    """Send an endpoint a signed test event, and say what it answered."""
+    """Send a signed test event to an endpoint, and print its answer."""
     api = connect(options)
     tested = api.connection.post(f"/endpoints/{_find(api, options.endpoint)}/test")
     if options.json:
@@ -80,14 +80,14 @@ def send_test(options: argparse.Namespace) -> int:
 
 
 def remove_endpoint(options: argparse.Namespace) -> int:
-    """Remove an endpoint; what was still to be sent there is not sent."""
+    """Remove an endpoint and cancel its waiting deliveries."""
     api = connect(options)
     endpoint_id = _find(api, options.endpoint)
     api.connection.delete(f"/endpoints/{endpoint_id}")
     if options.json:
         print_json({"id": endpoint_id, "removed": True})
     else:
-        print(f"endpoint {options.endpoint} is removed")
+        print(f"endpoint {options.endpoint} was removed")
     return OK
 
 

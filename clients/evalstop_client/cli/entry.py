@@ -1,7 +1,7 @@
-"""The line itself. Each command is imported when it is asked for.
+"""Parses the command line and runs the command, which is imported on demand.
 
-What is installed beside the client adds commands by the entry point group `evalstop.commands`: a module with
-`COMMANDS`, what each is for by its name, and `main(arguments)`. The service adds those that work on the installation.
+Other distributions add commands through the entry point group `evalstop.commands`: a module with `COMMANDS`, a mapping
+from name to help text, and `main(arguments)`. The service adds those that work on the installation.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ COMMANDS = {
     "runs": ("evalstop_client.cli.runs", "List, show and follow runs, or stop one."),
     "decisions": ("evalstop_client.cli.decisions", "List decisions; veto, release, undo or label one."),
     "endpoint": ("evalstop_client.cli.endpoints", "List, add, test and remove the webhook endpoints of the project."),
-    "policy": ("evalstop_client.cli.policies", "List policies, or try one on past runs."),
+    "policy": ("evalstop_client.cli.policies", "List policies, or backtest one on past runs."),
     "project": ("evalstop_client.cli.project", "Show or change the settings of the key's project."),
     "key": (
         "evalstop_client.cli.keys",
-        "List, create, rotate and revoke keys of the project, with a key that has admin.",
+        "List, create, rotate and revoke keys of the project; requires the scope admin.",
     ),
     "doctor": (
         "evalstop_client.cli.doctor",
-        "Say why a run is not stopped: what stands in the way, on one screen.",
+        "Explain on one screen why a run is not stopped.",
     ),
 }
-"""By name: the module, and what it is for."""
+"""Module and help text by name."""
 
 
 class Addition(Protocol):
@@ -45,11 +45,11 @@ class Addition(Protocol):
     COMMANDS: Mapping[str, str]
 
     def main(self, arguments: Sequence[str]) -> int:
-        """Run one of them."""
+        """Run one of the commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command: 0 it is done, 1 it failed, or something blocks a stop, 2 wrong usage."""
+    """Run a command; returns 0 on success, 1 on failure or if something blocks a stop, 2 on wrong usage."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -75,11 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
-    """The commands, with the options of the one that `words` name; what is parsed holds its function as `command`."""
+    """The parser of all commands, with the options of the one that `words` name; `command` is its function."""
     root = argparse.ArgumentParser(
         prog="evalstop",
-        description="Runs, decisions and settings of a project over HTTP, by EVALSTOP_URL and EVALSTOP_KEY.",
-        epilog=f"{_describe(additions)}exit codes: 0 done; 1 failed, or `doctor` found what blocks a stop; "
+        description="Manage runs, decisions and settings of a project over HTTP, with EVALSTOP_URL and EVALSTOP_KEY.",
+        epilog=f"{_describe(additions)}exit codes: 0 success; 1 failure, or `doctor` found what blocks a stop; "
         "2 wrong usage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -92,17 +92,17 @@ def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse
             commands.add_parser(command, help=text)
     for addition in additions:
         for command in addition.COMMANDS:
-            commands.add_parser(command)  # without a text it is not listed twice
+            commands.add_parser(command)  # without help text, so that it is not listed twice
     return root
 
 
 def load_additions() -> list[Addition]:
-    """What is installed beside the client."""
+    """The modules of other distributions that add commands."""
     return [cast(Addition, point.load()) for point in entry_points(group=GROUP)]
 
 
 def _complete() -> None:
-    """Answer a shell that asks by argcomplete what may follow, and end."""
+    """Answer argcomplete's completion requests and exit."""
     words = os.environ.get("COMP_LINE", "").split()[1:]
     import_module("argcomplete").autocomplete(parser(words, load_additions()))
 
@@ -111,4 +111,4 @@ def _describe(additions: Sequence[Addition]) -> str:
     lines = [f"  {name:<20} {text}" for addition in additions for name, text in addition.COMMANDS.items()]
     if not lines:
         return "`evalstop up` and the other commands of the service come with evalstop-service.\n\n"
-    return "\n".join(["commands of the service, on the machine of its installation:", *lines, "", ""])
+    return "\n".join(["commands of the service, for use on its machine:", *lines, "", ""])

@@ -1,4 +1,4 @@
-"""`evalstop key`: keys of the project, made, rotated and revoked over HTTP."""
+"""`evalstop key`: creates, rotates and revokes keys of the project over HTTP."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evalstop_client.service import Json
 
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
-FIRST = "The first key is printed by `evalstop up`, or made on its machine by `evalstop admin key create`."
+FIRST = "The first key is printed by `evalstop up`, or created on its machine by `evalstop admin key create`."
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verbs."""
+    """Add the group and its commands."""
     verbs = add_group(commands, "key", f"{text} {FIRST}")
     add_command(verbs, "list", list_keys, "ls")
     create = add_command(verbs, "create", create_key)
@@ -25,12 +25,12 @@ def add_to(commands: Subcommands, text: str) -> None:
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
-    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="after which it stops working")
+    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="days until the key expires")
     create.add_argument(
-        "--network", action="append", default=[], metavar="CIDR", help="from which it is taken (default anywhere)"
+        "--network", action="append", default=[], metavar="CIDR", help="network from which it is accepted (default any)"
     )
     create.add_argument(
-        "--endpoint", action="append", default=[], metavar="ID", help="with the scope report: bound to it"
+        "--endpoint", action="append", default=[], metavar="ID", help="bind a key with the scope report to it"
     )
     rotate = add_command(verbs, "rotate", rotate_key)
     rotate.add_argument(
@@ -38,11 +38,11 @@ def add_to(commands: Subcommands, text: str) -> None:
         type=float,
         default=86_400.0,
         metavar="S",
-        help="for which the secret that it has now is taken as well (default: a day)",
+        help="how long the current secret stays valid (default: a day)",
     )
     revoke = add_command(verbs, "revoke", revoke_key)
     for command in (rotate, revoke):
-        command.add_argument("key", metavar="KEY", help="its id, or its name where one key in use has it")
+        command.add_argument("key", metavar="KEY", help="its id, or its name if that is unique among active keys")
 
 
 def list_keys(options: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def list_keys(options: argparse.Namespace) -> int:
 
 
 def create_key(options: argparse.Namespace) -> int:
-    """Make a key of the project and print it, once."""
+    """Create a key of the project and print it; it cannot be shown again."""
     days = options.expires_in_days
     expires_at = None if days is None else (datetime.now(UTC) + timedelta(days=days)).isoformat()
     body = {
@@ -80,7 +80,7 @@ def create_key(options: argparse.Namespace) -> int:
 
 
 def rotate_key(options: argparse.Namespace) -> int:
-    """Give a key a new secret and print it, once; the present one is taken as well for a while."""
+    """Give a key a new secret and print it once; the current one stays valid for a while."""
     api = connect(options)
     body = {"overlap_seconds": options.overlap_seconds}
     made = api.connection.post(f"/keys/{_find(api, options.key)}/rotate", body)
@@ -92,14 +92,14 @@ def rotate_key(options: argparse.Namespace) -> int:
 
 
 def revoke_key(options: argparse.Namespace) -> int:
-    """Revoke a key: it is refused from now on."""
+    """Revoke a key."""
     api = connect(options)
     key_id = _find(api, options.key)
     api.connection.delete(f"/keys/{key_id}")
     if options.json:
         print_json({"id": key_id, "revoked": True})
     else:
-        print(f"key {options.key} is revoked")
+        print(f"key {options.key} was revoked")
     return OK
 
 
@@ -108,12 +108,12 @@ def _load(api: Api) -> list[Json]:
 
 
 def _find(api: Api, name: str) -> str:
-    """The id of the key that is named by it or by its name."""
+    """The id of the key with this id or name."""
     if is_id(name):
         return name
     found = [key["id"] for key in _load(api) if key["name"] == name and key["revoked_at"] is None]
     if not found:
-        raise NotFound(f"no key in use is called {name!r}.")
+        raise NotFound(f"no active key is called {name!r}.")
     if len(found) > 1:
-        raise Rejected(f"{len(found)} keys in use are called {name!r}; give the id of one.")
+        raise Rejected(f"{len(found)} active keys are called {name!r}; give an id.")
     return str(found[0])

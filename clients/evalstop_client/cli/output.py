@@ -1,4 +1,4 @@
-"""What commands print: tables for people, by rich where it is installed, and documents for machines."""
+"""Output of commands: tables, with rich if it is installed, or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _write_time(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
-    """A table, as wide as the terminal, elsewhere as it needs; in plain columns without rich; `none` without rows."""
+    """Print a table, as wide as the terminal or, without one, as needed; plain text without rich; `none` without rows."""
     cells = [tuple(map(_text, row)) for row in rows]
     if not cells:
         print("none")
@@ -37,7 +37,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None
         return
     shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        # A URL that was cut off leads nowhere, and an id in several lines cannot be copied.
+        # A truncated URL is useless, and an id over several lines cannot be copied.
         shown.add_column(column, overflow="fold", no_wrap=column == "id")
     for row in cells:
         shown.add_row(*row)
@@ -54,10 +54,10 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
-    """A fact a line, those that are None left out. It needs no library: what a command has done is told anywhere."""
-    told = [(name, _text(value)) for name, value in facts if value is not None]
-    width = max((len(name) for name, _ in told), default=0)
-    for name, text in told:
+    """Print one fact per line, without those that are None. Needs no library: a command can always print its result."""
+    shown = [(name, _text(value)) for name, value in facts if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, text in shown:
         print(f"{name:<{width}}  {text}")
 
 
@@ -67,7 +67,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def format_number(value: float) -> str:
-    """A measured value in few digits."""
+    """A measured value with few digits."""
     return f"{value:.6g}"
 
 

@@ -1,4 +1,4 @@
-"""`evalstop policy`: those that there are, and a backtest in the service."""
+"""`evalstop policy`: lists policies, and runs backtests in the service."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FINDINGS_SHOWN = 20
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verbs."""
+    """Add the group and its commands."""
     verbs = add_group(commands, "policy", text)
     add_command(verbs, "ls", list_policies, "list")
     trying = add_command(verbs, "try", try_policy)
-    trying.add_argument("policy", metavar="POLICY", help="NAME, NAME@VERSION, or a file with one as JSON")
-    trying.add_argument("--runs", type=int, metavar="N", help="on the newest N ended runs (default: as many as it may)")
+    trying.add_argument("policy", metavar="POLICY", help="NAME, NAME@VERSION, or a JSON file")
+    trying.add_argument("--runs", type=int, metavar="N", help="the newest N ended runs (default: the maximum)")
 
 
 def list_policies(options: argparse.Namespace) -> int:
-    """List the policies of the project and the shipped ones, all versions."""
+    """List the policies of the project and the shipped ones, in all versions."""
     items = connect(options).connection.get("/policies")["items"]
     if options.json:
         print_json(items)
@@ -47,7 +47,7 @@ def list_policies(options: argparse.Namespace) -> int:
 
 
 def try_policy(options: argparse.Namespace) -> int:
-    """Replay a policy on ended runs of the project: which it would have stopped, when, and how right that was."""
+    """Backtest a policy on ended runs of the project: which it would have stopped, when, and whether that was right."""
     connection = connect(options).connection
     body: Json = {"policy": _read_policy(options.policy)}
     if options.runs is not None:
@@ -66,7 +66,7 @@ def try_policy(options: argparse.Namespace) -> int:
 
 
 def _read_policy(named: str) -> str | Json:
-    """The name, or the document of a file."""
+    """The name, or the document in a file."""
     if not named.endswith(".json"):
         return named
     try:
@@ -86,7 +86,7 @@ def _print_backtest(backtest: Json) -> None:
             ("runs", summary["runs"]),
             ("would be stopped", summary["stops"]),
             ("right, wrong, unknown", f"{summary['right']}, {summary['wrong']}, {summary['unknown']}"),
-            ("turned, and let go on", summary["missed"]),
+            ("turned, not stopped", summary["missed"]),
             ("GPU-hours after right stops", summary["hours_after"]),
             ("GPU-hours after wrong stops", summary["hours_wrong"]),
             ("could not be replayed", summary["failed"] or None),

@@ -16,7 +16,7 @@ WORDS = {"none": None, "yes": True, "no": False}
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verbs."""
+    """Add the group and its commands."""
     verbs = add_group(commands, "project", text)
     add_command(verbs, "show", show_project)
     setting = add_command(verbs, "set", set_project)
@@ -24,10 +24,10 @@ def add_to(commands: Subcommands, text: str) -> None:
         "settings",
         nargs="+",
         metavar="SETTING=VALUE",
-        help="such as max_mode=enforce; none: no value; commas between several policies, any: all",
+        help="such as max_mode=enforce; `none` for no value; commas between several values policies, any: all",
     )
     pausing = add_command(verbs, "pause", pause_project)
-    pausing.add_argument("--reason", default="", help="shown with every stop that is on hold for it")
+    pausing.add_argument("--reason", default="", help="shown with each stop on hold")
     add_command(verbs, "resume", resume_project)
 
 
@@ -37,7 +37,7 @@ def show_project(options: argparse.Namespace) -> int:
 
 
 def set_project(options: argparse.Namespace) -> int:
-    """Change settings of the project; takes a key with the scope admin."""
+    """Change settings of the project; requires the scope admin."""
     written = parse_pairs(options.settings, "setting")
     changes = {name: parse_setting(name, text) for name, text in written.items()}
     changed = connect(options).connection.patch("/project", changes)
@@ -45,17 +45,17 @@ def set_project(options: argparse.Namespace) -> int:
 
 
 def pause_project(options: argparse.Namespace) -> int:
-    """Stop nothing more in the project until it is resumed; takes a key with the scope operate."""
+    """Pause all stops in the project until it is resumed; requires the scope operate."""
     return _tell_pause(connect(options).connection.post("/project/pause", {"reason": options.reason}), options)
 
 
 def resume_project(options: argparse.Namespace) -> int:
-    """Let stops go on in a project that was paused."""
+    """Resume stops in a paused project."""
     return _tell_pause(connect(options).connection.post("/project/resume", {}), options)
 
 
 def parse_setting(name: str, text: str) -> object:
-    """The value of a setting as the API takes it.
+    """Parse a setting into a value for the API.
 
     >>> [parse_setting("stops_per_hour", text) for text in ("20", "none")], parse_setting("max_mode", "enforce")
     ([20, None], 'enforce')

@@ -20,36 +20,38 @@ POLL_SECONDS = 2.0
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the noun and its verbs."""
+    """Add the group and its commands."""
     verbs = add_group(commands, "runs", text)
     listing = add_command(verbs, "ls", list_runs, "list")
     for option, what in (
-        ("name", "with this in their name"),
+        ("name", "part of the name"),
         ("status", "running, parked, completed, failed, stopped or lost"),
         ("verdict", "continue, suspect or stop"),
-        ("policy", "judged by a policy of this name"),
+        ("policy", "name of the policy"),
         ("mode", "shadow or enforce"),
-        ("owner", "of this owner"),
-        ("group", "of this group"),
-        ("since", "opened since then: 12h, 30d, or a time"),
+        ("owner", "the owner"),
+        ("group", "the group"),
+        ("since", "opened since: 12h, 30d, or a time"),
     ):
         listing.add_argument(f"--{option}", help=what)
-    listing.add_argument("--tag", action="append", default=[], help="with this tag")
-    listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="with this label")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: %(default)s)")
+    listing.add_argument("--tag", action="append", default=[], help="only runs with this tag")
+    listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="only runs with this label")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number (default: %(default)s)")
     shown = add_command(verbs, "show", show_run)
     tail = add_command(verbs, "tail", tail_run)
-    tail.add_argument("--metric", help="another one than the eval")
-    tail.add_argument("-n", "--lines", type=int, default=10, help="the last so many first (default: %(default)s)")
-    tail.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    tail.add_argument("--metric", help="metric to print (default: the eval)")
+    tail.add_argument(
+        "-n", "--lines", type=int, default=10, help="number of past values to print (default: %(default)s)"
+    )
+    tail.add_argument("-f", "--follow", action="store_true", help="print new values until the run has ended")
     stop = add_command(verbs, "stop", stop_run)
-    stop.add_argument("--reason", required=True, help="on record with the decision")
+    stop.add_argument("--reason", required=True, help="recorded with the decision")
     for command in (shown, tail, stop):
-        command.add_argument("run", metavar="RUN", help="its name or its id")
+        command.add_argument("run", metavar="RUN", help="its name or id")
 
 
 def list_runs(options: argparse.Namespace) -> int:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     table = connect(options).runs(
         name=options.name,
         status=options.status,
@@ -62,17 +64,17 @@ def list_runs(options: argparse.Namespace) -> int:
         since=options.since,
         labels=parse_pairs(options.label, "label"),
     )
-    found = list(islice(table, options.limit))
+    runs = list(islice(table, options.limit))
     if options.json:
-        print_json([run.document for run in found])
+        print_json([run.document for run in runs])
         return OK
     columns = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
-    print_table(columns, map(_list_cells, found))
+    print_table(columns, map(_list_cells, runs))
     return OK
 
 
 def show_run(options: argparse.Namespace) -> int:
-    """Show a run: how it is watched, what the policy says, its decision and its best checkpoint."""
+    """Show a run: how it is watched, its verdict, decision and best checkpoint."""
     run = connect(options).run(options.run)
     if options.json:
         print_json(run.document)
@@ -105,13 +107,13 @@ def show_run(options: argparse.Namespace) -> int:
 
 
 def tail_run(options: argparse.Namespace) -> int:
-    """Print the last evals of a run, and with --follow those that come."""
+    """Print the last evals of a run and, with --follow, new ones."""
     if options.lines < 0:
-        raise ConfigurationError(f"lines {options.lines}: it is a number from 0 on.")
+        raise ConfigurationError(f"lines {options.lines}: it must be 0 or more.")
     run = connect(options).run(options.run)
     metric = options.metric or run.eval_metric
     if metric is None:
-        raise ConfigurationError(f"metric: no metric of {run.name!r} has the role of the eval; name one by --metric.")
+        raise ConfigurationError(f"metric: no metric of {run.name!r} has the role eval; name one with --metric.")
     last = deque(run.history(metric), maxlen=options.lines + 1)
     step = last[-1].step if last else None
     for item in list(last)[-options.lines :] if options.lines else ():
@@ -149,9 +151,9 @@ def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
 
 
 def _follow(run: RunRecord, metric: str, step: int | None) -> Iterator[ObservationRecord]:
-    """Observations after a step, or all, as they come, until the run has ended."""
+    """Yield observations after a step, or all, as they arrive, until the run has ended."""
     while True:
-        ended = run.refresh().status in ENDED  # asked first: what came before the end is still to be read
+        ended = run.refresh().status in ENDED  # read the status first: observations before the end must still be read
         for item in run.history(metric, after_step=step):
             step = item.step
             yield item

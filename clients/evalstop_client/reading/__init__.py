@@ -1,1 +1,1 @@
-"""Reads results from the service, and decides: `Api`."""
+"""Reads results from the service and acts on decisions: `Api`."""

@@ -1,4 +1,4 @@
-"""`evalstop.Api()`: runs, their histories and decisions, read from the service."""
+"""`evalstop.Api()`: reads runs, their histories and decisions from the service."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ Since = str | datetime | timedelta
 
 
 class Api:
-    """The project of a key: `read` suffices to read, `operate` to decide.
+    """The project of a key: reading requires the scope `read`, acting on decisions `operate`.
 
         api = evalstop.Api()
         for run in api.runs(verdict="stop", since="30d"):
             print(run.name, run.decision, run.best_checkpoint)
         api.run("ppo-7b").decision.veto("curriculum change")
 
-    Arguments left out are taken from EVALSTOP_URL and EVALSTOP_KEY; raises ConfigurationError without them. Whatever
-    asks the service raises ApiError where it does not get an answer.
+    Omitted arguments are taken from EVALSTOP_URL and EVALSTOP_KEY; raises ConfigurationError without them. Every
+    request raises ApiError when it fails.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
         url = url or os.environ.get("EVALSTOP_URL")
         secret = validate_key(key or os.environ.get("EVALSTOP_KEY"))
         if not url:
-            raise ConfigurationError("url: say where the service is, in url= or EVALSTOP_URL.")
+            raise ConfigurationError("url: set the URL of the service with url= or EVALSTOP_URL.")
         if secret is None:
-            raise ConfigurationError(
-                "key: reading takes a key, in key= or EVALSTOP_KEY; `evalstop up` prints the first."
-            )
+            raise ConfigurationError("key: set a key with key= or EVALSTOP_KEY; `evalstop up` prints the first one.")
         self.connection = Connection(validate_url(url), secret, timeout_seconds)
-        """For what has no method here: `api.connection.get("/precision")` gives the answer's document."""
+        """For requests without a method here: `api.connection.get("/precision")` returns the document."""
 
     def __repr__(self) -> str:
         return f"<Api {self.connection.url}>"
@@ -71,10 +69,10 @@ class Api:
         since: Since | None = None,
         until: Since | None = None,
     ) -> Table[RunRecord]:
-        """The project's runs that fit all of it, the newest first.
+        """The project's runs that match all filters, newest first.
 
-        `name`: a part of it. `policy`: its name. `tags`, `labels`: the run has all of them. `since`, `until`: a time,
-        or how long ago, such as `30d`: opened then or later, or before.
+        `name`: part of the name. `policy`: its name. `tags`, `labels`: all must match. `since`, `until`: opened at or
+        after, or before, a time, or how long ago, such as `30d`.
         """
         query = {
             "name": name,
@@ -97,12 +95,12 @@ class Api:
         return Table(fetch)
 
     def run(self, id_or_name: str) -> RunRecord:
-        """The run with this id, or of exactly this name. Raises NotFound."""
+        """The run with this id or exact name. Raises NotFound."""
         if is_id(id_or_name):
             return RunRecord.from_json(self.connection.get(f"/runs/{quote(id_or_name, safe='')}"), self.connection)
         for run in self.runs(name=id_or_name):
             if run.name == id_or_name:
-                return self.run(run.id)  # with what lists leave out
+                return self.run(run.id)  # with the fields that lists leave out
         raise NotFound(f"no run is called {id_or_name!r}.")
 
     def decisions(
@@ -114,7 +112,7 @@ class Api:
         since: Since | None = None,
         until: Since | None = None,
     ) -> Table[DecisionRecord]:
-        """The project's decisions that fit all of it, the newest first."""
+        """The project's decisions that match all filters, newest first."""
         query = {
             "state": state,
             "run_id": run_id,
@@ -140,7 +138,7 @@ def _as_time(moment: Since | None) -> str | None:
 
 
 def is_id(text: str) -> bool:
-    """Whether a text has the form of an id, rather than of a name."""
+    """Whether a text has the form of an id."""
     try:
         return str(UUID(text)) == text.lower()
     except ValueError:

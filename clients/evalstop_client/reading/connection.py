@@ -1,4 +1,4 @@
-"""Requests of a program that reads: each returns the answer's document or raises an ApiError."""
+"""Requests of the reading client: each returns the response's document or raises an ApiError."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from evalstop_client.service import Accepted, Answer, Json, Service, Unauthorize
 PAGE = 100
 
 Query = Mapping[str, str | int | list[str] | None]
-"""Parameters by name; those that are None or empty are left out."""
+"""Query parameters by name; None and empty ones are omitted."""
 
 
 class Connection:
-    """A connection to one service with one key; to be used by one thread at a time."""
+    """A connection to one service with one key; not thread-safe."""
 
     def __init__(self, url: str, key: str, timeout_seconds: float) -> None:
         self.url = url
         self._service = Service(url, key, timeout_seconds)
-        weakref.finalize(self, self._service.close)  # nobody closes what is used in one line
+        weakref.finalize(self, self._service.close)  # users rarely close it
 
     def get(self, path: str, query: Query | None = None) -> Json:
         """GET a path such as `/runs`."""
@@ -29,19 +29,19 @@ class Connection:
         return _document(self._service.get(f"{path}?{urlencode(given, doseq=True)}" if given else path))
 
     def post(self, path: str, body: Json | None = None) -> Json:
-        """POST to a path, with a body where the route takes one."""
+        """POST to a path, with a body if the route requires one."""
         return _done(_document(self._service.send("POST", path, body)))
 
     def patch(self, path: str, body: Json) -> Json:
-        """PATCH what is at a path."""
+        """PATCH a path."""
         return _done(_document(self._service.send("PATCH", path, body)))
 
     def delete(self, path: str) -> None:
-        """DELETE what is at a path."""
+        """DELETE a path."""
         _document(self._service.send("DELETE", path))
 
     def pages(self, path: str, query: Query, page: int = PAGE) -> Iterator[Json]:
-        """The items of a list, whose pages are fetched as they are needed."""
+        """The items of a list, fetched page by page on demand."""
         while True:
             answer = self.get(path, {**query, "limit": page})
             yield from answer["items"]
@@ -50,7 +50,7 @@ class Connection:
             query = {**query, "cursor": answer["next_cursor"]}
 
     def page_of(self, run_id: str) -> str:
-        """The page of a run, where the service does not say it."""
+        """The URL of a run's page, if the service does not return it."""
         return self._service.page_of(run_id)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Connection:
 
 
 def _done(document: Json) -> Json:
-    """The document; raises ConfirmationNeeded where it is a proposal instead of what was asked for."""
+    """Return the document; raises ConfirmationNeeded if it is a proposal, which another person must confirm."""
     if "proposed_by" in document:
         raise ConfirmationNeeded(f"{document['summary']}: proposal {document['id']}, on the page Overview.")
     return document

@@ -1,4 +1,4 @@
-"""Since when: a time, or how long ago."""
+"""Parses `since`: a time, or how long ago."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def parse_since(since: str | datetime | timedelta, now: datetime) -> datetime:
-    """The time that `since` names; raises ConfigurationError. A time without a zone is one of UTC.
+    """The time that `since` means; raises ConfigurationError. A time without a time zone is UTC.
 
     >>> parse_since("30d", datetime(2026, 1, 31, tzinfo=UTC)).isoformat()
     '2026-01-01T00:00:00+00:00'

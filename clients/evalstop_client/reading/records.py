@@ -1,4 +1,4 @@
-"""What the service answers, typed. `document` holds the whole answer, with what has no field here."""
+"""Typed responses of the service. `document` holds the whole response, including fields that have no attribute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def explain_malformed(parse: Callable[P, T]) -> Callable[P, T]:
-    """The function, raising AnswerMalformed for what it does not find as it expects it."""
+    """Wrap a parser, so that it raises AnswerMalformed for missing or invalid fields."""
 
     @wraps(parse)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,7 +38,7 @@ Outcome = Literal["right", "wrong", "unknown"]
 CURVE_POINTS = 200
 
 LAST_ATTEMPT = 999_999_999
-"""In a cursor behind a step: all that was observed there has been read."""
+"""In a cursor after a step: everything observed at that step was read."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ObservationRecord:
-    """A value of a metric. `superseded_by`: the attempt that took its place; None while it counts."""
+    """A value of a metric. `superseded_by`: the attempt that superseded it; None while it counts."""
 
     metric: str
     step: int
@@ -65,7 +65,7 @@ class ObservationRecord:
     @classmethod
     @explain_malformed
     def from_json(cls, fields: Json) -> ObservationRecord:
-        """The observation in the service's JSON."""
+        """Parse the observation from the service's JSON."""
         return cls(
             metric=fields["metric"],
             step=fields["step"],
@@ -83,10 +83,10 @@ class ObservationRecord:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """A decision to stop a run, as of when it was read; what changes it returns it anew, and raises ApiError.
+    """A decision to stop a run, as of when it was read. Methods that change it return a new record and raise ApiError.
 
-    `reason`: why it is in its state, and `verdict` why the stop was called for. `outcome`: right, wrong or unknown;
-    None until somebody or a later eval has said it.
+    `reason`: why it is in its state; `verdict`: why the policy wanted the stop. `outcome`: right, wrong or unknown;
+    None until a person labels it or later evals show it.
     """
 
     id: str
@@ -107,7 +107,7 @@ class DecisionRecord:
     @classmethod
     @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> DecisionRecord:
-        """The decision in the service's JSON."""
+        """Parse the decision from the service's JSON."""
         return cls(
             id=fields["id"],
             state=fields["state"],
@@ -137,11 +137,11 @@ class DecisionRecord:
         return self._act("release", reason)
 
     def undo(self, reason: str) -> DecisionRecord:
-        """Take back a requested stop, or have a parked job return: receivers are asked to resume it, where they can."""
+        """Undo a requested stop, or resume a parked job: receivers are asked to resume it if they can."""
         return self._act("undo", reason)
 
     def label(self, outcome: Outcome, note: str = "", *, turn_step: int | None = None) -> DecisionRecord:
-        """Say what turned out to be true of it, and where the eval turned."""
+        """Label whether it was right, and the step where the eval turned."""
         body = {"outcome": outcome, "note": note, "turn_step": turn_step}
         return DecisionRecord.from_json(self._connection.post(f"/decisions/{self.id}/outcome", body), self._connection)
 
@@ -160,7 +160,7 @@ class DecisionRecord:
 
 @dataclass(frozen=True, repr=False)
 class RunRecord:
-    """A run, as of when it was read. `metrics`: their roles; `decision`: that on its current attempt."""
+    """A run, as of when it was read. `metrics`: their roles; `decision`: the one on its current attempt."""
 
     id: str
     name: str
@@ -191,7 +191,7 @@ class RunRecord:
     @classmethod
     @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
-        """The run in the service's JSON."""
+        """Parse the run from the service's JSON."""
         best, decision = fields["best_checkpoint"], fields["decision"]
         return cls(
             id=fields["id"],
@@ -223,15 +223,15 @@ class RunRecord:
 
     @property
     def eval_metric(self) -> str | None:
-        """The metric that decides about the run; None where no metric has that role."""
+        """The metric with the role eval; None if there is none."""
         return find_eval(self.metrics)
 
     def history(
         self, metric: str | None = None, *, after_step: int | None = None, superseded: bool = False
     ) -> Table[ObservationRecord]:
-        """The observations of a metric, by default of the eval, by step.
+        """The observations of a metric by step, by default those of the eval.
 
-        `superseded`: with those of earlier attempts that a resume has replaced.
+        `superseded`: include those of earlier attempts that a resume superseded.
         """
         name = metric or self.eval_metric
         path = f"/runs/{self.id}/observations"
@@ -288,7 +288,7 @@ class RunRecord:
         )
 
     def _curve(self) -> list[tuple[int, float]]:
-        """The eval, thinned out; empty where it cannot be read now: what is shown must not fail for its curve."""
+        """The downsampled eval; empty if it cannot be read: showing a run must not fail because of its curve."""
         query = {"metric": self.eval_metric, "buckets": CURVE_POINTS}
         try:
             series = self._connection.get(f"/runs/{self.id}/series", query) if self.eval_metric else {"buckets": []}

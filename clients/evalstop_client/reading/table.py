@@ -1,4 +1,4 @@
-"""A list of records that is fetched as it is read, or made into a data frame."""
+"""A list of records, fetched on demand or converted to a data frame."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Cell = str | int | float | bool | object | None
 
 
 class Row(Protocol):
-    """What can be a row of a data frame."""
+    """A record that can become a row of a data frame."""
 
     def to_row(self) -> dict[str, Cell]:
-        """Values by the name of their column."""
+        """Values by column name."""
 
 
 Item = TypeVar("Item", bound=Row)
@@ -24,7 +24,7 @@ Item = TypeVar("Item", bound=Row)
 class Table(Generic[Item]):
     """Records of the service.
 
-    Each iteration asks the service anew, a page at a time:
+    Each iteration fetches them again, page by page:
 
         for run in api.runs(verdict="stop"):
             print(run.name, run.decision)

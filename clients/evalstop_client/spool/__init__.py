@@ -1,1 +1,1 @@
-"""From the trainer's call to the service: recorded, kept on disk, sent in order."""
+"""From the trainer's call to the service: entries are recorded, stored on disk and sent in order."""

@@ -1,4 +1,4 @@
-"""Makes the trainer's calls durable in the background: a bounded queue and a thread."""
+"""Makes the trainer's calls durable in the background, with a bounded queue and a thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recorder:
             full = len(self._queue) >= self._queue_entries and entry.observation_count > 0
             if not full:
                 self._queue.append(entry)
-                if self._asleep:  # to wake it takes longer than all the rest
+                if self._asleep:  # waking it takes longer than everything else
                     self._asleep = False
                     self._changed.notify_all()
         if full:
@@ -51,7 +51,7 @@ class Recorder:
             )
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until all that was put is in the spool; False when that took too long."""
+        """Wait until all queued entries are in the spool; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_seconds)
 
@@ -76,7 +76,9 @@ class Recorder:
                 self._queue.clear()
                 self._writing = True
             try:
-                self._spool.append(list(map(_entry, came)))  # one append, one fsync, for all that came meanwhile
+                self._spool.append(
+                    list(map(_entry, came))
+                )  # one append and one fsync for all entries that arrived meanwhile
             except Exception:
                 logger.exception("evalstop: internal error in the recorder")
                 self._warnings.count_dropped("recorder", len(came), "calls could not be recorded")

@@ -1,4 +1,4 @@
-"""What to reject and what to retry of a request that the service refused. Pure."""
+"""Decides which entries of a refused request to reject and which to retry. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
 
 
 def split_rejected(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
-    """What to reject of a refused entry, and what to post again.
+    """The rejected part of a refused entry, and the entries to post again.
 
-    The service stores nothing of a batch with a bad point. Where it names the bad points only they go; where it does
-    not, the batch is halved until they are alone.
+    The service stores nothing of a batch with a bad observation. If it names the bad ones, only they are rejected;
+    otherwise the batch is halved until they are isolated.
     """
     if entry.is_control:
         return entry, []

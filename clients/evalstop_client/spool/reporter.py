@@ -1,4 +1,4 @@
-"""Joins recorder, spool and sender into the background reporter of one run."""
+"""Combines recorder, spool and sender into the background reporter of one run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger("evalstop_client")
 
 
 class Reporter:
-    """Takes entries at any rate and sends them in order whenever the service is available.
+    """Accepts entries at any rate and sends them in order while the service is available.
 
-    Two threads: one makes entries durable at once, the other waits for the network.
+    Two threads: one makes entries durable immediately, the other waits for the network.
     """
 
     def __init__(self, settings: Settings, warnings: WarningLog) -> None:
@@ -41,7 +41,7 @@ class Reporter:
         return self._sender.latest_answer
 
     def start(self) -> None:
-        """Start both threads, unless they run or have ended."""
+        """Start both threads, unless they are running or have ended."""
         with self._starting:
             if not self._started:
                 self._started = True
@@ -54,7 +54,7 @@ class Reporter:
         self._recorder.put(entry)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until the service has everything; False when `timeout_seconds` did not suffice."""
+        """Wait until the service has everything; False on timeout."""
         if not self._started:
             return True
         deadline = time.monotonic() + timeout_seconds

@@ -1,4 +1,4 @@
-"""What a trainer's log says of its run: how it is watched, what is decided of it, and what nobody watches."""
+"""Log messages for the trainer: how its run is watched, decisions, and metrics that are not watched."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from evalstop_client.spool.warnings import WarningLog
 logger = logging.getLogger("evalstop_client")
 
 DEFAULT_ROLES = {"eval", "proxy", "kl", "loss"}
-"""The roles of a run whose trainer declares none; each metric is called as its role."""
+"""The roles of a run whose trainer declares none; each metric has the name of its role."""
 
 ANSWERS_WITHOUT_EVAL = 20
 """After so many answers without an eval it may be among what nobody watches; before, it is seldom due."""
 
 
 def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: WarningLog) -> None:
-    """Say once how a run that was opened is watched, and what it was not given of what it asked for."""
+    """Log once how an opened run is watched, and which requested values it did not get."""
     logger.info("evalstop: %s: %s, policy %s, %s", latest.name, latest.mode, latest.policy, latest.url)
     limits = body.get("limits")
     for limit in limits if isinstance(limits, list) else []:
         if isinstance(limit, Mapping):
             warnings.warn_once(
                 f"limit {limit.get('field')}",
-                "%s %s was asked for, and the project allows %s: a key with the scope admin changes its %s",
+                "%s %s was requested, but the project allows %s: a key with the scope admin can change its %s",
                 *map(limit.get, ("field", "asked", "given", "setting")),
             )
 
 
 def describe_change(before: LatestAnswer, after: LatestAnswer) -> None:
-    """Say when a decision is made, and when it comes to another state."""
+    """Log when a decision is made and when its state changes."""
     decision = after.decision
     if decision is not None and (before.decision is None or before.decision.state != decision.state):
         logger.info("evalstop: %s: the stop is %s: %s; %s", after.name, decision.state, decision.reason, after.url)
 
 
 def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: bool) -> None:
-    """Warn of metrics that stop nothing: roles that were guessed, names that look mistyped, no role for any of them."""
+    """Warn about metrics that cannot stop the run: guessed roles, names that look mistyped, no roles at all."""
     if guessed := latest.guessed:
         names = ", ".join(guessed)
         warnings.warn_once(
             f"guessed {names}",
-            "role and direction of %s guessed: confirm on the run's page, or by Run(metrics=...), to let it stop",
+            "role and direction of %s guessed: confirm them on the run's page, or set Run(metrics=...), to let it stop",
             names,
         )
     for name in latest.unwatched if latest.missing else ():
@@ -61,7 +61,7 @@ def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: boo
     if latest.unwatched and not declared and set(latest.missing) == DEFAULT_ROLES:
         warnings.warn_once(
             "nothing watched",
-            "none of %s is watched: say what they mean by Run(metrics=...), or leave it to the service by "
+            "none of %s is watched: declare their roles with Run(metrics=...), or let the service recognize them with "
             'metrics="auto"',
             ", ".join(latest.unwatched),
         )
@@ -76,6 +76,6 @@ def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: boo
 
 
 def warn_without_eval(body: Mapping[str, Any], warnings: WarningLog) -> None:
-    """Warn that a run ended without an eval: nothing could be decided of it."""
+    """Warn that a run ended without an eval: the service could decide nothing."""
     if "raw_maximum" in body and body["raw_maximum"] is None:
-        warnings.warn_once("no eval", "the run ended without a value of its eval: nothing could be decided of it")
+        warnings.warn_once("no eval", "the run ended without a value of its eval: the service could decide nothing")

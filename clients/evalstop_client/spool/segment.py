@@ -1,8 +1,8 @@
-"""One stretch of a spool: entries in the order in which they were made, and how far they were sent.
+"""A segment of a spool: entries in order, and the position up to which they were sent.
 
-On disk a segment is two files. `<time>-<pid>.jsonl` holds one line that says how to open the run, then one line an
-entry. `<time>-<pid>.sent` holds the byte up to which the service has answered: without it a restart would post
-observations of an earlier attempt after its `resume`, where they would count as new ones.
+On disk a segment is two files. `<time>-<pid>.jsonl` holds one line with the body that opens the run, then one line per
+entry. `<time>-<pid>.sent` holds the byte offset up to which the service has answered: without it a restart would post
+observations of an earlier attempt after its `resume`, where they would count as new.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One call of the trainer: `body` is to be posted to `/runs/{id}/<to>`."""
+    """One call of the trainer: `body` is posted to `/runs/{id}/<to>`."""
 
     to: str
     body: Mapping[str, Any]
 
     @property
     def observation_count(self) -> int:
-        """How many observations it holds."""
+        """The number of observations."""
         return len(self.body["observations"]) if self.to == "observations" else 0
 
     @property
     def is_control(self) -> bool:
-        """Whether it is small, rare and never to be dropped: all but observations."""
+        """Whether it is never dropped, being small and rare: everything except observations."""
         return self.to != "observations"
 
     def line(self) -> bytes:
@@ -47,7 +47,7 @@ class Entry:
 
     @classmethod
     def from_line(cls, line: bytes) -> Entry:
-        """The entry that `line` holds; ValueError when it holds none."""
+        """Parse an entry; raises ValueError if it is malformed."""
         fields = json.loads(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("body"), dict):
             raise ValueError("no entry")
@@ -59,17 +59,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Batch:
-    """The oldest unsent entries of a segment that one request can carry: observations, or one entry of another kind."""
+    """The oldest unsent entries of a segment that fit in one request: observations, or one entry of another kind."""
 
     segment: Segment
     opening: Mapping[str, Any]
     entries: tuple[Entry, ...]
-    end: int  # where the segment goes on after them
-    unreadable: int = 0  # damaged lines passed over
+    end: int  # offset of the entries after them
+    unreadable: int = 0  # damaged lines skipped
 
 
 class Segment(Protocol):
-    """What the spool asks of a segment, be it on disk or in memory."""
+    """The interface of segments on disk and in memory."""
 
     @property
     def is_sent(self) -> bool: ...
@@ -83,7 +83,7 @@ class Segment(Protocol):
 
 
 class MemorySegment:
-    """Used when the disk cannot be written; lost with the process."""
+    """A segment in memory, used when the disk cannot be written; lost with the process."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
         self._opening = opening
@@ -124,7 +124,7 @@ class MemorySegment:
 
 
 class FileSegment:
-    """A segment on disk, locked for as long as the process that writes or sends it lives."""
+    """A segment on disk, locked while the process that writes or sends it lives."""
 
     def __init__(self, path: Path, descriptor: int, opening: Mapping[str, Any], sent: int, size: int) -> None:
         self._path = path
@@ -139,7 +139,7 @@ class FileSegment:
         """Start an empty segment; its name sorts after those of earlier ones."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{time.time_ns():020d}-{os.getpid()}.jsonl"
-        draft = path.with_suffix(".draft")  # renamed once it is locked and opened, so that nobody adopts it before
+        draft = path.with_suffix(".draft")  # renamed once it is locked, so that no other process adopts it before
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             _lock(descriptor)
@@ -155,7 +155,7 @@ class FileSegment:
 
     @classmethod
     def adopt(cls, path: Path) -> FileSegment | None:
-        """The segment at `path`, unless its process still lives; ValueError when it has no first line."""
+        """Adopt the segment at `path`, unless its process still lives; raises ValueError if it has no first line."""
         try:
             descriptor = os.open(path, os.O_RDWR)
         except FileNotFoundError:
@@ -184,7 +184,7 @@ class FileSegment:
         data = b"".join(entry.line() for entry in entries)
         _write_all(self._descriptor, data, self._size)
         os.fsync(self._descriptor)
-        self._size += len(data)  # only now: what a full disk tore is never read
+        self._size += len(data)  # only now: a line torn by a full disk is never read
 
     def head(self, batch_points: int) -> Batch | None:
         chosen: list[Entry] = []
@@ -204,7 +204,7 @@ class FileSegment:
 
     def advance(self, batch: Batch) -> None:
         self._sent = batch.end
-        with contextlib.suppress(OSError):  # a full disk must not hold up the sending: it makes room in the end
+        with contextlib.suppress(OSError):  # a full disk must not block sending, which frees space
             os.pwrite(self._marker, b"%020d" % batch.end, 0)
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class FileSegment:
         self.close()
 
     def _lines(self) -> list[bytes]:
-        """Some whole lines from the first unsent one on; a last line torn by the death of its writer is none."""
+        """Complete lines from the first unsent one on; a last line torn by the death of its writer is left out."""
         wanted = READ_BYTES
         while True:
             data = os.pread(self._descriptor, min(wanted, self._size - self._sent), self._sent)
@@ -236,12 +236,12 @@ def _fits(chosen: Sequence[Entry], entry: Entry, batch_points: int) -> bool:
 
 
 def _lock(descriptor: int, adopting: bool = False) -> bool:
-    """Lock a segment's file; the system lets go of it when the process dies, however it dies."""
+    """Lock a segment's file; the system releases the lock when the process dies."""
     if sys.platform == "win32":
         return not adopting
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by its living process, or a file system that knows no locks: then nothing is adopted
+    except OSError:  # held by its living process, or the file system has no locks: then nothing is adopted
         return not adopting
     return True
 
@@ -260,7 +260,7 @@ def _first_line(descriptor: int, size: int) -> bytes:
         if newline:
             return line + newline
         if wanted >= size:
-            raise ValueError("its first line, which says how to open the run, is torn")
+            raise ValueError("its first line, which opens the run, is torn")
         wanted *= 2
 
 

@@ -26,7 +26,7 @@ FLUSH_RETRY_SECONDS = 0.5
 
 
 class Sender:
-    """The thread that sends; `latest_answer` is what the service answered last."""
+    """The sending thread; `latest_answer` is the service's latest answer."""
 
     def __init__(
         self, service: Service, spool: Spool, opening: Mapping[str, Any], limits: Limits, warnings: WarningLog
@@ -36,10 +36,10 @@ class Sender:
         self._opening = opening
         self._limits = limits
         self._warnings = warnings
-        self._opened: Mapping[str, Any] | None = None  # the opening that the service has accepted last
+        self._opened: Mapping[str, Any] | None = None  # the last opening that the service accepted
         self._refusal: tuple[Mapping[str, Any], Refused] | None = None
         self._run_id = ""
-        self._reopened = False  # because the service did not know the run any more
+        self._reopened = False  # because the service no longer knew the run
         self._failures = 0
         self._is_unauthorized = False
         self._flush_started_at = -math.inf
@@ -53,17 +53,17 @@ class Sender:
         self._thread.start()
 
     def start_flush(self) -> None:
-        """A flush waits: retry at once and often."""
+        """A flush has started: retry immediately and often."""
         self._flush_started_at = time.monotonic()
         self._is_unauthorized = False
         self._flushing.set()
 
     def end_flush(self) -> None:
-        """The flush is over."""
+        """The flush has ended."""
         self._flushing.clear()
 
     def close(self) -> None:
-        """End the thread after the request it is in."""
+        """End the thread after its current request."""
         self._closed.set()
         self._flushing.set()
         self._spool.wake()
@@ -76,7 +76,7 @@ class Sender:
 
     @property
     def is_unauthorized(self) -> bool:
-        """Whether waiting is of no use: the key was not accepted."""
+        """Whether the key was refused, so that waiting is useless."""
         return self._is_unauthorized
 
     def _run(self) -> None:
@@ -88,7 +88,7 @@ class Sender:
                     self._spool.adopt()
                     adopted = True
                 answer = self._step()
-            except Exception as error:  # a fault of ours must not end the thread: the spool keeps what is unsent
+            except Exception as error:  # a bug must not end the thread: the spool keeps unsent entries
                 if not self._failures:
                     logger.exception("evalstop: internal error in the sender")
                 answer = Unavailable(f"{type(error).__name__}: {error}")
@@ -96,7 +96,7 @@ class Sender:
         self._service.close()
 
     def _step(self) -> Answer | None:
-        """Send the oldest batch; None when there was nothing to send."""
+        """Send the oldest batch; None if there was nothing to send."""
         batch = self._spool.head()
         opening = self._opening if batch is None else batch.opening
         if self._opened != opening and not self._is_refused(opening):
@@ -144,7 +144,7 @@ class Sender:
         return self._refusal is not None and self._refusal[0] == opening
 
     def _send(self, entry: Entry) -> Answer:
-        """Post `entry`; what the service refuses of it is rejected, and the rest posted again."""
+        """Post `entry`; parts that the service refuses are rejected, and the rest is posted again."""
         if entry.to == "resume" and self._is_renamed:
             self._warnings.say_error_once(
                 "resume of a new run",
@@ -166,9 +166,7 @@ class Sender:
                 elif self._is_own:
                     run_log.warn_without_eval(answer.body, self._warnings)
             elif isinstance(answer, Refused):
-                if (
-                    answer.status == 404 and not self._reopened
-                ):  # the service does not know the run: open it again, once
+                if answer.status == 404 and not self._reopened:  # the service does not know the run: reopen it, once
                     self._opened, self._reopened = None, True
                     return answer
                 bad, rest = split_rejected(part, answer)
@@ -176,21 +174,21 @@ class Sender:
                     self._reject([bad], answer)
                 waiting.extend(reversed(rest))
             else:
-                return answer  # all of it will be sent again; what was accepted will be duplicates
+                return answer  # everything is sent again; accepted observations become duplicates
         return Accepted({})
 
     def _reject(self, entries: Sequence[Entry], refused: Refused) -> None:
         path = self._spool.reject(entries, refused.reason)
-        self._warnings.warn_once("refused", "the service refused something, kept in %s: %s", path, refused.reason)
+        self._warnings.warn_once("refused", "the service refused data, which is kept in %s: %s", path, refused.reason)
 
     def _wait_or_send_heartbeat(self) -> Answer | None:
         def has_work() -> bool:
             return self._closed.is_set() or not self._spool.is_empty
 
-        self._spool.wake()  # wakes a flush that waits
+        self._spool.wake()  # wakes a waiting flush
         if self._spool.wait(has_work, self._limits.poll_seconds) or self._opened is None:
             return None
-        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})  # which also asks whether to stop
+        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})  # its answer also tells whether to stop
         if isinstance(answer, Accepted):
             self._update_latest_answer(answer.body)
             self._say_if_ended()
@@ -198,7 +196,7 @@ class Sender:
 
     @property
     def _is_own(self) -> bool:
-        """Whether the run that is open is the trainer's own, not an earlier one of which the spool held a rest."""
+        """Whether the open run is the trainer's, not an earlier one with unsent data in the spool."""
         return self._opened == self._opening
 
     @property
@@ -234,7 +232,7 @@ class Sender:
             )
 
     def _pause_after(self, answer: Answer | None, began: float) -> None:
-        # A request from before the flush says nothing of the key as it is now.
+        # A request from before the flush does not show whether the key is accepted now.
         self._is_unauthorized = isinstance(answer, Unauthorized) and began >= self._flush_started_at
         if isinstance(answer, Unauthorized):
             self._warnings.warn_once("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
@@ -259,7 +257,7 @@ class Sender:
 
 
 def _merge_entries(entries: Sequence[Entry]) -> Entry:
-    """One entry with the observations of all `entries`; an entry of another kind comes alone."""
+    """Merge the observations of all `entries`; an entry of another kind is always alone."""
     if len(entries) == 1:
         return entries[0]
     return merge_observations([point for entry in entries for point in entry.body["observations"]])

@@ -1,7 +1,7 @@
-"""What a run has not yet sent, in order, on disk: it survives the process and outages of the service.
+"""The on-disk queue of a run's unsent entries: it survives the process and outages of the service.
 
-A run name has a folder. Each process writes segments of its own into it; the next process of that name adopts those
-whose process has died and sends them first. A segment is deleted once all of it was sent.
+Each run name has a folder. Each process writes its own segments there; the next process of that name adopts those
+whose process has died and sends them first. A segment is deleted once all of it is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evalstop_client.spool.warnings import WarningLog
 
 
 class Spool:
-    """The queue between the thread that records and the thread that sends."""
+    """The queue between the recording thread and the sending thread."""
 
     def __init__(self, folder: Path, opening: Mapping[str, Any], limits: Limits, warnings: WarningLog) -> None:
         self._folder = folder
@@ -29,27 +29,27 @@ class Spool:
         self._warnings = warnings
         self._changed = threading.Condition()
         self._segments: deque[Segment] = deque()
-        self._owned: Segment | None = None  # the segment that this process writes, always the last
+        self._owned: Segment | None = None  # the segment that this process writes, always the last one
         self._closed = False
 
     def adopt(self) -> int:
-        """Take over what dead processes of this run name left, oldest first; returns how many segments."""
+        """Adopt the segments of dead processes of this run name, oldest first; returns how many."""
         with self._changed:
             adopted: list[Segment] = []
             for path in sorted(self._folder.glob("*.jsonl")):
                 try:
                     segment = FileSegment.adopt(path)
                 except (OSError, ValueError) as error:
-                    self._warnings.warn_once("adopt", "%s cannot be read and is left where it is: %s", path, error)
+                    self._warnings.warn_once("adopt", "%s cannot be read and is left in place: %s", path, error)
                     continue
                 if segment is not None:
                     adopted.append(segment)
-            self._segments.extendleft(reversed(adopted))  # before what this process may have recorded already
+            self._segments.extendleft(reversed(adopted))  # before what this process may already have recorded
             self._changed.notify_all()
             return len(adopted)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Make `entries` durable; when the disk refuses them, keep them in memory; when that is full, drop them."""
+        """Make `entries` durable; if the disk fails, keep them in memory; if that is full, drop observations."""
         with self._changed:
             kept = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
             lost = sum(entry.observation_count for entry in entries) - sum(entry.observation_count for entry in kept)
@@ -62,7 +62,7 @@ class Spool:
             self._changed.notify_all()
 
     def head(self) -> Batch | None:
-        """The oldest entries that one request can carry, or None when everything was sent."""
+        """The oldest entries that fit in one request, or None if everything was sent."""
         with self._changed:
             while self._segments and not self._closed:
                 segment = self._segments[0]
@@ -76,18 +76,18 @@ class Spool:
             return None
 
     def advance(self, batch: Batch) -> None:
-        """Remember that `batch` needs no more sending."""
+        """Mark `batch` as sent."""
         with self._changed:
             if not self._closed:
                 batch.segment.advance(batch)
                 if batch.unreadable:
                     self._warnings.count_dropped(
-                        "unreadable", batch.unreadable, "damaged lines in %s are left out", self._folder
+                        "unreadable", batch.unreadable, "damaged lines in %s are skipped", self._folder
                     )
             self._changed.notify_all()
 
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
-        """Write rejected `entries` with the service's reason to a file beside the spool; returns its path."""
+        """Write rejected `entries` with the service's reason to a file next to the spool; returns its path."""
         path = self._folder.with_name(self._folder.name + ".rejected.jsonl")
         count = sum(max(1, entry.observation_count) for entry in entries)
         try:
@@ -102,7 +102,7 @@ class Spool:
         return path
 
     def wait(self, until: Callable[[], bool], timeout_seconds: float) -> bool:
-        """Wait until `until()` is true; it is called after every change of the spool."""
+        """Wait until `until()` is true; it is evaluated after every change of the spool."""
         with self._changed:
             return self._changed.wait_for(until, timeout_seconds)
 
@@ -113,11 +113,11 @@ class Spool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was appended was sent or rejected."""
+        """Whether all appended entries were sent or rejected."""
         return all(segment.is_sent for segment in list(self._segments))
 
     def close(self) -> None:
-        """Close the files: those that were sent are deleted, the rest waits for the next process."""
+        """Close the files: sent ones are deleted, the rest waits for the next process."""
         with self._changed:
             if self._closed:
                 return
@@ -125,18 +125,18 @@ class Spool:
             for segment in self._segments:
                 if isinstance(segment, MemorySegment) and not segment.is_sent:
                     self._warnings.count_dropped(
-                        "memory", segment.entry_count, "what the disk refused and nobody took is lost"
+                        "memory", segment.entry_count, "entries that could be neither written to disk nor sent are lost"
                     )
                 if segment.is_sent:
                     segment.delete()
                 else:
                     segment.close()
             with contextlib.suppress(OSError):
-                self._folder.rmdir()  # succeeds only when nothing is left in it
+                self._folder.rmdir()  # succeeds only if it is empty
             self._changed.notify_all()
 
     def abandon_in_child(self) -> None:
-        """After a fork: close the child's copies of the files, which are the parent's to write and to delete."""
+        """After a fork: close the child's copies of the files, which the parent writes and deletes."""
         for segment in self._segments:
             segment.close()
 

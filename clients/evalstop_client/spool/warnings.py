@@ -1,4 +1,4 @@
-"""Logs each kind of problem once, and counts the observations that it cost."""
+"""Logs each kind of problem once, and counts lost observations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger("evalstop_client")
 
 
 class WarningLog:
-    """One run's memory of what it has already complained about."""
+    """The problems that one run has already logged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,17 +35,17 @@ class WarningLog:
             self.warn_once(kind, message, *args)
 
     def say_error_once(self, kind: str, message: str, *args: object) -> None:
-        """The same for what makes the watching useless."""
+        """The same at level ERROR, for problems because of which the run is not watched."""
         self._log_once(logging.ERROR, kind, message, *args)
 
     def count_dropped(self, kind: str, count: int, message: str, *args: object) -> None:
-        """Count `count` things as lost, and warn once for each kind."""
+        """Count `count` items as lost, and warn once for each kind."""
         with self._lock:
             self._dropped += count
-        self.warn_once(kind, message + " (said once; run.dropped counts them)", *args)
+        self.warn_once(kind, message + " (logged once; run.dropped counts them)", *args)
 
     def reset(self, kind: str) -> None:
-        """Allow another warning of this kind: the problem has passed."""
+        """Allow another warning of this kind, since the problem has passed."""
         with self._lock:
             self._said.discard(kind)
 

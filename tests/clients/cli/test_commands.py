@@ -150,9 +150,9 @@ def test_keys_are_made_listed_rotated_and_revoked(shell: Shell, monkeypatch: pyt
     assert "401" in shell.run("runs", "ls", "--key-env", "NEXT", code=1)
     monkeypatch.setenv("READER", rotated["key"])
     assert shell.read("runs", "ls", "--key-env", "READER") == []
-    assert shell.run("key", "revoke", "reader") == "key reader is revoked\n"
+    assert shell.run("key", "revoke", "reader") == "key reader was revoked\n"
     assert "401" in shell.run("runs", "ls", "--key-env", "READER", code=1)
-    assert "no key in use" in shell.run("key", "revoke", "reader", code=1)
+    assert "no active key" in shell.run("key", "revoke", "reader", code=1)
 
 
 def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
@@ -163,7 +163,7 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     assert "http://127.0.0.1:9/" in shell.run("endpoint", "ls")
     assert "not delivered" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
     assert shell.read("endpoint", "test", listed["id"], code=1)["delivered"] is False
-    assert shell.run("endpoint", "rm", "http://127.0.0.1:9/") == "endpoint http://127.0.0.1:9/ is removed\n"
+    assert shell.run("endpoint", "rm", "http://127.0.0.1:9/") == "endpoint http://127.0.0.1:9/ was removed\n"
     assert "no endpoint has" in shell.run("endpoint", "rm", "http://127.0.0.1:9/", code=1)
     fetching = shell.read("endpoint", "add", "pull:login-node")
     assert [item["url"] for item in shell.read("endpoint", "ls")] == ["pull:login-node"]

@@ -62,7 +62,7 @@ def test_a_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
         run.log({"gould": 0.5}, step=1)
         assert run.flush()
         assert blocking(examine("typo")) == {
-            "eval": "gold has no value yet; nobody watches gould",
+            "eval": "gold has no value yet; not watched: gould",
         }
 
 
@@ -154,7 +154,7 @@ def test_what_is_well_is_said(facts: Facts) -> None:
     endpoints = diagnose(with_endpoint(facts, ENDPOINT, DELIVERED))
     assert find(endpoints, "endpoints").finding is Finding.OK
     assert find(diagnose(with_endpoint(facts, ENDPOINT, None)), "endpoints").finding is Finding.NOTE
-    assert "none takes stops" in find(diagnose(replace(facts, endpoints=[])), "endpoints").text
+    assert "none receives stops" in find(diagnose(replace(facts, endpoints=[])), "endpoints").text
     stage = {"version": 1, "stage": "canary", "canary_share": 0.2}
     assert "0.2 of its stops" in find(diagnose(replace(facts, stage=stage)), "policy").text
 

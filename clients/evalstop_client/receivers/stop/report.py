@@ -52,8 +52,8 @@ class ReportClient:
         """Try to report; Unavailable means to try again."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
         if self._service is None:
-            logger.warning("no url was given (--url, EVALSTOP_URL): nothing is reported to the service")
-            return Refused(0, "no url was given")
+            logger.warning("no url is set (--url, EVALSTOP_URL): nothing is reported to the service")
+            return Refused(0, "no url is set")
         answer = self._service.post(_path(request), self._body(report))
         if isinstance(answer, Accepted):
             return answer

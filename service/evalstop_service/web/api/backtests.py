@@ -127,7 +127,7 @@ def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -
 
 @router.get("/{backtest_id}")
 def get_backtest(
-    backtest_id: Annotated[UUID, Path(description="`id` of the backtest")],
+    backtest_id: Annotated[UUID, Path(description="`id` of the backtest, as returned when it was created or listed")],
     caller: Read,
     database: Db,
 ) -> BacktestOut:

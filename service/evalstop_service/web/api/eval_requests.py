@@ -103,7 +103,7 @@ def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> EvalReq
 @router.post("/runs/{run_id}/eval-requests/{request_id}/answer")
 def answer_eval_request(
     run_id: RunId,
-    request_id: Annotated[UUID, Path(description="`id` of the request")],
+    request_id: Annotated[UUID, Path(description="`id` of the request, as listed or sent in an event")],
     body: EvalAnswerIn,
     caller: IngestOrReport,
     committer: Commit,

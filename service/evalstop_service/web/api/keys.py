@@ -21,7 +21,7 @@ NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
 
 NetworkIn = Annotated[str, Field(min_length=1, max_length=50), Rule(check_network, {"pattern": NETWORK})]
 IdIn = Annotated[UUID, Field(strict=False)]
-KeyId = Annotated[UUID, Path(description="`id` of the key")]
+KeyId = Annotated[UUID, Path(description="`id` of the key, as returned when it was created or listed")]
 
 router = APIRouter(tags=["keys"], route_class=JsonRoute)
 

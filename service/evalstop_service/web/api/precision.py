@@ -189,7 +189,7 @@ def list_cases(
     outcome: Annotated[
         DecisionOutcome | None, Query(description="of the decision to stop it, or of letting it run")
     ] = None,
-    run_outcome: Annotated[RunOutcome | None, Query(description="outcome of the run")] = None,
+    run_outcome: Annotated[RunOutcome | None, Query(description="whether the eval turned")] = None,
     cursor: Annotated[
         Annotated[str, Field(json_schema_extra={"pattern": case_counts.CURSOR})] | None,
         Query(description="`next_cursor` of the previous page; default: the first page"),

@@ -23,7 +23,7 @@ from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
 
-ProjectId = Annotated[UUID, Path(description="`id` of the project")]
+ProjectId = Annotated[UUID, Path(description="`id` of the project, as listed")]
 
 
 class ProjectPauseIn(Body):

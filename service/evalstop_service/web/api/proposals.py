@@ -22,7 +22,7 @@ from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute)
 
 
-ProposalId = Annotated[UUID, Path(description="`id` of the proposal")]
+ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or returned with 202")]
 
 
 class WordOut(Answer):

@@ -69,7 +69,7 @@ class StageCasesOut(Answer):
 class RolloutStageOut(Answer):
     """The rollout stage of a policy, since when, and the numbers behind it."""
 
-    policy_name: str = Field(description="name of the policy")
+    policy_name: str = Field(description="name of the policy that earns it")
     version: int = Field(description="the version that has this stage; other versions are in shadow")
     stage: Stage = Field(description="shadow: no stop is carried out; canary: a share; enforce: all")
     required_precision: float = Field(description="what the lower bound of its precision must reach")

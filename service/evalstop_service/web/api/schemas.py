@@ -79,10 +79,10 @@ Measured = Annotated[float, BeforeValidator(_parse_number), WithJsonSchema(_NUMB
 """A number in a request."""
 Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER)]
 """A number in a response."""
-RunId = Annotated[UUID, Path(description="`id` of the run")]
-DecisionId = Annotated[UUID, Path(description="`id` of the decision")]
-EndpointId = Annotated[UUID, Path(description="`id` of the endpoint")]
-DeliveryId = Annotated[UUID, Path(description="`id` of the delivery")]
+RunId = Annotated[UUID, Path(description="`id` of the run, as returned when it was opened or listed")]
+DecisionId = Annotated[UUID, Path(description="`id` of the decision, as listed or sent in an event")]
+EndpointId = Annotated[UUID, Path(description="`id` of the endpoint, as returned when it was created or listed")]
+DeliveryId = Annotated[UUID, Path(description="`id` of the delivery, as listed")]
 Cursor = Annotated[UUID | None, Query(description="`next_cursor` of the previous page; default: the first page")]
 Limit = Annotated[int, Query(ge=1, le=200, description="maximum number of items per page")]
 Scope = Literal["ingest", "read", "report", "operate", "admin"]

@@ -41,7 +41,7 @@ def list_sessions(caller: Admin, database: Db, now: Now) -> SessionList:
 
 @router.delete("/{session_id}", status_code=204)
 def end_session(
-    session_id: Annotated[UUID, Path(description="`id` of the session")],
+    session_id: Annotated[UUID, Path(description="`id` of the session, as listed")],
     caller: Admin,
     database: Db,
     now: Now,

@@ -42,7 +42,7 @@ class LineError(Answer):
 class RunStanding(Answer):
     """The state of a run after the stream."""
 
-    run_id: UUID = Field(description="id of the run")
+    run_id: UUID = Field(description="id of the run, as in the lines")
     accepted: int = Field(description="number of its new observations")
     verdict: Call = Field(description="the policy's current verdict")
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
