@@ -25,7 +25,7 @@ def _write_time(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
-    """Print a table, as wide as the terminal or, without one, as needed; plain text without rich; `none` without rows."""
+    """Print a table, as wide as the terminal, else as needed; plain text without rich; `none` without rows."""
     cells = [tuple(map(_text, row)) for row in rows]
     if not cells:
         print("none")

@@ -1,1 +1,1 @@
-"""TensorBoard's event files: read as they grow, without TensorFlow and without the package tensorboard."""
+"""Reads TensorBoard's event files as they grow, without TensorFlow and the package tensorboard."""

@@ -1,7 +1,7 @@
-"""The scalars in one record, read from its protocol buffer. Pure.
+"""Parses the scalars of one record from its protocol buffer. Pure.
 
 Sources: tensorboard/compat/proto/{event,summary,tensor}.proto. Scalars come as `simple_value`, as TensorFlow 1 and
-PyTorch write them, and as tensors of one number, as TensorFlow 2 and Keras do. All else is passed over.
+PyTorch write them, and as tensors of one number, as TensorFlow 2 and Keras do. All else is ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from evalstop_client.tensorboard.protobuf import (
 )
 
 NUMBERS = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 17: "<H", 19: "<e", 22: "<I", 23: "<Q"}
-"""The types of tensors that hold numbers, as DataType counts them, and how `struct` calls them."""
+"""Numeric tensor types: the numbers of DataType and the formats of `struct`."""
 FLOATS = {5: "<f", 6: "<d"}
-"""The fields of a tensor that hold its numbers one by one, and their form."""
+"""The fields of a tensor that hold repeated numbers, and their formats."""
 INTEGERS = (7, 10)
 """The same for integers, which are varints."""
 
 
 class Scalar(NamedTuple):
-    """One number that was logged; `wall_time` is in seconds since 1970, as the writer's clock had it."""
+    """One logged number; `wall_time` in seconds since 1970, by the writer's clock."""
 
     tag: str
     step: int
@@ -39,7 +39,7 @@ class Scalar(NamedTuple):
 
 
 def parse_scalars(record: bytes) -> list[Scalar]:
-    """The scalars of an event, in their order. Raises MalformedMessage."""
+    """The scalars of an event, in order. Raises MalformedMessage."""
     wall_time, step = 0.0, 0
     found: list[tuple[str, float]] = []
     for field, kind, value in fields(record):
@@ -76,7 +76,7 @@ def _plugin(metadata: bytes) -> str:
 
 
 def _number(tensor: bytes) -> float | None:
-    """The number of a tensor that holds exactly one."""
+    """The number of a tensor with exactly one."""
     dtype, content = 0, b""
     numbers: list[float] = []
     for field, kind, value in fields(tensor):
@@ -90,7 +90,7 @@ def _number(tensor: bytes) -> float | None:
             content = value
         elif field in FLOATS and kind != VARINT:  # one, or many packed
             if len(value) % struct.calcsize(FLOATS[field]):
-                raise MalformedMessage("a tensor's numbers are torn")
+                raise MalformedMessage("a tensor's numbers are truncated")
             numbers += [number for (number,) in struct.iter_unpack(FLOATS[field], value)]
         elif field in INTEGERS and kind in (VARINT, BYTES):
             numbers += [signed(one) for one in ([value] if kind == VARINT else varints(value))]

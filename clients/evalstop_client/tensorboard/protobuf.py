@@ -1,6 +1,6 @@
-"""Protocol buffers as they are on the wire: the fields of a message, by their numbers. Pure.
+"""Parses the wire format of protocol buffers: the fields of a message, by number. Pure.
 
-Source: https://protobuf.dev/programming-guides/encoding. Groups, which nobody writes any more, are refused.
+Source: https://protobuf.dev/programming-guides/encoding. Groups, which are deprecated, are refused.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class MalformedMessage(ValueError):
-    """These bytes are no message."""
+    """The bytes are not a valid message."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
-    """The fields of a message as (number, kind, value): an int for a varint, the bytes for all else.
+    """The fields of a message as (number, kind, value): an int for a varint, bytes for others.
 
     Raises MalformedMessage.
     """
@@ -33,20 +33,20 @@ def fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
         elif kind in (FIXED32, FIXED64):
             length = 4 if kind == FIXED32 else 8
         else:
-            raise MalformedMessage(f"a field is of the kind {kind}, which there is not")
+            raise MalformedMessage(f"a field has the unknown wire type {kind}")
         if length > end - place:
-            raise MalformedMessage("a field is longer than what holds it")
+            raise MalformedMessage("a field is longer than its message")
         yield key >> 3, kind, message[place : place + length]
         place += length
 
 
 def repeated(message: bytes, number: int) -> Iterator[bytes]:
-    """The values of the fields of this number that hold bytes."""
+    """The values of the byte fields with this number."""
     return (value for field, kind, value in fields(message) if field == number and kind == BYTES)
 
 
 def varints(packed: bytes) -> Iterator[int]:
-    """Whole numbers, one behind the other."""
+    """Consecutive varints."""
     place = 0
     while place < len(packed):
         value, place = _varint(packed, place)
@@ -54,7 +54,7 @@ def varints(packed: bytes) -> Iterator[int]:
 
 
 def signed(value: int) -> int:
-    """A varint as the number of 64 bits with a sign that it stands for."""
+    """A varint as a signed 64-bit integer."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

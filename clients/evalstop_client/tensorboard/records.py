@@ -1,9 +1,9 @@
-"""The framing of event files: TFRecords, whose lengths and contents are guarded by checksums. Pure.
+"""The framing of event files: TFRecords, whose lengths and contents have checksums. Pure.
 
     length (8 bytes, little endian) | checksum of the length (4) | content | checksum of the content (4)
 
 A checksum is CRC-32C (Castagnoli), rotated and offset: https://www.tensorflow.org/tutorials/load_data/tfrecord.
-A file that is being written ends in the middle of a record now and then: that record is not there yet.
+A file that is being written may end within a record, which is then not returned yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 HEADER_BYTES = 12
 CHECKSUM_BYTES = 4
-LARGEST_RECORD_BYTES = 1 << 20  # pictures and graphs are larger; no scalar is
+LARGEST_RECORD_BYTES = 1 << 20  # images and graphs are larger; scalars are not
 LARGEST_LENGTH = 1 << 40
 
 
@@ -21,7 +21,7 @@ class DamagedRecord(ValueError):
 
 
 class Reader:
-    """The records of an open file from `offset` on; `offset` stands behind the last one that was whole."""
+    """The records of an open file from `offset` on; `offset` is the end of the last complete one."""
 
     def __init__(self, file: BinaryIO, size: int, offset: int = 0) -> None:
         self._file = file
@@ -29,10 +29,11 @@ class Reader:
         self.offset = offset
 
     def next(self) -> bytes | None:
-        """The next record, empty where it was too large to hold scalars, or None when there is none yet.
+        """The next record, empty if it is too large to hold scalars, or None if there is none yet.
 
-        Raises DamagedRecord. When the content was damaged, `offset` stands behind it; when the length was, where the
-        record ends cannot be told, and `offset` stays.
+        Raises DamagedRecord. After damaged content `offset` is the end of the record; after a damaged length that end
+        is
+        unknown, and `offset` stays.
         """
         self._file.seek(self.offset)
         header = self._file.read(HEADER_BYTES)
@@ -57,7 +58,7 @@ class Reader:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of `data` as TFRecords hold it."""
+    """The checksum of `data` in TFRecords."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

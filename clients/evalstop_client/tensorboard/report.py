@@ -1,7 +1,7 @@
-"""Report what grows in a folder of TensorBoard's runs, and remembers on disk how far it has come.
+"""Reports new data in a folder of TensorBoard runs, and saves its position on disk.
 
-A portion of a file is forgotten only when the service has it: a watcher that is killed sends some of it again, which
-counts once. It says nothing in the name of a trainer but what stands in its files: no heartbeats, and no end.
+The position advances only once the service has the data: a watcher that is killed sends some of it again, which counts
+once. It reports only what is in the trainer's files: no heartbeats, and no end of the run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LONGEST_TAG = 256
 
 
 class ServiceUnavailable(Exception):
-    """The service does not take anything now; nothing is lost, and all of it can be tried again."""
+    """The service is unavailable; nothing is lost, and everything can be retried."""
 
 
 class Watch:
-    """One root folder of runs. `opening` is what every run is opened with, but for its name.
+    """One root folder of runs. `opening` is the body that opens every run, without its name.
 
-    With `one_run` the folders below are parts of one run: their path stands before the tag.
+    With `one_run` the folders below are parts of one run: their path precedes the tag.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Watch:
         self._said: set[str] = set()
 
     def look(self) -> None:
-        """Send what is new. Raises ServiceUnavailable."""
+        """Send new data. Raises ServiceUnavailable."""
         for path, files in find_event_files(self._root):
             inside = path.relative_to(self._root).as_posix()
             if inside not in self._folders and len(self._folders) >= MAX_RUNS:
-                self._say("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is left alone")
+                self._say("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is ignored")
                 continue
             folder = self._folders.setdefault(inside, Folder())
             for file in files:
@@ -67,7 +67,7 @@ class Watch:
                     self._remember()
 
     def finish(self) -> None:
-        """Report every run that something was sent of as completed. Raises ServiceUnavailable."""
+        """Report every run with sent data as completed. Raises ServiceUnavailable."""
         for run in sorted(self._ids):
             self._post(run, "finish", {"status": "completed"})
 
@@ -87,11 +87,11 @@ class Watch:
             if refused is not None:
                 bad, rest = split_rejected(part, refused)
                 if bad is not None:
-                    self._say("refused", f"the service refuses some of {run}: {refused.reason}")
+                    self._say("refused", f"the service refuses some data of {run}: {refused.reason}")
                 waiting.extend(reversed(rest))
 
     def _post(self, run: str, to: str, body: Json) -> Refused | None:
-        """Post to a run, which is opened first; what the service will never take is handed back."""
+        """Post to a run, which is opened first; returns a refusal."""
         if run not in self._ids:
             opened = self._open(run)
             if isinstance(opened, Refused):
@@ -100,12 +100,12 @@ class Watch:
             self._ids[run] = str(opened.body.get("id"))
         answer = self._answered(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
         if isinstance(answer, Refused) and answer.status == 404:
-            del self._ids[run]  # the service does not know it: it is opened again at the next poll
+            del self._ids[run]  # the service does not know it: reopen it at the next poll
             raise ServiceUnavailable(answer.reason)
         return answer if isinstance(answer, Refused) else None
 
     def _open(self, run: str) -> Accepted | Refused:
-        """Open the run of a folder: the same one each time, and one that was said to have ended goes on."""
+        """Open the run of a folder: always the same one, even if it was reported as ended."""
         identity = f"tensorboard:{socket.gethostname()}:{self._root.resolve()}"[:LONGEST_IDENTITY]
         opening = {**self._opening, "name": run, "job": identity}
         once = {"opening": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{identity}\n{run}"))}
@@ -122,7 +122,10 @@ class Watch:
     def _to_observation(self, before: str, scalar: Scalar) -> Json | None:
         metric = before + scalar.tag
         if scalar.step < 0 or len(metric) > LONGEST_TAG:
-            self._say("odd", f"{metric!r:.80} at step {scalar.step} is left out: no step, or a tag over {LONGEST_TAG}")
+            self._say(
+                "odd",
+                f"{metric!r:.80} at step {scalar.step} is skipped: invalid step, or a tag longer than {LONGEST_TAG}",
+            )
             return None
         point: Json = {"metric": metric, "step": scalar.step, "value": encode_value(scalar.value)}
         try:

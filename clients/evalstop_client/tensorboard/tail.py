@@ -1,7 +1,8 @@
-"""Follows event files as they grow: what is new in a folder of runs since the last poll.
+"""Follows event files as they grow: the new data in a folder of runs since the last poll.
 
-A folder that holds event files is a run. A trainer that starts again writes a new file beside the old one: what it logs
-anew from an earlier step on takes the place of what stood there, as TensorBoard has it.
+A folder that holds event files is a run. A restarted trainer writes a new file next to the old one: values logged again
+from an
+earlier step on supersede the old ones, as in TensorBoard.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ logger = logging.getLogger("evalstop_client.tensorboard")
 EVENTS = "events.out.tfevents"
 MAX_SCALARS = 1000
 HEAD_BYTES = 32
-"""As many tell a file from another: the first record holds the moment at which it was begun."""
+"""This many bytes identify a file: the first record holds the time at which it was created."""
 
 
 @dataclass
 class Position:
-    """How far a file was read, and its first bytes: if they differ now, it is another file."""
+    """How far a file was read, and its first bytes: if these change, it is another file."""
 
     head: bytes = b""
     offset: int = 0
@@ -36,9 +37,9 @@ class Position:
 
 @dataclass
 class Portion:
-    """Some scalars of one file, in their order, and where it goes on after them.
+    """Some scalars of one file, in order, and the position after them.
 
-    `restarts_at` is the step from which on they take the place of what was logged before, None when they go on.
+    `restarts_at` is the step from which they supersede earlier values; None if they continue.
     """
 
     scalars: list[Scalar]
@@ -48,17 +49,17 @@ class Portion:
 
 @dataclass
 class Folder:
-    """What was read of one run's folder: how far of each file, and of each tag its last step and the file of that."""
+    """The state of one run's folder: the position in each file, and the last step of each tag with its file."""
 
     positions: dict[str, Position] = field(default_factory=dict)
     lasts: dict[str, tuple[int, str]] = field(default_factory=dict)
     _complained: set[str] = field(default_factory=set)
 
     def portion(self, file: Path) -> Portion | None:
-        """What is new in `file`, at most `MAX_SCALARS` of it; None when there is nothing. Changes nothing."""
+        """The next new scalars in `file`, at most `MAX_SCALARS`; None if there are none. Does not advance."""
         known = self.positions.get(file.name)
         try:
-            # A pipe of that name would be waited for, and a link could lead anywhere.
+            # A pipe would block, and a link could point anywhere.
             descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError as error:
             self._complain(file, str(error))
@@ -76,7 +77,7 @@ class Folder:
             return portion if portion.position.offset > began else None
 
     def take(self, file: Path, portion: Portion) -> None:
-        """Remember that a portion was dealt with."""
+        """Advance past a portion."""
         self.positions[file.name] = portion.position
         if portion.restarts_at is not None:
             self.lasts = {tag: last for tag, last in self.lasts.items() if last[0] < portion.restarts_at}
@@ -92,7 +93,7 @@ class Folder:
                 record = reader.next()
                 scalars = parse_scalars(record) if record else []
             except (DamagedRecord, MalformedMessage) as error:
-                self._complain(file, f"{error}; it is passed over")
+                self._complain(file, f"{error}; it is skipped")
                 if reader.offset == before:
                     break
                 scalars = []
@@ -102,7 +103,7 @@ class Folder:
             restart = min((one.step for one in scalars if self._is_restart(one, file, anew)), default=None)
             if restart is not None and portion.restarts_at is None:
                 if portion.scalars:
-                    break  # at a restart begins a portion of its own
+                    break  # a restart begins a new portion
                 portion.restarts_at = restart
             portion.scalars += scalars
             portion.position.offset = reader.offset
@@ -118,7 +119,7 @@ class Folder:
             logger.warning("%s: %s (logged once)", file, what)
 
     def document(self) -> dict[str, Any]:
-        """What is to be remembered, as JSON."""
+        """The state as JSON."""
         positions = {name: [position.head.hex(), position.offset] for name, position in self.positions.items()}
         return {"positions": positions, "lasts": self.lasts}
 
@@ -133,7 +134,7 @@ class Folder:
 
 
 def find_event_files(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Each folder at and below `root` that has event files, with these from the oldest on; links are not followed."""
+    """Each folder at and below `root` with event files, oldest first; links are not followed."""
     for folder, folders, names in os.walk(root):
         folders.sort()
         files = sorted(Path(folder) / name for name in names if name.startswith(EVENTS))
@@ -142,7 +143,7 @@ def find_event_files(root: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def read_all_scalars(files: list[Path]) -> Iterator[Portion]:
-    """Everything in the event files of one folder, portion by portion."""
+    """All scalars in the event files of one folder, portion by portion."""
     folder = Folder()
     for file in files:
         while (portion := folder.portion(file)) is not None:

@@ -209,7 +209,7 @@ def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Call
 def allowed(key: Key, *scopes: str) -> Caller:
     """The caller behind a key, if it is bound to a project and has one of the scopes (or `admin`). Raises Problem."""
     if not {*scopes, "admin"} & set(key.scopes):
-        raise Problem(403, ProblemKind.SCOPE_MISSING, f"the key has {_list(key.scopes)}; this requires {_list(scopes)}")
+        raise Problem(403, ProblemKind.SCOPE_MISSING, f"the key has {_list(key.scopes)}; this needs {_list(scopes)}")
     if key.project_id is None:
         raise Problem(
             403,

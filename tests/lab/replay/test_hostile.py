@@ -234,7 +234,7 @@ def test_any_records_of_wandb_are_read_or_refused(tmp_path: Path, said: list[tup
         ([(MIDDLE, b""), (LAST, b"")], "torn"),
         ([(FIRST, b""), (WHOLE, b"")], "torn"),
         ([(FIRST, b"")], "breaks off"),
-        ([(WHOLE, varint(HISTORY << 3 | 2) + varint(2**63))], "longer than what holds it"),
+        ([(WHOLE, varint(HISTORY << 3 | 2) + varint(2**63))], "longer than its message"),
     ],
 )
 def test_records_of_wandb_that_lie(tmp_path: Path, parts: list[tuple[int, bytes]], words: str | None) -> None:

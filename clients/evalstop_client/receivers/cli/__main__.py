@@ -1,4 +1,4 @@
-"""The same by `python -m evalstop_client.receivers.cli`."""
+"""Runs the command line as `python -m evalstop_client.receivers.cli`."""
 
 import sys
 

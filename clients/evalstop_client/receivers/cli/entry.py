@@ -1,4 +1,4 @@
-"""The command `evalstop-receiver`: ends jobs when EvalStop says so, and reports those that write for TensorBoard."""
+"""The command `evalstop-receiver`: ends jobs when EvalStop requests it, and reports TensorBoard logs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evalstop-receiver",
-        description="Stands beside a scheduler, ends jobs when EvalStop asks for it, and reports that they are gone; "
-        "or stands beside trainers and reports what they write for TensorBoard.",
-        epilog="`evalstop-receiver COMMAND --help` shows each with examples.",
+        description="Runs beside a scheduler, ends jobs when EvalStop requests it, and reports when they are gone; "
+        "or runs beside trainers and reports their TensorBoard logs.",
+        epilog="`evalstop-receiver COMMAND --help` shows options and examples.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

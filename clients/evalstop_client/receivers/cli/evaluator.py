@@ -1,4 +1,4 @@
-"""`evalstop-receiver evaluator`: evaluates checkpoints by a command or by Jobs of Kubernetes when it is asked for."""
+"""`evalstop-receiver evaluator`: evaluates checkpoints on request, with a command or with Kubernetes Jobs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from evalstop_client.service import Service
 
 EXAMPLES = """\
 examples:
-  # 800 prompts for a request of four times the usual 200, on this machine
+  # 800 prompts for a request for four times the usual 200, on this machine
   evalstop-receiver evaluator --prompts 200 --prefix file:///checkpoints/ -- python eval.py {checkpoint} {n} {seed}
 
-  # the same as a job of Slurm: what the job prints is the answer
+  # the same as a Slurm job: its output is the answer
   evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ -- srun --gpus 1 python eval.py {checkpoint} {n} {seed}
 
-  # as Jobs of Kubernetes; {checkpoint}, {n} and {seed} stand in the command, args or env of the Job's containers
+  # as Kubernetes Jobs; {checkpoint}, {n} and {seed} appear in the command, args or env of the Job's containers
   evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ --kubernetes-job eval-job.yaml
 
-The command is run for the best checkpoint and for the current one. It prints JSON lines: the score of each prompt, a
+The command runs for the best checkpoint and for the current one. It prints JSON lines: the score of each prompt, a
 number or {"score": number}, in the same order both times; or one line {"mean": number, "stderr": number}. Only
-checkpoints whose uri begins with a --prefix are evaluated: to load one may be to run code that is in it.
+checkpoints whose uri begins with a --prefix are evaluated: loading a checkpoint may run code in it.
 
-A Job's first container prints the same into its log, as objects; other lines of the log are left out. Both Jobs of a
-request run at a time, named evalstop-REQUEST-best and evalstop-REQUEST-current, so that an evaluator that is started
-again goes on with them. A Job that failed is not created again. What the manifest leaves out is filled in:
-activeDeadlineSeconds by --timeout-seconds, backoffLimit 2, ttlSecondsAfterFinished 86400, restartPolicy Never. It needs
-the verbs get and create on jobs, list on pods and get on pods/log, in the manifest's namespace (default: its own).
+A Job's first container prints the same to its log, as objects; other log lines are ignored. Both Jobs of a request run
+concurrently, named evalstop-REQUEST-best and evalstop-REQUEST-current, so that a restarted evaluator continues with
+them. A failed Job is not created again. Defaults for fields missing in the manifest: activeDeadlineSeconds from
+--timeout-seconds, backoffLimit 2, ttlSecondsAfterFinished 86400, restartPolicy Never. The evaluator needs the verbs
+get and create on jobs, list on pods and get on pods/log, in the manifest's namespace (default: its own).
 """
 
 
@@ -46,9 +46,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """Add `evaluator` to the command line."""
     parser = kinds.add_parser(
         "evaluator",
-        help="evaluate checkpoints when a suspicion asks for it",
-        description="Has the best checkpoint and the current one of a run evaluated by your own command, or by Jobs of "
-        "Kubernetes, when EvalStop asks for it, and reports the difference.",
+        help="evaluate checkpoints on request",
+        description="Evaluates the best and the current checkpoint of a run with your own command, or with Kubernetes "
+        "Jobs, when EvalStop requests it, and reports the difference.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,20 +58,26 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         type=int,
         required=True,
         metavar="N",
-        help="of a usual eval; a request asks for several times as many",
+        help="number in a usual eval; a request asks for a multiple of it",
     )
-    add("--prefix", action="append", required=True, metavar="URI", help="how checkpoints begin that may be loaded")
-    add("--timeout-seconds", type=seconds, default=3600.0, metavar="S", help="for each evaluation (default: 3600)")
-    add("--poll-seconds", type=seconds, default=10.0, metavar="S", help="between two looks (default: 10)")
+    add("--prefix", action="append", required=True, metavar="URI", help="prefix of checkpoint URIs that may be loaded")
+    add(
+        "--timeout-seconds",
+        type=seconds,
+        default=3600.0,
+        metavar="S",
+        help="timeout of each evaluation (default: 3600)",
+    )
+    add("--poll-seconds", type=seconds, default=10.0, metavar="S", help="between two polls (default: 10)")
     add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
     add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope report (EVALSTOP_KEY)")
-    add("command", nargs="*", metavar="COMMAND", help="with {checkpoint}, {n} and {seed} in its arguments")
+    add("command", nargs="*", metavar="COMMAND", help="command with {checkpoint}, {n} and {seed} in its arguments")
     cluster = parser.add_argument_group("Kubernetes")
     cluster.add_argument(
         "--kubernetes-job",
         type=Path,
         metavar="FILE",
-        help="instead of a command: manifest of a Job with {checkpoint}, {n} and {seed} in its containers",
+        help="manifest of a Job, instead of a command, with {checkpoint}, {n} and {seed} in its containers",
     )
     add_access_options(cluster)
     parser.set_defaults(run=run)
@@ -83,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if url is None:
         raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
     if options.prompts < 1:
-        raise ConfigurationError(f"--prompts {options.prompts}: it must be above 0.")
+        raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
     ended = threading.Event()
     evaluation = _evaluation(options, ended)
     evaluator = Evaluator(Service(url, key), evaluation, options.prompts, max(0.05, options.poll_seconds), ended)

@@ -14,18 +14,18 @@ from evalstop_client.receivers.stop.subprocesses import environment_without
 
 EXAMPLES = """\
 examples:
-  # in a pod, by its ServiceAccount, for workloads of two namespaces; the trainer's client names the workload
+  # in a pod, with its ServiceAccount, for workloads of two namespaces; the trainer's client identifies the workload
   evalstop-receiver kubernetes --listen 0.0.0.0:9000 --allow-namespace research --allow-namespace eval
 
-  # where no connection can come in; with the kubeconfig's user
+  # on a host without inbound connections; with the kubeconfig's user
   evalstop-receiver kubernetes --pull 01a0... --kubeconfig ~/.kube/config --context lab --allow-namespace research
 
   # one of several clusters; through `kubectl proxy`
   evalstop-receiver kubernetes --cluster lab-1 --api-server http://127.0.0.1:8001 --allow-namespace research
 
 It stops batch/v1 Jobs, JobSets, TrainJobs, PyTorchJobs, MPIJobs, RayJobs, RayClusters and jobs of Volcano: always the
-topmost of them, by its own suspend flag, or by Kueue's where Kueue rules it. It needs the verbs get and patch on them,
-and get, list, watch and delete on pods; with --stop-by delete, delete on them instead of patch.
+topmost of them, with its own suspend flag, or Kueue's if Kueue manages it. It needs the verbs get and patch on them,
+and get, list, watch and delete on pods; with --stop-by delete, delete instead of patch on the workloads.
 """
 
 
@@ -34,8 +34,8 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = kinds.add_parser(
         "kubernetes",
         help="end workloads of a Kubernetes cluster",
-        description="Ends the workloads of a Kubernetes cluster: suspends or deletes them, and reports once no pod of "
-        "theirs holds anything any more.",
+        description="Ends workloads of a Kubernetes cluster: suspends or deletes them, and reports once none of their "
+        "pods holds resources.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,10 +44,10 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--allow-namespace",
         action="append",
         metavar="NAME",
-        help="where workloads may be stopped (default: the receiver's own namespace)",
+        help="namespace in which workloads may be stopped (default: the receiver's own)",
     )
-    add("--allow-any-namespace", action="store_true", help="wherever Kubernetes itself permits it")
-    add("--cluster", metavar="NAME", help="only runs whose label kubernetes_cluster says this (default: any run)")
+    add("--allow-any-namespace", action="store_true", help="stop workloads in any namespace that Kubernetes permits")
+    add("--cluster", metavar="NAME", help="handle only runs with this label kubernetes_cluster (default: any run)")
     add("--stop-by", choices=STOP_METHODS, default="suspend", help="suspend (can be undone) or delete")
     add(
         "--instead-of-suspend",
@@ -69,7 +69,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_kubernetes_receiver(options: argparse.Namespace) -> int:
-    """Run the receiver of a Kubernetes cluster."""
+    """Run the receiver for a Kubernetes cluster."""
     access = load_access(options, environment_without(options.secret_env, options.key_env))
     namespaces = frozenset(options.allow_namespace or [access.namespace])
     action = KubernetesJobControl(

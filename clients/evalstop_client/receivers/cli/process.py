@@ -1,4 +1,4 @@
-"""`evalstop-receiver process`: runs a job as a child and ends it when EvalStop says so."""
+"""`evalstop-receiver process`: runs a job as a child process and ends it when EvalStop requests it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FORWARDED = tuple(
 )
 ENDING = (signal.SIGTERM, signal.SIGINT)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-KILL_SECONDS = 10.0  # what is still there so long after SIGKILL hangs in the kernel
+KILL_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
 EXAMPLES = """\
 examples:
@@ -56,17 +56,17 @@ examples:
   export EVALSTOP_WEBHOOK_SECRET=whsec_... EVALSTOP_URL=http://evalstop:8787 EVALSTOP_KEY=esk_... TRAINER_KEY=esk_...
   evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py --seed 3
 
-  # a secret in a file is read again at every webhook, so that it can be rotated while the job runs:
+  # a secret file is read at every webhook, so that the secret can be rotated while the job runs:
   evalstop-receiver process --secret-file /run/secrets/evalstop --grace-seconds 120 -- torchrun train.py
 
   # let another program find the port:
   evalstop-receiver process --listen 127.0.0.1:0 --ready-file ready.json -- python train.py
 
-The job finds its run by a label: the receiver adds receiver=<id> to EVALSTOP_LABELS in the job's environment,
-evalstop_client.Run passes it on, and a stop event that carries another one is left to other receivers. MLflow's
-clients pass it on as a tag, which the receiver adds to MLFLOW_RUN_CONTEXT.
+A label connects the job to its run: the receiver adds receiver=<id> to EVALSTOP_LABELS in the job's environment,
+evalstop_client.Run sends it, and stop events with another value are left to other receivers. MLflow's clients send it
+as a tag, which the receiver adds to MLFLOW_RUN_CONTEXT.
 
-exit code: that of the job (128 + N when signal N ended it); 2 for wrong usage; 126 or 127 when it cannot be started.
+exit code: that of the job (128 + N if signal N ended it); 2 for wrong usage; 126 or 127 if it cannot be started.
 """
 
 
@@ -74,36 +74,42 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """Add `process` to the command line."""
     parser = kinds.add_parser(
         "process",
-        help="run a command as a child and end it",
-        description="Runs a command as a child, in a process group of its own, and ends it when EvalStop asks for it: "
-        "SIGTERM to the group, a period of grace, SIGKILL to whoever is left, and a report once all are gone.",
+        help="run a command as a child process and end it",
+        description="Runs a command as a child process in a new process group, and ends it when EvalStop requests it: "
+        "SIGTERM to the group, a grace period, SIGKILL to what is left, and a report once all are gone.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive; port 0 takes a free one")
+    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address for webhooks; port 0 picks a free one")
     add_service_options(parser)
     add(
         "--job-key-env",
         metavar="NAME",
-        help="variable with the key that the job gets as EVALSTOP_KEY; without it, the job never gets the receiver's",
+        help="variable with the key that the job gets as EVALSTOP_KEY; the job never gets the receiver's key",
     )
     add(
         "--restartable",
         action="store_true",
-        help="the command goes on from its last checkpoint when it is started again: it may be parked",
+        help="the command resumes from its last checkpoint when restarted, so the job may be parked",
     )
-    add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: what makes the job save a checkpoint")
+    add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: signal that makes the job save a checkpoint")
     add(
         "--checkpoint-grace-seconds",
         type=seconds,
         default=StopTimeouts.checkpoint_seconds,
         metavar="S",
-        help="for the checkpoint, from that signal to SIGTERM (default: %(default)g)",
+        help="time for the checkpoint, from that signal to SIGTERM (default: %(default)g)",
     )
-    add("--grace-seconds", type=seconds, default=30.0, metavar="S", help="from SIGTERM to SIGKILL (default: 30)")
-    add("--report-seconds", type=seconds, default=60.0, metavar="S", help="try to report for so long (default: 60)")
-    add("--linger-seconds", type=seconds, default=2.0, metavar="S", help="wait for a late stop event (default: 2)")
+    add("--grace-seconds", type=seconds, default=30.0, metavar="S", help="time from SIGTERM to SIGKILL (default: 30)")
+    add("--report-seconds", type=seconds, default=60.0, metavar="S", help="how long to retry reports (default: 60)")
+    add(
+        "--linger-seconds",
+        type=seconds,
+        default=2.0,
+        metavar="S",
+        help="how long to wait for a late stop event (default: 2)",
+    )
     add("command", nargs=argparse.REMAINDER, help="the job, after --")
     parser.set_defaults(run=run)
 
@@ -119,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     receiver_id = create_receiver_id()
     environment = label_environment(_job_environment(options), receiver_id)
     forbid_tracing()
-    server = listen(options.listen, options)  # before the job, which must not start if nobody could stop it
+    server = listen(options.listen, options)  # before the job, which must not start if it cannot be stopped
     forwarding = Forwarding()
     ancestor = os.getpid() if adopt_orphans() else None
     try:
@@ -137,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
     )
     context = ReceiverContext(
         action=control,
-        memory=Journal(None),  # it lives and dies with its job
+        memory=Journal(None),  # it lasts as long as its job
         reports=lambda: ReportClient(url, key, ProcessJobControl.name),
         bounds=_bounds(options, asks=number is not None),
         metrics=Metrics(),
@@ -152,16 +158,16 @@ def run(options: argparse.Namespace) -> int:
         write_atomically(options.ready_file, json.dumps(ready) + "\n")
     status = _await_end(control, forwarding)
     if url is not None and not forwarding.happened:
-        receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook is here
+        receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook arrives
     receiver.wait_idle()
     server.shutdown()
     return status if status >= 0 else 128 - status
 
 
 def _await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
-    """The exit status of the job once it has ended for good; one that is parked is waited for, until a signal comes."""
+    """Wait for the job's final exit status; waits for a parked job until a signal arrives."""
     while True:
-        status = control.job.wait(POLL_SECONDS)  # a signal just before a wait is handled between two waits
+        status = control.job.wait(POLL_SECONDS)  # a signal that arrives just before a wait is handled between two waits
         if status is not None and (not control.is_parked or forwarding.happened):
             return status
         if control.is_parked:
@@ -169,18 +175,18 @@ def _await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
 
 
 class Forwarding:
-    """Hands the signals that the receiver gets on to the job, also those that came before there was one."""
+    """Forwards the receiver's signals to the job, also those that arrived before it started."""
 
     def __init__(self) -> None:
         self.happened = False
         self._job: ChildJob | None = None
         self._waiting: list[int] = []
         for number in FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has set it: the job ignores it as well
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup: the job ignores it as well
                 signal.signal(number, self._forward)
 
     def to(self, job: ChildJob) -> ChildJob:
-        """From now on `job` gets them; gives it back."""
+        """Forward signals to `job` from now on; returns it."""
         self._job = job
         for number in self._waiting:
             job.signal(number)
@@ -213,7 +219,7 @@ def _signal_number(name: str | None) -> int | None:
 
 
 def _job_environment(options: argparse.Namespace) -> dict[str, str]:
-    """Our environment less what is the receiver's own; EVALSTOP_KEY is the key that is meant for the job, if any."""
+    """The environment without the receiver's own variables; EVALSTOP_KEY is the job's key, if any."""
     environment = environment_without(options.secret_env, options.key_env)
     if options.job_key_env is None:
         return environment

@@ -23,13 +23,13 @@ TOKEN_SECONDS = 30.0
 
 EXAMPLES = """\
 examples:
-  # on a login node, for one's own jobs; the trainer's client names the job by itself
+  # on a login node, for your own jobs; the trainer's client identifies the job
   evalstop-receiver slurm --listen 0.0.0.0:9000 --checkpoint-signal USR1@batch
 
-  # where no connection can come in
+  # on a host without inbound connections
   evalstop-receiver slurm --pull 01a0... --allow-user ann --allow-user ben --allow-partition gpu
 
-  # through slurmrestd, with a token that a command makes for each request
+  # through slurmrestd, with a token from a command for each request
   evalstop-receiver slurm --rest http://127.0.0.1:6820 --cluster alpha --token-command 'scontrol token lifespan=60'
 """
 
@@ -39,8 +39,8 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = kinds.add_parser(
         "slurm",
         help="end jobs of a Slurm cluster",
-        description="Ends the jobs of a Slurm cluster: a signal for the checkpoint, a cancel, and a report once "
-        "Slurm itself says that the job is gone and its GPUs are free.",
+        description="Ends jobs of a Slurm cluster: a signal for the checkpoint, a cancel, and a report once Slurm "
+        "confirms that the job is gone and its GPUs are free.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -49,10 +49,15 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--allow-user",
         action="append",
         metavar="NAME",
-        help="whose jobs may be stopped (default: those of who runs it)",
+        help="user whose jobs may be stopped (default: the receiver's user)",
     )
-    add("--allow-any-user", action="store_true", help="whatever Slurm itself permits to who runs it")
-    add("--allow-partition", action="append", metavar="NAME", help="in which partitions (default: all)")
+    add("--allow-any-user", action="store_true", help="stop any job that Slurm permits the receiver's user to stop")
+    add(
+        "--allow-partition",
+        action="append",
+        metavar="NAME",
+        help="partition in which jobs may be stopped (default: all)",
+    )
     add(
         "--checkpoint-signal",
         metavar="NAME[@WHERE]",
@@ -64,9 +69,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="NAME",
         help="preemptible low-priority partition into which parked jobs are requeued (default: requeued and held)",
     )
-    add("--rest", metavar="URL", help="slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
-    add("--cluster", metavar="NAME", help="the cluster's name, needed with --rest")
-    add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: as the token says)")
+    add("--rest", metavar="URL", help="use slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
+    add("--cluster", metavar="NAME", help="the cluster's name, required with --rest")
+    add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: from the token)")
     add("--token-file", type=Path, metavar="FILE", help="file with the JWT, read at every request")
     add("--token-command", metavar="COMMAND", help="prints the JWT, run at every request (default: $SLURM_JWT)")
     add_service_options(parser)
@@ -75,14 +80,14 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_slurm_receiver(options: argparse.Namespace) -> int:
-    """Run the receiver of a Slurm cluster."""
+    """Run the receiver for a Slurm cluster."""
     users = frozenset(options.allow_user or [getpass.getuser()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
     if options.rest and options.park_partition:
         raise ConfigurationError("park-partition: slurmrestd can only cancel.")
     if options.rest and signal is not None and signal.where != "full":
-        raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal all of a job; write @full.")
+        raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal the whole job; write @full.")
     action = SlurmJobControl(
         _cluster(options),
         users=None if options.allow_any_user else users,
@@ -98,10 +103,12 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if not options.rest:
         programs = Programs(environment)
         if options.cluster:
-            raise ConfigurationError("cluster: only with --rest; Slurm's commands know their cluster.")
+            raise ConfigurationError("cluster: it requires --rest; Slurm's commands know their cluster.")
         return programs
     if not options.cluster:
-        raise ConfigurationError("cluster: name the cluster with --cluster, as SLURM_CLUSTER_NAME has it in a job.")
+        raise ConfigurationError(
+            "cluster: set the cluster with --cluster, with the value of SLURM_CLUSTER_NAME in a job."
+        )
     token = _token(options, environment)
     return Rest(validate_rest_url(options.rest), options.cluster, options.rest_user, token)
 

@@ -1,4 +1,4 @@
-"""`evalstop-receiver watch-tensorboard`: reports what trainers write for TensorBoard."""
+"""`evalstop-receiver watch-tensorboard`: reports TensorBoard logs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ logger = logging.getLogger("evalstop_client.tensorboard")
 
 EXAMPLES = """\
 examples:
-  # each folder with event files below runs/ is a run, called runs/<folder>; roles are recognised from the tags
+  # each folder with event files below runs/ is a run, called runs/<folder>; roles are recognized by the tags
   evalstop-receiver watch-tensorboard runs
 
   # Keras writes train/ and validation/: one run, tags train/epoch_loss and validation/epoch_loss
   evalstop-receiver watch-tensorboard logs --one-run --name classifier --metric validation/epoch_loss=eval:minimize
 
-  # so that a receiver finds the job that it is to stop
+  # labels with which a receiver finds the job to stop
   evalstop-receiver watch-tensorboard runs --label slurm_job_id=4711 --label slurm_cluster=alpha --mode enforce
 
-  # take in the past, and end
+  # report existing files, and exit
   evalstop-receiver watch-tensorboard old-runs --once
 
-Where it has come to it remembers (--state). The files do not tell that a trainer has ended or died: without --once a
-run that has fallen silent is `lost` after a while. A trainer that restarts writes a new file; what it logs again, from
-an earlier step on, takes the place of what it had logged.
+It saves its position (--state). The files do not show whether a trainer has ended or died: without --once, a silent
+run becomes `lost` after a while. A restarted trainer writes a new file; values that it logs again, from an earlier
+step on, supersede the earlier ones.
 """
 
 
@@ -45,36 +45,36 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """Add `watch-tensorboard` to the command line."""
     parser = kinds.add_parser(
         "watch-tensorboard",
-        help="report what trainers write for TensorBoard",
-        description="Follows TensorBoard's event files as they grow and reports their scalars to EvalStop. It needs "
+        help="report TensorBoard logs",
+        description="Follows TensorBoard's event files as they grow and reports their scalars to EvalStop. Needs "
         "neither TensorFlow nor TensorBoard, and changes nothing in the folder.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="where the event files are, at any depth")
-    add("--name", help="what the runs' names begin with (default: the folder's name)")
-    add("--one-run", action="store_true", help="all folders below are one run, their path before the tag")
+    add("folder", type=Path, metavar="FOLDER", help="folder with event files, at any depth")
+    add("--name", help="prefix of the runs' names (default: the folder's name)")
+    add("--one-run", action="store_true", help="report all folders below as one run, with the path before the tag")
     add(
         "--metric",
         action="append",
         default=[],
         metavar="TAG=SIGNAL[:DIRECTION]",
-        help="the role of a tag: eval, proxy, kl or loss; maximize or minimize (default: told from the tags)",
+        help="the role of a tag: eval, proxy, kl or loss; maximize or minimize (default: recognized by the tags)",
     )
     add(
         "--label",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="labels of the runs, besides $EVALSTOP_LABELS",
+        help="labels of the runs, in addition to $EVALSTOP_LABELS",
     )
-    add("--total-steps", type=int, metavar="N", help="the planned length of the runs: decisions come sooner with it")
-    add("--policy", metavar="NAME[@VERSION]", help="what judges the runs (default: the project's)")
-    add("--mode", choices=MODES, help="whether stops are carried out (default: as the project has it)")
-    add("--once", action="store_true", help="send what is there, say that the runs have completed, and end")
-    add("--poll-seconds", type=seconds, default=5.0, metavar="S", help="between looks (default: %(default)g)")
-    add("--state", type=Path, metavar="FILE", help="where it remembers how far it has come (default: in the user's)")
+    add("--total-steps", type=int, metavar="N", help="the planned length of the runs: with it, decisions come sooner")
+    add("--policy", metavar="NAME[@VERSION]", help="policy of the runs (default: the project's)")
+    add("--mode", choices=MODES, help="whether stops are carried out (default: the project's)")
+    add("--once", action="store_true", help="send existing data, report the runs as completed, and exit")
+    add("--poll-seconds", type=seconds, default=5.0, metavar="S", help="between polls (default: %(default)g)")
+    add("--state", type=Path, metavar="FILE", help="file with its position (default: in the user's state folder)")
     add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
     add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope ingest")
     parser.set_defaults(run=watch_tensorboard)
@@ -88,7 +88,7 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     said = {name: values[-1] for name, values in pairs(options.label, "label").items()}
     opening = {
         "metrics": _roles(options.metric) or AUTO,
-        # The process receiver names itself there to a job that starts this beside its trainer.
+        # The process receiver adds its label there for jobs that start this command beside their trainer.
         "labels": {**parse_labels(os.environ.get("EVALSTOP_LABELS", "")), **said},
         **({"total_steps": options.total_steps} if options.total_steps else {}),
         **({"policy": options.policy} if options.policy else {}),
@@ -115,11 +115,11 @@ def _follow(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: boo
         except ServiceUnavailable as error:
             failures += 1
             if failures == 1:
-                logger.warning("the service does not take it now, it is tried again: %s", error)
+                logger.warning("the service is unavailable, retrying: %s", error)
             ending.wait(wait_seconds(failures, random.random()))
             continue
         if failures:
-            logger.info("the service is back")
+            logger.info("the service is available again")
         failures = 0
         ending.wait(max(0.1, poll_seconds))
     return 0
@@ -128,7 +128,7 @@ def _follow(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: boo
 def _roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     roles: dict[str, dict[str, str]] = {}
     for text in texts:
-        tag, _, role = text.rpartition("=")  # a tag may hold one, a role does not
+        tag, _, role = text.rpartition("=")  # a tag may contain `=`, a role does not
         metric_role, _, direction = role.partition(":")
         if not tag or metric_role not in METRIC_ROLES or direction not in ("", *DIRECTIONS):
             raise ConfigurationError(

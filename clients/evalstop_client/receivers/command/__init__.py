@@ -1,1 +1,1 @@
-"""Jobs of any other scheduler, by commands that the operator names."""
+"""Jobs of any other scheduler, controlled by the operator's commands."""

@@ -1,4 +1,4 @@
-"""Any other scheduler: cancels and checks jobs by the operator's commands, filled in from the labels of the run."""
+"""Cancels and checks jobs of any other scheduler with the operator's commands, filled in with labels of the run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from evalstop_client.receivers.stop.subprocesses import Done, run
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-GONE_EXIT_CODE = 3  # what the status commands of init scripts and `systemctl` say of what does not run
+GONE_EXIT_CODE = 3  # as init scripts and `systemctl` report a service that does not run
 
 
 @dataclass(frozen=True)
 class Commands:
-    """What is run for what. `signal`, `force`, `park` and `resume` may be None: cannot be done, but to cancel again."""
+    """The command for each operation. `signal`, `park` and `resume` may be None: not possible; `force` None: cancel
+    again."""
 
     cancel: Template
     check: Template
@@ -32,17 +33,17 @@ class Commands:
 
     @property
     def names(self) -> frozenset[str]:
-        """All labels that any of them needs."""
+        """All labels that the commands need."""
         given = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
         return frozenset().union(*(one.names for one in given if one is not None))
 
 
 class CommandJobControl:
-    """Ends jobs by commands.
+    """Ends jobs with commands.
 
-    `mine`: the labels that a run must have to be ours. `allow`: the values that a label may have, others are refused.
-    `patterns`: what the whole value of a label has to match. A value that is harmless as text may still be all jobs for
-    the command, as 0 is for LSF's bkill.
+    `mine`: the labels of runs that this receiver handles. `allow`: the allowed values of labels; others are refused.
+    `patterns`: patterns for the whole value of a label. A harmless text may still mean all jobs to a command, as 0 does
+    to LSF's bkill.
     """
 
     name = "evalstop-receiver command"
@@ -67,7 +68,7 @@ class CommandJobControl:
         self._gone_exit_code = gone_exit_code
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """The labels that the commands need, checked; nothing is run yet."""
+        """Check the labels that the commands need; runs nothing."""
         if any(request.labels.get(name) != value for name, value in self._mine.items()):
             return ForeignJob()
         for name, values in self._allow.items():
@@ -75,28 +76,28 @@ class CommandJobControl:
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which is not on the allow-list")
         for name, pattern in self._patterns.items():
             if not pattern.fullmatch(request.labels.get(name, "")):
-                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which its pattern does not match")
+                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which does not match its pattern")
         known = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
         facts = {name: allowed(name, known.get(name, "")) for name in sorted(self._commands.names)}
         return Job(facts.get("job_id") or " ".join(facts.values()), facts)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Run the command that signals, if there is one."""
+        """Run the signal command, if any."""
         if self._commands.signal is None:
             return False
         self._insist(self._commands.signal, job)
         return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Run the command that cancels."""
+        """Run the cancel command."""
         self._insist(self._commands.cancel, job)
 
     def kill_job(self, job: Job) -> None:
-        """Run the command that forces, or cancel once more."""
+        """Run the force command, or cancel again."""
         self._insist(self._commands.force or self._commands.cancel, job)
 
     def check_job(self, job: Job) -> Present | Gone:
-        """Run the check command: exit 0, the job is there; `gone_exit_code`, it is gone; any other, unknown."""
+        """Run the check command: exit 0, the job exists; `gone_exit_code`, it is gone; any other, unknown."""
         done = self._run(self._commands.check, job)
         if done.exit_code == 0:
             return Present(_first_line(done) or "there")
@@ -105,18 +106,18 @@ class CommandJobControl:
         raise SchedulerUnavailable(f"{self._commands.check.arguments[0]}: exit code {done.exit_code}: {done.last_line}")
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """Run the command that parks, if there is one, and one that resumes."""
+        """Run the park command; RequestRefused without commands that park and resume."""
         if self._commands.park is None or self._commands.resume is None:
             raise RequestRefused("this receiver was given no commands that park and resume a job (--park, --resume)")
         self._insist(self._commands.park, job)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
-        """The same check: once it was asked to set the job aside, a job that is gone is parked."""
+        """The same check: after a park command, a job that is gone is parked."""
         seen = self.check_job(job)
         return Parked(seen.state, seen.details) if isinstance(seen, Gone) else seen
 
     def resume_job(self, job: Job) -> None:
-        """Run the command that resumes, if there is one."""
+        """Run the resume command; RequestRefused without one."""
         if self._commands.resume is None:
             raise RequestRefused("this receiver was given no command that resumes a job (--resume)")
         self._insist(self._commands.resume, job)
@@ -135,7 +136,7 @@ def _first_line(done: Done) -> str:
 
 
 def _said(done: Done) -> dict[str, Any]:
-    """What the check printed of the end: an object of JSON goes into the report as it is, text as one line."""
+    """The check's output for the report: a JSON object as it is, text as one line."""
     try:
         document = json.loads(done.output)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Commands with places for labels: `my-cancel {job_id}` becomes a vector of arguments, never a line for a shell."""
+"""Commands with placeholders for labels: `my-cancel {job_id}` becomes a list of arguments, never a shell command."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ALLOWED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,=/\[\]-]{0,255}", re.ASCII)
 
 @dataclass(frozen=True)
 class Template:
-    """A command as arguments that may hold `{label}`; `{{` and `}}` are braces."""
+    """A command as arguments that may contain `{label}`; `{{` and `}}` are literal braces."""
 
     arguments: tuple[str, ...]
 
     @property
     def names(self) -> frozenset[str]:
-        """The labels it needs."""
+        """The labels that it needs."""
         return frozenset(
             match[1] for argument in self.arguments for match in PLACE.finditer(argument) if match[1] is not None
         )
 
     def filled(self, values: Mapping[str, str]) -> list[str]:
-        """The command for these labels; RequestRefused when one is missing or holds what is not allowed."""
+        """The command for these labels; raises RequestRefused if one is missing or not allowed."""
         checked = {name: allowed(name, values.get(name, "")) for name in self.names}
 
         def fill(match: re.Match[str]) -> str:
@@ -37,7 +37,7 @@ class Template:
 
 
 def template(text: str) -> Template:
-    """Read a command as a shell would split it; ConfigurationError when it cannot be used."""
+    """Split a command as a shell does; raises ConfigurationError."""
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
@@ -48,7 +48,7 @@ def template(text: str) -> Template:
         stray = [match[0] for match in PLACE.finditer(argument) if match[0] in ("{", "}")]
         if stray:
             raise ConfigurationError(
-                f"command {text!r}: {argument!r} has a brace that is no {{label}}; a plain one is written twice."
+                f"command {text!r}: {argument!r} has a brace that is not a {{label}}; write a literal one twice."
             )
     if "{" in arguments[0]:
         raise ConfigurationError(f"command {text!r}: the program itself cannot come from a label.")
@@ -56,7 +56,7 @@ def template(text: str) -> Template:
 
 
 def allowed(name: str, value: str) -> str:
-    """The value, if it can be nothing but a value: no option, no path upwards, no sign that anything might expand."""
+    """Return the value if it is safe: not an option, not a path upwards, no character that is expanded."""
     if not value:
         raise RequestRefused(f"the run has no label {name}, which the command needs")
     if not ALLOWED.fullmatch(value) or ".." in value:

@@ -1,1 +1,1 @@
-"""Evaluates checkpoints when the service asks for it."""
+"""Evaluates checkpoints when the service requests it."""

@@ -1,4 +1,4 @@
-"""Evaluates checkpoints by a program of the operator's: its output is bounded, and so is its time."""
+"""Evaluates checkpoints with the operator's program, with limits on its output and time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class CommandEvaluation:
-    """Runs a command with places for one checkpoint after the other; once `ended`, none."""
+    """Runs a command with placeholders for one checkpoint after the other; none once `ended` is set."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -37,7 +37,7 @@ class CommandEvaluation:
     tries: int = 3
 
     def compare(self, request: PairedRequest) -> Difference:
-        """The difference of both outputs."""
+        """The difference of both evaluations."""
         best, current = (self._evaluate(uri, request) for uri in (request.best_uri, request.current_uri))
         return compare_scores(best, current)
 
@@ -47,7 +47,7 @@ class CommandEvaluation:
 
 
 def fill_command(command: Sequence[str], uri: str, prompts: int, seed: int, prefixes: Sequence[str]) -> list[str]:
-    """The program's arguments for a checkpoint; raises EvaluationFailed for one that may not be loaded."""
+    """The command for a checkpoint; raises EvaluationFailed if it may not be loaded."""
     check_uri(uri, prefixes)
     return [fill_places(argument, (uri, str(prompts), str(seed))) for argument in command]
 
@@ -55,7 +55,7 @@ def fill_command(command: Sequence[str], uri: str, prompts: int, seed: int, pref
 def evaluate(
     command: Sequence[str], environment: dict[str, str], timeout_seconds: float, ended: threading.Event
 ) -> Scores:
-    """Run the program in a process group of its own and read its scores; raises EvaluationFailed, also once `ended`."""
+    """Run the program in a new process group and read its scores; raises EvaluationFailed, also once `ended` is set."""
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(  # noqa: S603  # a vector that was checked, and no shell
@@ -71,12 +71,12 @@ def evaluate(
                 if os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES:
                     raise EvaluationFailed(f"{command[0]} wrote more than {MAX_OUTPUT_BYTES} bytes")
                 if ended.is_set():
-                    raise EvaluationFailed("the evaluator was told to end")
+                    raise EvaluationFailed("the evaluator is shutting down")
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it left behind
+                os.killpg(process.pid, signal.SIGKILL)  # also remaining child processes
             process.wait()
         if process.returncode != 0:
             raise EvaluationFailed(f"{command[0]} ended with {process.returncode}")

@@ -1,4 +1,4 @@
-"""A paired evaluation of two checkpoints: what is asked for, which checkpoints may be loaded, what a program prints."""
+"""A paired evaluation of two checkpoints: the request, the checkpoints that may be loaded, the output of programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EvaluationFailed(EvalStopError):
 
 @dataclass(frozen=True)
 class PairedRequest:
-    """A request of the service: both checkpoints on the same prompts, drawn by `seed`."""
+    """A request of the service: evaluate both checkpoints on the same prompts, drawn with `seed`."""
 
     id: str
     run_id: str
@@ -38,13 +38,13 @@ class Evaluation(Protocol):
 
     @property
     def tries(self) -> int:
-        """How often a request may fail before it is given up."""
+        """Number of attempts before a request is given up."""
         ...
 
     def compare(self, request: PairedRequest) -> Difference | None:
-        """The difference; None while it is being evaluated, and it is asked again later.
+        """The difference; None while the evaluation is running, then call it again later.
 
-        Raises EvaluationFailed or ValueError when there is none, SchedulerError to be asked again.
+        Raises EvaluationFailed or ValueError if the evaluation failed, SchedulerError to be called again.
         """
         ...
 
@@ -52,14 +52,15 @@ class Evaluation(Protocol):
 def check_uri(uri: str, prefixes: Sequence[str]) -> None:
     """Raise EvaluationFailed for a checkpoint that may not be loaded.
 
-    Whoever may report a run names its checkpoints, and to load one may be to run code that is in it.
+    Anyone who may report a run names its checkpoints, and loading a checkpoint may run code in it.
     """
     if not URI.fullmatch(uri) or ".." in uri or not uri.startswith(tuple(prefixes)):
         raise EvaluationFailed(f"the checkpoint {uri[:200]!r} does not begin with {' or '.join(prefixes)}")
 
 
 def check_places(where: str, arguments: Sequence[str]) -> None:
-    """Raise ConfigurationError unless all of PLACES are in the arguments, the checkpoint not within a script."""
+    """Raise ConfigurationError unless all of PLACES are in the arguments, and the checkpoint is not part of a
+    script."""
     missing = [place for place in PLACES if not any(place in argument for argument in arguments)]
     if missing:
         raise ConfigurationError(f"{where}: {' and '.join(missing)} is missing; write them as arguments.")
@@ -67,18 +68,18 @@ def check_places(where: str, arguments: Sequence[str]) -> None:
         if PLACES[0] in argument and len(argument.split()) > 1:
             raise ConfigurationError(
                 f"{where}: in {argument[:80]!r} the name of a checkpoint could run commands; "
-                f'write {PLACES[0]} as an argument of its own, which a script reads as "$1".'
+                f'write {PLACES[0]} as a separate argument, which a script reads as "$1".'
             )
 
 
 def fill_places(argument: str, values: Iterable[str]) -> str:
-    """An argument with PLACES replaced, by values in their order."""
+    """An argument with PLACES replaced by values, in order."""
     by_place = dict(zip(PLACES, values, strict=True))
     return re.sub("|".join(map(re.escape, PLACES)), lambda match: by_place[match[0]], argument)
 
 
 def read_scores(output: bytes) -> Scores:
-    """The scores in JSON lines: a number or `{"score": number}` a prompt, or one `{"mean": ..., "stderr": ...}`."""
+    """The scores in JSON lines: a number or `{"score": number}` per prompt, or one `{"mean": ..., "stderr": ...}`."""
     if len(output) > MAX_OUTPUT_BYTES:
         raise EvaluationFailed(f"the output has more than {MAX_OUTPUT_BYTES} bytes")
     scores: list[float] = []
@@ -91,14 +92,14 @@ def read_scores(output: bytes) -> Scores:
                 return Summary(float(said["mean"]), float(said["stderr"]))
             scores.append(float(said["score"] if isinstance(said, dict) else said))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise EvaluationFailed(f"line {number} of the output is no score: {line[:80]!r}") from None
+            raise EvaluationFailed(f"line {number} of the output is not a score: {line[:80]!r}") from None
         if len(scores) > MAX_SCORES:
             raise EvaluationFailed(f"the output has more than {MAX_SCORES} scores")
     return scores
 
 
 def read_logged_scores(log: bytes) -> Scores:
-    """The scores in a log, which may have other lines too: objects with `score`, or one with `mean` and `stderr`."""
+    """The scores in a log, which may have other lines: objects with `score`, or one with `mean` and `stderr`."""
     if len(log) > MAX_OUTPUT_BYTES:
         raise EvaluationFailed(f"the log has more than {MAX_OUTPUT_BYTES} bytes")
     lines = [line for line in log.splitlines() if _is_score(line)]

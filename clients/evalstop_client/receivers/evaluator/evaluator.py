@@ -1,7 +1,7 @@
-"""Answers requests to evaluate now: fetches them, has both checkpoints evaluated, and reports the difference.
+"""Answers requests to evaluate now: fetches them, evaluates both checkpoints, and reports the difference.
 
-It keeps nothing: a request stays open until it is answered, so that an evaluator that dies in the middle begins again
-when it is started again, and of two evaluators of one project the first answer stands.
+It stores nothing: a request stays open until it is answered, so a restarted evaluator starts over, and of two
+evaluators of one project the first answer stands.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from evalstop_client.service import Accepted, Json, Refused, Service
 logger = logging.getLogger("evalstop_client.receivers")
 
 MOST_REQUESTS = 200
-"""Fetched at once: the most that the service gives."""
+"""Maximum number of requests that the service returns."""
 
 
 class Evaluator:
-    """Asks the service every `poll_seconds` until `ended`; `prompts`: of a usual eval."""
+    """Polls the service every `poll_seconds` until `ended` is set; `prompts`: the number in a usual eval."""
 
     def __init__(
         self, service: Service, evaluation: Evaluation, prompts: int, poll_seconds: float, ended: threading.Event
@@ -38,7 +38,7 @@ class Evaluator:
         self._delays: dict[str, str] = {}
 
     def run(self) -> None:
-        """Answer requests until the end."""
+        """Answer requests until `ended` is set."""
         away = 0
         while not self._ended.is_set():
             answer = self._service.get(f"/eval-requests?limit={MOST_REQUESTS}")
@@ -56,7 +56,7 @@ class Evaluator:
             self._ended.wait(seconds_after(answer, away))
 
     def _take(self, item: Json) -> None:
-        """Evaluate and report, unless there is no checkpoint of now yet, or it failed too often."""
+        """Evaluate and report, unless there is no current checkpoint yet, or it failed too often."""
         try:
             if item["current_checkpoint"] is None:
                 return
@@ -69,7 +69,7 @@ class Evaluator:
                 seed=int(item["seed"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            logger.error("the service gave a request that cannot be read: %s %s", type(error).__name__, error)
+            logger.error("the service returned a malformed request: %s %s", type(error).__name__, error)
             return
         tries = self._evaluation.tries
         if self._failures[request.id] >= tries:
@@ -77,7 +77,7 @@ class Evaluator:
         try:
             found = self._evaluation.compare(request)
         except SchedulerError as error:
-            if self._delays.get(request.id) != str(error):  # not at every look
+            if self._delays.get(request.id) != str(error):  # not at every poll
                 logger.warning("request %s waits: %s", request.id, error)
             self._delays[request.id] = str(error)
             return
@@ -89,7 +89,7 @@ class Evaluator:
             self._report(request, found)
 
     def _report(self, request: PairedRequest, found: Difference) -> None:
-        """Repeat the answer until the service has taken or refused it."""
+        """Repeat the answer until the service has accepted or refused it."""
         path = f"/runs/{quote(request.run_id, safe='')}/eval-requests/{quote(request.id, safe='')}/answer"
         tries = 0
         while not self._ended.is_set():
@@ -98,7 +98,7 @@ class Evaluator:
                 logger.info("answered: the difference is %g, its standard error %g", found.difference, found.stderr)
                 return
             if isinstance(answer, Refused):
-                logger.warning("the service does not take the answer: %s", answer.reason)
+                logger.warning("the service does not accept the answer: %s", answer.reason)
                 return
             tries += 1
             self._ended.wait(seconds_after(answer, tries))

@@ -1,8 +1,8 @@
-"""Evaluates checkpoints by Jobs of Kubernetes: one a checkpoint, made from a manifest of the operator's.
+"""Evaluates checkpoints with Kubernetes Jobs, one per checkpoint, created from the operator's manifest.
 
-A Job is named by its request, and nothing else is kept: an evaluator that is started again finds the Jobs that it had
-created, and two evaluators of one project share them. The scores are what the Job's pod printed, so that the pod needs
-no key of the service.
+A Job is named after its request, and nothing else is stored: a restarted evaluator finds the Jobs that it created, and
+two evaluators of one project share them. The scores are read from the pod's log, so the pod needs no key of the
+service.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, POD, Object, at
 logger = logging.getLogger("evalstop_client.receivers")
 
 REQUEST_ID = re.compile(r"[0-9a-f-]{1,40}")
-BACKOFF_LIMIT = 2  # three tries, as of a command
-KEPT_SECONDS = 86_400  # longer than a request is open: a Job that failed is not created again
+BACKOFF_LIMIT = 2  # three attempts, as for a command
+KEPT_SECONDS = 86_400  # longer than a request is open, so that a failed Job is not created again
 
 
 @dataclass(frozen=True)
 class JobManifest:
-    """A Job with places in the command, arguments and variables of its containers."""
+    """A Job with placeholders in the command, arguments and variables of its containers."""
 
     job: Object
 
@@ -61,9 +61,9 @@ class JobManifest:
 
 
 class JobEvaluation:
-    """Creates both Jobs of a request, and reads what their pods printed once both are complete."""
+    """Creates both Jobs of a request, and reads their pods' logs once both are complete."""
 
-    tries = 1  # the Job itself tries again, as its backoffLimit says
+    tries = 1  # the Job itself retries, by its backoffLimit
 
     def __init__(self, api: Api, namespace: str, manifest: JobManifest, prefixes: Sequence[str]) -> None:
         self._api = api
@@ -72,9 +72,9 @@ class JobEvaluation:
         self._prefixes = prefixes
 
     def compare(self, request: PairedRequest) -> Difference | None:
-        """The difference of what both Jobs printed; None until both are complete."""
+        """The difference of both Jobs' scores; None until both are complete."""
         if not REQUEST_ID.fullmatch(request.id):
-            raise EvaluationFailed(f"{request.id[:80]!r} is no id of a request")
+            raise EvaluationFailed(f"{request.id[:80]!r} is not the id of a request")
         uris = {"best": request.best_uri, "current": request.current_uri}
         for uri in uris.values():
             check_uri(uri, self._prefixes)
@@ -93,10 +93,10 @@ class JobEvaluation:
         job = self._manifest.fill(name, request, uri)
         if self._api.create(JOB, self._namespace, job) is None:
             logger.info("created Job %s/%s to evaluate %s", self._namespace, name, uri)
-        return job  # after a conflict another evaluator has created it
+        return job  # after a conflict: another evaluator created it
 
     def _read_scores(self, job: Object) -> Scores:
-        """What the pod that succeeded printed: of several tries there is one."""
+        """The log of the pod that succeeded: of several attempts there is only one."""
         name, container = job["metadata"]["name"], next(_containers(job))["name"]
         listed = self._api.list(POD, self._namespace, JOB.selector(job)).items
         pods = [pod["metadata"]["name"] for pod in listed if at(pod, "status", "phase") == "Succeeded"]
@@ -110,14 +110,14 @@ class JobEvaluation:
 
 
 def load_job_manifest(file: Path, timeout_seconds: float) -> tuple[JobManifest, str | None]:
-    """A manifest with what it leaves out filled in, and the namespace that it names; raises ConfigurationError."""
+    """A manifest with defaults filled in, and its namespace; raises ConfigurationError."""
     try:
         job = _read_manifest(file)
         if (job["apiVersion"], job["kind"]) != ("batch/v1", "Job"):
-            raise ConfigurationError(f"{file}: it is no Job of batch/v1.")
+            raise ConfigurationError(f"{file}: it is not a batch/v1 Job.")
         metadata, spec = job.setdefault("metadata", {}), job["spec"]
         if any(spec.get(name, 1) != 1 for name in ("completions", "parallelism")):
-            raise ConfigurationError(f"{file}: completions and parallelism have to be 1: one pod prints the scores.")
+            raise ConfigurationError(f"{file}: completions and parallelism must be 1: one pod prints the scores.")
         for name in ("name", "generateName"):
             metadata.pop(name, None)
         spec.setdefault("backoffLimit", BACKOFF_LIMIT)
@@ -127,12 +127,12 @@ def load_job_manifest(file: Path, timeout_seconds: float) -> tuple[JobManifest, 
         check_places(f"{file}", [text for container in _containers(job) for text in _texts(container)])
         return JobManifest(job), metadata.pop("namespace", None)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{file}: it is no Job that can be used: {error!r}") from None
+        raise ConfigurationError(f"{file}: it is not a usable Job: {error!r}") from None
 
 
 def _read_manifest(file: Path) -> dict[str, Any]:
     try:
-        import yaml  # an extra, as for a kubeconfig
+        import yaml  # an optional dependency, as for a kubeconfig
     except ImportError:
         raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
     try:
@@ -143,7 +143,7 @@ def _read_manifest(file: Path) -> dict[str, Any]:
 
 
 def _containers(job: Object) -> Iterator[dict[str, Any]]:
-    """Its containers, the one that prints the scores first, and those that run before them."""
+    """Its containers, beginning with the one that prints the scores, and its init containers."""
     pod = job["spec"]["template"]["spec"]
     yield from pod["containers"]
     yield from pod.get("initContainers", [])

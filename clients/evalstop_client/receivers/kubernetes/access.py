@@ -1,4 +1,4 @@
-"""Address and credentials of the API server: a pod's ServiceAccount, or as configured."""
+"""Address and credentials of the API server: a pod's ServiceAccount, or from the configuration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def no_token() -> str | None:
-    """What proves nothing: a certificate or a proxy does."""
+    """No token: a certificate or a proxy authenticates."""
     return None
 
 
 @dataclass(frozen=True)
 class Access:
-    """`token` is asked before every request, for tokens end. `tls` is None where the url is plain http."""
+    """`token` is called before every request, because tokens expire. `tls` is None if the url is plain http."""
 
     url: str
     namespace: str = "default"
@@ -28,7 +28,7 @@ class Access:
 
 
 def load_in_cluster_access(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access | None:
-    """The access that Kubernetes gives to a pod; None outside of one."""
+    """The access that Kubernetes gives to a pod; None outside a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").exists():
         return None
@@ -38,7 +38,7 @@ def load_in_cluster_access(environment: Mapping[str, str], folder: Path = SERVIC
 
 
 def direct(url: str, namespace: str, token_file: Path | None, ca_file: Path | None) -> Access:
-    """A server that is named outright, such as `kubectl proxy`."""
+    """A server at an explicit URL, such as `kubectl proxy`."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"api-server {url!r}: write it like https://10.0.0.1:6443 or http://127.0.0.1:8001.")
     token = read_token_from(token_file) if token_file else no_token
@@ -48,7 +48,7 @@ def direct(url: str, namespace: str, token_file: Path | None, ca_file: Path | No
 
 
 def read_token_from(file: Path) -> Callable[[], str | None]:
-    """A token in a file, read at every request: Kubernetes replaces it within the hour."""
+    """Read a token from a file at every request: Kubernetes replaces it hourly."""
 
     def read() -> str:
         try:
@@ -60,7 +60,7 @@ def read_token_from(file: Path) -> Callable[[], str | None]:
 
 
 def create_tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Trust in the certificates of a file, in the system's where there is none."""
+    """A TLS context that trusts the certificates of a file, by default the system's."""
     try:
         return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The Kubernetes API over HTTP, as much of it as receivers need: get, list, watch, merge, create, delete, logs.
+"""A client for the parts of the Kubernetes API that receivers need: get, list, watch, merge, create, delete, logs.
 
-httpx, which the client has anyway, instead of the official client: that one brings many packages and no types, and has
-nothing for the kinds that are no part of Kubernetes itself.
+It uses httpx, which the client already requires, instead of the official client: that has many dependencies and no
+types, and does not cover kinds that are not part of Kubernetes itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFUSALS = frozenset({codes.BAD_REQUEST, codes.METHOD_NOT_ALLOWED, codes.GONE, c
 
 @dataclass(frozen=True)
 class Listing:
-    """What is there, the version from which a watch goes on, and the API server's time."""
+    """The objects, the resource version from which a watch continues, and the API server's time."""
 
     items: list[Object]
     version: str
@@ -45,7 +45,7 @@ class Happened:
 
 @dataclass(frozen=True)
 class Expired:
-    """The server no longer remembers what happened since the version that a watch was to begin with: list again."""
+    """The server no longer has the events since the version from which the watch starts: list again."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class Conflict:
-    """The object is not as it was when it was read, or another one has its name."""
+    """The object has changed since it was read, or another one has its name."""
 
     reason: str
 
 
 class Api:
-    """Every method may raise SchedulerUnavailable, or RequestRefused for what no retry will change."""
+    """Every method may raise SchedulerUnavailable, or RequestRefused if a retry cannot succeed."""
 
     def __init__(self, access: Access, timeout_seconds: float = 30.0) -> None:
         self._access = access
@@ -79,7 +79,7 @@ class Api:
         return _read(self._ask("get", kind, namespace, name), "get", kind)
 
     def list(self, kind: Kind, namespace: str, selector: str) -> Listing:
-        """All objects that a selector of labels selects, as they are now: it is no cache that answers."""
+        """All objects that a label selector selects, as they are now, not from a cache."""
         response = self._ask("list", kind, namespace, params={"labelSelector": selector})
         body = _read(response, "list", kind)
         if isinstance(body, Missing) or not isinstance(response, httpx.Response):
@@ -89,7 +89,7 @@ class Api:
     def watch(
         self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
     ) -> Iterator[Happened | Expired]:
-        """What happens from a version on, for so many seconds; less when the connection is cut: watch again then."""
+        """The events from a version on, for `seconds`; fewer if the connection is cut: then watch again."""
         began = False
         params = {
             "watch": "1",
@@ -114,24 +114,24 @@ class Api:
                 raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
     def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Missing | Conflict:
-        """Change the fields that `change` names; its metadata may demand a uid and a version."""
+        """Change the fields in `change`; its metadata may require a uid and a version."""
         answer = self._ask("patch", kind, namespace, name, body=change)
         return answer if isinstance(answer, Conflict) else _read(answer, "patch", kind)
 
     def create(self, kind: Kind, namespace: str, item: Object) -> Conflict | None:
-        """Create an object; Conflict when there is one of this name."""
+        """Create an object; Conflict if there is one with this name."""
         body = {"apiVersion": self.api_version(kind), "kind": kind.name, **item}
         answer = self._ask("create", kind, namespace, body=body)
         return answer if isinstance(answer, Conflict) else None
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Conflict | None:
-        """Delete an object if it is there; Conflict when it is another one than the options demand."""
+        """Delete an object if it exists; Conflict if it is not the one that the options require."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         answer = self._ask("delete", kind, namespace, name, body=body)
         return answer if isinstance(answer, Conflict) else None
 
     def read_log(self, namespace: str, pod: str, container: str, max_bytes: int) -> bytes | Missing:
-        """What a container of a pod has printed, stdout and stderr as one; the first `max_bytes` of it."""
+        """The log of a pod's container, stdout and stderr together; the first `max_bytes` of it."""
         params = {"container": container, "limitBytes": str(max_bytes)}
         response = self._send("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
         if response.status_code == codes.NOT_FOUND:
@@ -158,13 +158,13 @@ class Api:
         if response.status_code == codes.NOT_FOUND:
             if at(_body_of(response), "details", "name"):
                 return Missing()
-            self._versions.pop(kind, None)  # it is the path that is unknown: the kind is served otherwise by now
+            self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
             raise SchedulerUnavailable(f"{verb} {kind}: {_words(response)}")
         self._check(response, verb, kind, namespace)
         return response
 
     def _check(self, response: httpx.Response, verb: str, kind: Kind, namespace: str) -> None:
-        """Raise what an answer means that is no success."""
+        """Raise the error of a response, unless it succeeded."""
         if response.is_success:
             return
         status, words = response.status_code, _words(response)
@@ -185,7 +185,7 @@ class Api:
         return f"{root}/{self.api_version(kind)}/namespaces/{namespace}/{kind.resource}"
 
     def api_version(self, kind: Kind) -> str:
-        """By which a kind is served here, such as `batch/v1`."""
+        """The API version of a kind on this cluster, such as `batch/v1`."""
         if not kind.group:
             return "v1"
         if kind not in self._versions:
@@ -193,7 +193,7 @@ class Api:
         return f"{kind.group}/{self._versions[kind]}"
 
     def _discover(self, kind: Kind) -> str:
-        """The version that serves a kind here, the cluster's preferred one if it does."""
+        """The version that serves a kind on this cluster, preferably the cluster's preferred one."""
         group = self._described(f"/apis/{kind.group}")
         preferred = at(group, "preferredVersion", "version")
         offered = [one["version"] for one in group.get("versions") or []]
@@ -227,10 +227,10 @@ class Api:
             raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
     def _headers(self) -> dict[str, str]:
-        """Also keeps the peace that the server asked for: nothing is sent before it is over."""
+        """The headers of a request; raises SchedulerUnavailable before the server's Retry-After is over."""
         left = self._quiet_until - time.monotonic()
         if left > 0:
-            raise SchedulerUnavailable(f"the API server asked for patience, {left:.0f} s more of it")
+            raise SchedulerUnavailable(f"the API server asked to retry in {left:.0f} s")
         token = self._access.token()
         return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 
@@ -246,7 +246,7 @@ def _happened(lines: Iterator[str]) -> Iterator[Happened | Expired]:
         elif at(event, "object", "code") == codes.GONE:
             yield Expired()
         else:
-            raise SchedulerUnavailable(f"the watch broke off: {at(event, 'object', 'message')}")
+            raise SchedulerUnavailable(f"the watch failed: {at(event, 'object', 'message')}")
 
 
 def _read(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
@@ -272,5 +272,5 @@ def _date(response: httpx.Response) -> datetime:
 
 
 def _words(response: httpx.Response) -> str:
-    """What an answer says, in short."""
+    """A short text of a response."""
     return f"{response.status_code} {at(_body_of(response), 'message') or response.text[:200]}"

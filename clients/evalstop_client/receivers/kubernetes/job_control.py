@@ -1,6 +1,7 @@
-"""Ends workloads of a Kubernetes cluster: suspended or deleted, and gone when none of their pods holds anything.
+"""Ends workloads of a Kubernetes cluster: suspends or deletes them; they are gone when no pod of theirs holds
+resources.
 
-A run names its workload, or its pod, by the labels that the client sends by itself: see scheduler_labels.
+A run identifies its workload, or its pod, with labels that the client adds: see scheduler_labels.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 SAVE_ANNOTATION = "evalstop.io/save-checkpoint"
 ANNOTATION = "annotation"
 SUSPENDED = "Suspended"
-OVERDUE = timedelta(seconds=2)  # past a pod's grace, which Kubernetes counts in whole seconds
+OVERDUE = timedelta(seconds=2)  # beyond a pod's grace period, which Kubernetes counts in whole seconds
 
 
 class KubernetesJobControl:
-    """`namespaces`: where workloads may be stopped, None for wherever Kubernetes permits it.
+    """`namespaces`: where workloads may be stopped; None: wherever Kubernetes permits it.
 
-    `cluster`: what runs of this cluster call it in their label kubernetes_cluster, None where they need not name it.
-    `annotates`: whether pods are asked to save by an annotation when their run does not say.
+    `cluster`: the value of the label kubernetes_cluster in runs of this cluster; None: any.
+    `annotates`: whether to request a checkpoint with an annotation if the run has no label for it.
     """
 
     name = "evalstop-receiver kubernetes"
@@ -57,7 +58,7 @@ class KubernetesJobControl:
         self._changing = threading.Lock()
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """The topmost workload that what the run's labels name is part of, if it is in a namespace on the list."""
+        """The topmost workload above the object that the run's labels name, if its namespace is allowed."""
         labels = request.labels
         if not labels.get("kubernetes_name"):
             return ForeignJob()
@@ -65,7 +66,7 @@ class KubernetesJobControl:
             return ForeignJob()
         kind, namespace, name, uid = self._named(labels)
         item = self._api.get(kind, namespace, name)
-        if isinstance(item, Missing):  # one of a higher workload may have been replaced: that says nothing of the rest
+        if isinstance(item, Missing):  # it may have been replaced within a higher workload, which may still exist
             raise RequestRefused(
                 f"there is no {kind} {name} in namespace {namespace}; what became of it cannot be told"
             )
@@ -78,11 +79,11 @@ class KubernetesJobControl:
         if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
             facts["checkpoint_signal"] = ANNOTATION
         job = Job(f"{namespace}/{item['metadata']['name']}", facts)
-        self._pods(job).list()  # pods that may not be listed are refused now, not after the cancel
+        self._pods(job).list()  # missing permission to list pods is detected now, not after the cancel
         return job
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Annotate its running pods: the same value whenever the same decision asks."""
+        """Annotate its running pods, with the same value for the same decision."""
         if job.facts.get("checkpoint_signal") != ANNOTATION:
             return False
         pods = self._pods(job)
@@ -98,19 +99,19 @@ class KubernetesJobControl:
                     asked.add(pod.uid)
             if not waiting:
                 break
-        logger.info("%d pods of %s are asked to save", len(asked), job.id)
+        logger.info("requested a checkpoint from %d pods of %s", len(asked), job.id)
         return bool(asked)
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Suspend it, or delete it; its pods have their own grace to end."""
+        """Suspend or delete it; its pods have their own grace period."""
         logger.info("stopping %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
         self._stop(job, request.decision_id)
 
     def kill_job(self, job: Job) -> None:
-        """Stop it again, delete the pods that nobody has deleted, and those for good whose grace is over.
+        """Stop it again, delete remaining pods, and force-delete those whose grace period is over.
 
-        To delete a pod for good frees what it holds in the eyes of Kubernetes, and asks no node whether it has ended.
+        Force-deleting a pod frees its resources in Kubernetes' view, without waiting for its node to confirm the end.
         """
         self._stop(job)
         pods = self._pods(job)
@@ -125,7 +126,7 @@ class KubernetesJobControl:
             self._api.delete(POD, job.facts["namespace"], pod.name, options)
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """Suspend it; refused where it cannot be."""
+        """Suspend it; RequestRefused if it cannot be suspended."""
         logger.info("parking %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
         kind, workload = _kind(job), self._workload(job)
@@ -133,31 +134,31 @@ class KubernetesJobControl:
             self._levers.suspend(kind, workload, request.decision_id, may_delete=False)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
-        """Parked when it is suspended and none of its pods holds anything."""
+        """Parked when it is suspended and no pod of it holds resources."""
         seen = self.check_job(job)
         if isinstance(seen, Gone) and seen.state == SUSPENDED:
             return Parked("suspended", {**seen.details, "parked_as": "suspended"})
         return seen
 
     def check_job(self, job: Job) -> Present | Gone:
-        """Gone when its controller makes no more pods, and then, listed anew, none of its pods holds anything."""
+        """Gone when its controller creates no more pods and, listed after that, none of its pods holds resources."""
         try:
             return self._look(job)
-        except RequestRefused as error:  # a permission that was taken away can be given back: the job may still run
+        except RequestRefused as error:  # a revoked permission may be granted again, and the job may still run
             raise SchedulerUnavailable(error.detail) from None
 
     def resume_job(self, job: Job) -> None:
-        """Let a workload that was suspended go on."""
+        """Resume a suspended workload."""
         kind = _kind(job)
         workload = self._workload(job)
         if workload is None:
-            raise RequestRefused(f"{kind} {job.id} is no longer there and cannot be brought back")
+            raise RequestRefused(f"{kind} {job.id} no longer exists and cannot be resumed")
         if kind.words(workload) & kind.ended:
-            raise RequestRefused(f"{kind} {job.id} has ended and cannot go on")
+            raise RequestRefused(f"{kind} {job.id} has ended and cannot be resumed")
         self._levers.resume(kind, workload)
 
     def _record_event(self, job: Job, request: StopRequest) -> None:
-        """Say why in an event of the workload; one is enough, whoever repeats the stop."""
+        """Record the reason in an event of the workload; one is enough if the stop is repeated."""
         kind, namespace, now = _kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
             involved = {
@@ -183,7 +184,7 @@ class KubernetesJobControl:
             logger.warning("%s gets no event: %s", job.id, error)
 
     def _named(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
-        """What the labels name, checked: a label must not lead anywhere else."""
+        """The object that the labels name, validated: a label must not refer to anything else."""
         kind = find_kind(labels.get("kubernetes_kind") or "Job")
         if kind is None:
             known = ", ".join(str(one) for one in (*KINDS, POD))
@@ -197,7 +198,7 @@ class KubernetesJobControl:
         return kind, namespace, labels["kubernetes_name"], labels["kubernetes_uid"]
 
     def _topmost(self, kind: Kind, item: Object) -> tuple[Kind, Object]:
-        """Climb from controller to controller: whatever is stopped below the top, the one above starts anew."""
+        """Follow controllers to the top: anything stopped below is restarted by its controller."""
         while True:
             owners = item["metadata"].get("ownerReferences") or []
             owner = next((one for one in owners if one.get("controller")), None)
@@ -206,7 +207,7 @@ class KubernetesJobControl:
                 break
             found = self._api.get(above, item["metadata"]["namespace"], owner["name"])
             if isinstance(found, Missing) or found["metadata"]["uid"] != owner["uid"]:
-                raise RequestRefused(f"{above} {owner['name']}, to which it belonged, is no longer there")
+                raise RequestRefused(f"{above} {owner['name']}, to which it belonged, no longer exists")
             kind, item = above, found
         if kind is POD:
             raise RequestRefused(f"pod {item['metadata']['name']} belongs to no workload that can be stopped")
@@ -227,8 +228,8 @@ class KubernetesJobControl:
         elif self._levers.is_held(kind, workload):
             state = SUSPENDED
         else:
-            return Present("without a pod, and may get one")
-        pods.list()  # after the word of its controller: no pod can have come in between
+            return Present("without pods, but may get some")
+        pods.list()  # listed after its controller confirmed, so that no pod can be missed
         if holding := pods.holding:
             return Present(f"{holding[0].state}, {len(holding)} of its pods")
         with self._changing:
@@ -241,7 +242,7 @@ class KubernetesJobControl:
             self._levers.stop(kind, workload, decision_id)
 
     def _workload(self, job: Job) -> Object | None:
-        """The very workload that was found; None when it is no longer there."""
+        """The workload that was found, by uid; None if it no longer exists."""
         found = self._api.get(_kind(job), job.facts["namespace"], job.facts["name"])
         if isinstance(found, Missing):
             return None
@@ -262,7 +263,7 @@ class KubernetesJobControl:
 def _kind(job: Job) -> Kind:
     kind = find_kind(job.facts["kind"])
     if kind is None:
-        raise RequestRefused(f"this release knows no {job.facts['kind']}, which an earlier one had found")
+        raise RequestRefused(f"this release does not support the kind {job.facts['kind']}, which an earlier one found")
     return kind
 
 

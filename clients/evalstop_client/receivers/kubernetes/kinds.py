@@ -1,6 +1,6 @@
-"""The kinds of workload that can be stopped, each a few lines: what suspends it, whose pods are its own, its words.
+"""The kinds of workload that can be stopped: how each is suspended, how its pods are selected, and its states.
 
-To be suspended is not enough: only the controller's own word says that it has taken notice and makes no more pods.
+The suspend flag is not enough: only the controller's status shows that it has noticed and creates no more pods.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """`lever`: the field that suspends it, none where a command does. `pods`: a selector, filled in by `selector`.
+    """`lever`: the field that suspends it, empty if a command does. `pods`: a selector template for `selector`.
 
-    `phase`: the field of the status with its state in a word; where there is none, its conditions are the words.
+    `phase`: the status field with its state; without one, its conditions are its states.
     `owns_pods`: its pods name it as their controller, so that its name need not be trusted.
     """
 
@@ -34,13 +34,13 @@ class Kind:
         return self.name if self.group in ("", "batch") else f"{self.name}.{self.group}"
 
     def selector(self, workload: Object) -> str:
-        """What selects the pods of a workload of this kind."""
+        """The selector of the pods of a workload."""
         metadata = workload["metadata"]
         cluster = at(workload, "status", "rayClusterName") or metadata["name"]
         return self.pods.format(name=metadata["name"], uid=metadata["uid"], ray_cluster=cluster)
 
     def words(self, workload: Object) -> frozenset[str]:
-        """What its controller reports of it now."""
+        """The states that its controller reports."""
         if self.phase:
             word = at(workload, *self.phase)
             return frozenset({word}) if isinstance(word, str) else frozenset()
@@ -53,13 +53,13 @@ KUBEFLOW_PODS = "training.kubeflow.org/job-name={name}"
 KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 
 POD = Kind("Pod", "", "pods", "", frozenset(), lever=())
-"""What a run may name and is climbed from; it is never stopped itself."""
+"""A run may name a pod; its topmost workload is stopped instead."""
 
 POD_LOG = Kind("Pod", "", "pods/log", "", frozenset(), lever=())
-"""What a pod's containers have printed."""
+"""The logs of a pod's containers."""
 
 EVENT = Kind("Event", "", "events", "", frozenset(), lever=())
-"""What happened to an object, as `kubectl describe` shows it."""
+"""An event of an object, as shown by `kubectl describe`."""
 
 JOB = Kind("Job", "batch", "jobs", "controller-uid={uid}", frozenset({"Complete", "Failed"}), owns_pods=True)
 JOBSET = Kind("JobSet", "jobset.x-k8s.io", "jobsets", JOBSET_PODS, frozenset({"Completed", "Failed"}))
@@ -113,14 +113,14 @@ VOLCANO_JOB = Kind(
 KINDS = (JOB, JOBSET, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, RAY_JOB, RAY_CLUSTER, VOLCANO_JOB)
 
 WORKLOAD = Kind("Workload", "kueue.x-k8s.io", "workloads", "", frozenset(), lever=("spec", "active"))
-"""Kueue's own object beside a workload: while there is one, Kueue resumes what anybody else suspends."""
+"""Kueue's object for a workload: while it exists, Kueue resumes a workload that others suspend."""
 
 COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), lever=())
-"""What is created to have Volcano do something to a job."""
+"""A command for Volcano to act on a job."""
 
 
 def find_kind(text: str) -> Kind | None:
-    """By its name, with its group behind a dot where Volcano's Job is meant."""
+    """Find a kind by name, with its group after a dot for Volcano's Job."""
     name, _, group = text.partition(".")
     return next((one for one in (*KINDS, POD) if name == one.name and group in _groups(one)), None)
 

@@ -1,4 +1,4 @@
-"""Reads a kubeconfig, for a receiver outside of the cluster: tokens, token files, certificates and exec plugins."""
+"""Reads a kubeconfig, for a receiver outside the cluster: tokens, token files, certificates and exec plugins."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from evalstop_client.receivers.kubernetes.access import Access, no_token, read_t
 from evalstop_client.receivers.stop.subprocesses import run
 
 EXEC_SECONDS = 60.0
-UNDATED_SECONDS = 300.0  # that a token without an end is kept
+UNDATED_SECONDS = 300.0  # how long a token without an expiry is cached
 SPARE_SECONDS = 60.0
 
 
 def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, str]) -> Access:
-    """What a file says of a context, the current one unless named; `environment` is what exec plugins run in.
+    """The access from a context of a file, by default the current one; `environment` is that of exec plugins.
 
-    ConfigurationError when it cannot be used.
+    Raises ConfigurationError if it is unusable.
     """
     try:
-        import yaml  # an extra: nobody inside a cluster needs it
+        import yaml  # an optional dependency, not needed inside a cluster
     except ImportError:
         raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
     try:
@@ -44,11 +44,11 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{file}: it is no kubeconfig that can be used: {error!r}") from None
+        raise ConfigurationError(f"{file}: it is not a usable kubeconfig: {error!r}") from None
 
 
 def find_kubeconfig(environment: Mapping[str, str]) -> Path:
-    """Where kubectl would look; of several files in KUBECONFIG the first."""
+    """The file that kubectl would use; of several files in KUBECONFIG the first."""
     named = environment.get("KUBECONFIG", "").split(os.pathsep)[0]
     return Path(named) if named else Path("~/.kube/config").expanduser()
 
@@ -70,7 +70,7 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> s
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
-    if "client-certificate-data" in user:  # OpenSSL reads them from files alone
+    if "client-certificate-data" in user:  # OpenSSL reads certificates only from files
         with tempfile.TemporaryDirectory(prefix="evalstop-") as place:
             files = [Path(place) / name for name in ("client-certificate", "client-key")]
             for one in files:
@@ -97,12 +97,12 @@ def _token(user: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
         context = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(about)}
         return PluginToken(command, context)
     if unknown := set(user) & {"username", "auth-provider"}:
-        raise ValueError(f"a login by {', '.join(sorted(unknown))} is not supported")
+        raise ValueError(f"authentication with {', '.join(sorted(unknown))} is not supported")
     return no_token
 
 
 class PluginToken:
-    """A token that a program prints, kept until shortly before its end: to log in takes seconds."""
+    """A token printed by a program, cached until shortly before it expires: logging in takes seconds."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         self._command = command

@@ -1,4 +1,4 @@
-"""Follows the pods of one job by list and watch, so that how a pod ended is known when the pod itself is gone."""
+"""Follows the pods of one job with list and watch, so that the end of a pod is known even after it is deleted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WATCH_SECONDS = 1
 
 
 class PodWatch:
-    """What was seen of the pods that a selector selects, the deleted ones too.
+    """The pods that a selector selects, including deleted ones.
 
-    The watch has no thread of its own: whoever looks goes on with it from the version where the last look ended, and
-    the server tells what has happened meanwhile.
+    The watch has no thread: each call continues it from the version where the last call ended, and the server sends
+    the events since then.
     """
 
     def __init__(self, api: Api, namespace: str, selector: str, controller_uid: str | None) -> None:
-        """`controller_uid`: of what its pods name as their controller, None where something stands in between."""
+        """`controller_uid`: the uid of the controller that its pods name; None if they name another object."""
         self._api = api
         self._namespace = namespace
         self._selector = selector
@@ -32,9 +32,9 @@ class PodWatch:
 
     @property
     def own(self) -> list[Pod]:
-        """Every pod of the job as it was last seen, and none of a successor with the same name and labels.
+        """Every pod of the job as last seen, without those of a successor with the same name and labels.
 
-        A pod that was created in the very second of `successor_at` is the successor's: they are made at once.
+        A pod created in the second of `successor_at` is the successor's, which creates its pods immediately.
         """
         if self._controller_uid is not None:
             return [pod for pod in self._seen.values() if pod.controller_uid == self._controller_uid]
@@ -43,11 +43,11 @@ class PodWatch:
 
     @property
     def holding(self) -> list[Pod]:
-        """Those that hold resources, or may get some."""
+        """The pods that hold resources or may get some."""
         return [pod for pod in self.own if pod.holds]
 
     def list(self) -> datetime:
-        """See them all as they are now; the API server's time."""
+        """List all pods; returns the API server's time."""
         listing = self._api.list(POD, self._namespace, self._selector)
         listed = {pod.uid: pod for pod in map(parse_pod, listing.items)}
         missed = {uid: replace(pod, is_there=False) for uid, pod in self._seen.items() if uid not in listed}
@@ -57,7 +57,7 @@ class PodWatch:
         return listing.at
 
     def follow(self) -> None:
-        """See what has happened since they were last seen, or happens within a second while one of them holds."""
+        """Read the events since the last call, waiting up to a second while a pod holds resources."""
         if self._version is None:
             self.list()
         if self._version is None or self._is_fresh or not self.holding:

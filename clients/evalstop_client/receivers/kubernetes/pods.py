@@ -1,4 +1,4 @@
-"""A pod as Kubernetes reports it, and what of it goes into a report. Pure."""
+"""Pods as Kubernetes reports them, and their summary for reports. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalstop_client.receivers.kubernetes.kinds import Object, at
 
 ENDED_PHASES = ("Succeeded", "Failed")
 MAX_REPORTED = 32
-"""Pods that a report names one by one."""
+"""Maximum number of pods listed in a report."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Pod:
 
     @property
     def holds(self) -> bool:
-        """Whether it holds resources, or may get some: until its containers have ended or the node has let go of it."""
+        """Whether it holds resources or may get some: until its containers have ended or its node has released it."""
         return self.is_there and self.phase not in ENDED_PHASES
 
     @property
     def state(self) -> str:
-        """In a word, as kubectl has it."""
+        """The state as shown by kubectl."""
         return "Terminating" if self.delete_at is not None else self.phase
 
 
@@ -70,7 +70,7 @@ def parse_pod(item: Object) -> Pod:
 
 
 def details(pods: Iterable[Pod]) -> dict[str, Any]:
-    """What is reported of the end of these pods: the first exit code that is not 0 stands for all."""
+    """The end of these pods for the report: the first nonzero exit code stands for all."""
     pods = sorted(pods, key=lambda pod: pod.name)
     ends = [end for pod in pods for end in pod.ends]
     codes = [end.exit_code for end in ends]

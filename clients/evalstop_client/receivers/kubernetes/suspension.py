@@ -1,6 +1,6 @@
-"""What stops a workload and lets it go on: its own suspend flag, Kueue's, a command to Volcano, or its deletion.
+"""Stops and resumes a workload: with its own suspend flag, Kueue's, a command to Volcano, or by deleting it.
 
-What was written is read back: an API server drops a field that it does not know, and answers that all is well.
+Changes are read back: an API server silently drops fields that it does not know.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIES = 5
 
 
 class Suspension:
-    """`instead`: what to do with a batch/v1 Job whose API server knows no spec.suspend (before Kubernetes 1.21)."""
+    """`instead`: what to do with a batch/v1 Job if the API server has no spec.suspend (before Kubernetes 1.21)."""
 
     def __init__(self, api: Api, stop_by: str, instead: str) -> None:
         self._api = api
@@ -42,14 +42,14 @@ class Suspension:
         self._instead = instead
 
     def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
-        """Have it end and stay ended, with a note whose decision it was; twice is harmless."""
+        """Stop it permanently, annotated with the decision; repeating it is harmless."""
         if self._deletes:
             self._delete(kind, workload)
         else:
             self.suspend(kind, workload, decision_id)
 
     def suspend(self, kind: Kind, workload: Object, decision_id: str | None = None, *, may_delete: bool = True) -> None:
-        """Have it give up its pods until it is resumed. `may_delete`: even where that takes its deletion."""
+        """Suspend it, so that it has no pods until it is resumed. `may_delete`: delete it if it cannot be suspended."""
         note = {STOPPED_BY: decision_id} if decision_id else {}
         if kind is VOLCANO_JOB:
             self._command(workload, "AbortJob")
@@ -62,7 +62,7 @@ class Suspension:
                 self._stop_without_suspend(kind, changed, may_delete)
 
     def resume(self, kind: Kind, workload: Object) -> None:
-        """Let it go on."""
+        """Resume it."""
         if kind is VOLCANO_JOB:
             self._command(workload, "ResumeJob")
         elif queued := self._queued(workload):
@@ -76,7 +76,7 @@ class Suspension:
             self._set(kind, workload, False, {STOPPED_BY: None})
 
     def is_held(self, kind: Kind, workload: Object) -> bool:
-        """Whether it is stopped, its controller confirms it, and only a person would start it again."""
+        """Whether it is stopped, confirmed by its controller, and will not restart by itself."""
         if _parallelism_before(workload) is not None:
             return at(workload, "spec", "parallelism") == 0 and not at(workload, "status", "active")
         if not kind.words(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):
@@ -84,7 +84,7 @@ class Suspension:
         return all(at(one, *WORKLOAD.lever) is False for one in self._queued(workload))
 
     def _queued(self, workload: Object) -> list[Object]:
-        """Kueue's objects for it: none where Kueue does not rule it."""
+        """Kueue's objects for it: none if Kueue does not manage it."""
         metadata = workload["metadata"]
         if QUEUE_LABEL not in (metadata.get("labels") or {}):
             return []
@@ -92,7 +92,7 @@ class Suspension:
         return [one for one in found if any(owner["uid"] == metadata["uid"] for owner in _owners(one))]
 
     def _set(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
-        """Set its lever; what is there then, None when it is gone."""
+        """Set its suspend field; returns the resulting object, None if it is gone."""
         change = {**change_at(kind.lever, value), "metadata": {"annotations": annotations}}
         return self._merge(kind, item, lambda _: change)
 
@@ -107,34 +107,34 @@ class Suspension:
             self._merge(kind, workload, _without_pods)
         else:
             raise RequestRefused(
-                f"the API server took {field} of {what} and dropped it: this cluster cannot suspend it; "
+                f"the API server accepted {field} of {what} but dropped it: this cluster cannot suspend it; "
                 "--instead-of-suspend delete would delete it"
             )
 
     def _merge(self, kind: Kind, item: Object, change: Callable[[Object], dict[str, Any]]) -> Object | None:
-        """Change this very object, read anew whenever somebody else was quicker; None when it is gone."""
+        """Change this object, by uid, and read it again after each conflict; None if it is gone."""
         namespace, name, uid = (item["metadata"][one] for one in ("namespace", "name", "uid"))
         for _ in range(TRIES):
             now = self._api.get(kind, namespace, name)
             if isinstance(now, Missing) or now["metadata"]["uid"] != uid:
                 return None
             wanted = change(now)
-            guard = {"resourceVersion": now["metadata"]["resourceVersion"]}  # which no other object ever had
+            guard = {"resourceVersion": now["metadata"]["resourceVersion"]}  # unique to this object
             wanted = {**wanted, "metadata": {**wanted["metadata"], **guard}}
             answer = self._api.merge(kind, namespace, name, wanted)
             if not isinstance(answer, Conflict):
                 changed = self._api.get(kind, namespace, name)
                 return None if isinstance(changed, Missing) or changed["metadata"]["uid"] != uid else changed
-        raise SchedulerUnavailable(f"{kind} {name} is changed by somebody else again and again")
+        raise SchedulerUnavailable(f"{kind} {name} keeps being changed by others")
 
     def _delete(self, kind: Kind, workload: Object) -> None:
-        """With its pods before it, so that it stays to be seen until they have gone. Another one is left alone."""
+        """Delete it in the foreground: its pods go first, so that it stays visible until then. Checks its uid."""
         metadata = workload["metadata"]
         options = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
         self._api.delete(kind, metadata["namespace"], metadata["name"], options)
 
     def _command(self, workload: Object, action: str) -> None:
-        """Volcano carries the command out and deletes it; one that is still there says the same."""
+        """Send a command to Volcano, which deletes it when done; one that still exists has the same effect."""
         metadata = workload["metadata"]
         target = {
             "apiVersion": workload["apiVersion"],
@@ -149,7 +149,7 @@ class Suspension:
 
 
 def _without_pods(workload: Object) -> dict[str, Any]:
-    """No pods from now on, and a note how many there were at a time."""
+    """Set parallelism to 0, and annotate the previous value."""
     before = _parallelism_before(workload)
     noted = str(at(workload, "spec", "parallelism") if before is None else before)
     return {"spec": {"parallelism": 0}, "metadata": {"annotations": {PARALLELISM: noted}}}

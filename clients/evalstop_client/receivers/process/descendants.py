@@ -1,7 +1,7 @@
-"""Finds the living processes of a job: its group, and descendants in groups of their own.
+"""Finds the living processes of a job: its group, and descendants in other groups.
 
-A launcher may put its workers into sessions of their own (torchrun does), where a signal to the job's group does not
-reach them. The caller makes itself the reaper of orphans (Linux), so that none of them leaves the family.
+A launcher may put its workers into separate sessions (torchrun does), where a signal to the job's group does not reach
+them. The caller becomes the subreaper (Linux), so that orphans stay its descendants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Process:
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of every descendant whose own parent dies; False where that is not possible."""
+    """Make this process the parent of every descendant whose parent dies; False if that is not possible."""
     if sys.platform != "linux":
         return False
     try:
@@ -80,7 +80,7 @@ def reap_orphans(child: int) -> None:
 def _from_proc() -> Iterator[Process]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 # "pid (command) state ppid pgrp ...": the command may hold spaces and parentheses itself
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 yield Process(int(folder.name), int(fields[1]), int(fields[2]), fields[0])

@@ -1,6 +1,6 @@
 """Ends a job that is a child of the receiver: SIGTERM, grace period, SIGKILL, then a check that no process is left.
 
-A job that can be started again is parked by ending it, and resumed by starting it again.
+A restartable job is parked by ending it, and resumed by starting it again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ POLL_SECONDS = 0.05
 
 
 def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[str, str]:
-    """`environment` with the label added by which a run started in it is found again.
+    """Add the label to `environment` that identifies runs started in it.
 
-    MLflow's clients set the tags that MLFLOW_RUN_CONTEXT holds, and so carry the label and those of a scheduler.
+    MLflow's clients set the tags in MLFLOW_RUN_CONTEXT, and so send this label and those of a scheduler.
     """
     labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
     tags = {**_read_run_context(environment), **scheduler_labels(environment), LABEL: receiver_id}
@@ -48,13 +48,13 @@ def _read_run_context(environment: Mapping[str, str]) -> dict[str, str]:
     except ValueError:
         tags = None
     if not isinstance(tags, dict):
-        logger.warning("%s is no JSON object; it is replaced", RUN_CONTEXT)
+        logger.warning("%s is not a JSON object; it is replaced", RUN_CONTEXT)
         return {}
     return tags
 
 
 class ChildJob:
-    """A command running in a session and process group of its own, with our standard streams."""
+    """A command running in a new session and process group, with the receiver's standard streams."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._child = subprocess.Popen(command, env=dict(environment), start_new_session=True)
@@ -69,11 +69,11 @@ class ChildJob:
 
     @property
     def exit_status(self) -> int | None:
-        """The child's exit status, -N when signal N killed it; None while it runs."""
+        """The child's exit status, -N if signal N killed it; None while it runs."""
         return self._child.returncode if self._exited.is_set() else None
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Wait for the child to end and return its exit status; None when it has not ended by then."""
+        """Wait for the child to end and return its exit status; None on timeout."""
         self._exited.wait(timeout_seconds)
         return self.exit_status
 
@@ -89,11 +89,11 @@ class ChildJob:
 
 
 class ProcessJobControl:
-    """Ends one job, and answers for the runs that were started in it.
+    """Controls one job, for the runs started in it.
 
     `ancestor` is the process whose descendants are all part of the job: the receiver once it adopts orphans and has no
-    other children; None: the job's child itself. `checkpoint_signal`: what makes the job save a checkpoint, None if
-    nothing does. `restart` starts the job again; None: it cannot be, and is never parked.
+    other children; None: the job's child itself. `checkpoint_signal`: makes the job save a checkpoint; None if it has
+    none. `restart` starts the job again; None: not restartable, and never parked.
     """
 
     name = "evalstop-receiver process"
@@ -116,20 +116,21 @@ class ProcessJobControl:
 
     @property
     def job(self) -> ChildJob:
-        """The job, as it was started last."""
+        """The job, as last started."""
         return self._job
 
     @property
     def is_parked(self) -> bool:
-        """Whether the job was ended, or is being, so that it can be started again."""
+        """Whether the job is parked or being parked."""
         return self._parked
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """Our job, if the run carries this receiver's label."""
+        """This receiver's job, if the run has its label."""
         return Job(str(self._job.pid)) if request.labels.get(LABEL) == self._receiver_id else ForeignJob()
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Send the checkpoint signal to the job's own process: its helpers may know nothing of it, and would die."""
+        """Send the checkpoint signal only to the job's main process: its child processes may not handle it, and would
+        die."""
         if self._checkpoint_signal is None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -138,15 +139,15 @@ class ProcessJobControl:
         return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """SIGTERM to the whole group."""
+        """Send SIGTERM to the whole group."""
         logger.info("SIGTERM to process group %d", self._job.pid)
         if any(process.group == self._job.pid for process in self._living()):
             self._job.signal(signal.SIGTERM)
-        else:  # the group is gone, and its number may be another's soon: only its descendants are left
+        else:  # the group is gone, and its id may be reused: only descendants are left
             self._signal_each(signal.SIGTERM)
 
     def kill_job(self, job: Job) -> None:
-        """SIGKILL to every process left, repeatedly: they may be forking."""
+        """Send SIGKILL to every remaining process, repeatedly: they may be forking."""
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
             logger.info("SIGKILL to %s", [process.pid for process in self._living()])
@@ -154,7 +155,7 @@ class ProcessJobControl:
             time.sleep(POLL_SECONDS)
 
     def check_job(self, job: Job) -> Present | Gone:
-        """Whether the job, or anybody it has left, still lives."""
+        """Whether the job, or any process that it left, is alive."""
         if not self._is_gone():
             return Present("running" if self._job.exit_status is None else f"survived by {len(self._living())}")
         status = self._job.exit_status
@@ -168,9 +169,9 @@ class ProcessJobControl:
         return Gone("ended", details)
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """End it as a stop does; refused where it cannot be started again."""
+        """End it as a stop does; RequestRefused if it is not restartable."""
         if self._restart is None:
-            raise RequestRefused("the job cannot be parked: this receiver was not told that it is --restartable")
+            raise RequestRefused("the job cannot be parked: this receiver runs without --restartable")
         self._parked = True
         self.cancel_job(job, request)
 
@@ -182,12 +183,10 @@ class ProcessJobControl:
         return seen
 
     def resume_job(self, job: Job) -> None:
-        """Start a job that was parked again; any other process that has ended cannot be brought back."""
+        """Restart a parked job; any other process that has ended cannot be resumed."""
         with self._changing:
             if not self._parked or self._restart is None:
-                raise RequestRefused(
-                    "a process that has ended cannot be brought back; start it again from its checkpoint"
-                )
+                raise RequestRefused("a process that has ended cannot be resumed; start it again from its checkpoint")
             if not self._is_gone():
                 raise SchedulerUnavailable("the job has not ended yet")
             try:
@@ -211,7 +210,7 @@ class ProcessJobControl:
 
 
 def create_receiver_id() -> str:
-    """A label value that no other receiver has."""
+    """A label value unique to this receiver."""
     return str(uuid.uuid4())
 
 

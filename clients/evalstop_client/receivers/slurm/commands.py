@@ -1,4 +1,4 @@
-"""A Slurm cluster by its own commands: squeue, scancel, scontrol and, where there is one, sacct."""
+"""Access to a Slurm cluster with its commands: squeue, scancel, scontrol and, if available, sacct."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SACCT_FIELDS = ("JobIDRaw", "State", "User", "Partition", "ExitCode", "AllocTRES
 
 
 class Programs:
-    """`environment` is what the commands get; what would change their words or their format is taken out."""
+    """`environment` is that of the commands, without variables that would change their output."""
 
     def __init__(self, environment: Mapping[str, str], timeout_seconds: float = 30.0) -> None:
         changing = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
@@ -32,7 +32,7 @@ class Programs:
         return self._configured("ClusterName")
 
     def hides_jobs(self) -> bool:
-        """Whether PrivateData holds jobs back."""
+        """Whether PrivateData hides jobs."""
         return "jobs" in self._configured("PrivateData").lower()
 
     def jobs(self, job_id: str) -> list[Record]:
@@ -46,7 +46,7 @@ class Programs:
         return [from_squeue(line) for line in done.output.splitlines() if line.strip()]
 
     def past(self, job_id: str) -> list[Record]:
-        """From sacct; nothing where accounting is not stored."""
+        """From sacct; empty if accounting is not stored."""
         if self._has_accounting is None:
             self._has_accounting = shutil.which("sacct", path=self._environment.get("PATH")) is not None
         if not self._has_accounting:
@@ -71,7 +71,7 @@ class Programs:
         self._cancel(job, user)
 
     def kill(self, job: str, user: str) -> None:
-        """`scancel --signal=KILL --full`, and a plain one for what KILL alone leaves in the queue."""
+        """`scancel --signal=KILL --full`, and a plain `scancel` for jobs that KILL leaves in the queue."""
         self._cancel(job, user, "--signal=KILL", "--full")
         self._cancel(job, user)
 
@@ -103,7 +103,7 @@ class Programs:
         self._control("update", f"JobId={job}", f"Comment={text}")
 
     def _cancel(self, job: str, user: str, *options: str) -> None:
-        # --user: an id that has meanwhile gone to somebody else's job does nothing
+        # --user: no effect if the id meanwhile belongs to another user's job
         self._order(self._run("scancel", f"--user={user}", *options, job))
 
     def _control(self, *arguments: str) -> None:
@@ -125,7 +125,7 @@ class Programs:
             self._config = done.output
         found = re.search(rf"^{name}\s*=\s*(.*?)\s*$", self._config, re.MULTILINE)
         if found is None:
-            raise SchedulerUnavailable(f"scontrol show config does not tell {name}")
+            raise SchedulerUnavailable(f"scontrol show config does not show {name}")
         return found[1]
 
     def _run(self, *command: str) -> Done:

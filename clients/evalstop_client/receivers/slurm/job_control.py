@@ -1,9 +1,9 @@
 """Ends jobs of a Slurm cluster: checkpoint signal, cancel, then polling until the job has left COMPLETING.
 
-To park a job is to requeue it: held or, where a partition for it is named, into that one, where Slurm starts it again
-on nodes that nobody else wants. To resume it is to put it back into its own partition.
+Parking requeues a job: held or, with a partition for parked jobs, into that partition, where Slurm starts it again on
+idle nodes. Resuming moves it back to its own partition.
 
-A run names its job by the labels that the client sends by itself: slurm_job_id, slurm_cluster and the others of LABELS.
+A run identifies its job with labels that the client adds: slurm_job_id, slurm_cluster and the others of LABELS.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 HELD_SECONDS = 120.0
-"""How long a requeued job may take to be held: Slurm's KillWait and the epilog of its nodes."""
+"""How long a requeued job may take to become held: Slurm's KillWait and the epilog of its nodes."""
 
 
 class SlurmJobControl:
-    """`users`: whose jobs may be stopped, None for anybody's. `partitions`: in which, None for any.
+    """`users`: whose jobs may be stopped; None: anyone's. `partitions`: in which; None: any.
 
     `park_partition`: where parked jobs wait for idle nodes; None: they are held until they are resumed.
     """
@@ -52,13 +52,13 @@ class SlurmJobControl:
         self._poll_seconds = poll_seconds
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """The job that the run's labels name, if it is one of this cluster and on the allow-list."""
+        """The job that the run's labels name, if it is in this cluster and allowed."""
         labels = request.labels
         job_id, cluster = labels.get("slurm_job_id", ""), labels.get("slurm_cluster", "")
         if not job_id or cluster != self._cluster.name():
             return ForeignJob()
         if not JOB_ID.fullmatch(job_id):
-            raise RequestRefused(f"label slurm_job_id is {job_id[:40]!r}, which is no job id")
+            raise RequestRefused(f"label slurm_job_id is {job_id[:40]!r}, which is not a job id")
         facts = {"cluster": cluster, "job_id": job_id}
         signal = choose_signal(labels, self._default_signal)
         if signal is not None:
@@ -68,7 +68,7 @@ class SlurmJobControl:
             if self._cluster.hides_jobs():
                 raise RequestRefused(
                     f"Slurm shows no job {job_id}: it ended more than MinJobAge ago, or this receiver may not see it; "
-                    "that it is gone cannot be proved"
+                    "it cannot be confirmed that the job is gone"
                 )
             return Job(job_id, facts)
         record = records[0]
@@ -78,7 +78,7 @@ class SlurmJobControl:
         return Job(record.name, facts)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Send the checkpoint signal that the run's label, or else the receiver, names."""
+        """Send the checkpoint signal of the run's label, else of the receiver."""
         if "checkpoint_signal" not in job.facts or "user" not in job.facts:
             return False
         signal = checkpoint_signal(job.facts["checkpoint_signal"])
@@ -86,13 +86,13 @@ class SlurmJobControl:
         return self._cluster.signal(job.id, job.facts["user"], signal.name, signal.where)
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Leave a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
+        """Add a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
         self._comment(job, request)
         logger.info("cancelling job %s", job.id)
         self._cluster.cancel(job.id, job.facts["user"])
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """Requeue it, held or into the partition for parked jobs; refused where its owner does not let it be."""
+        """Requeue it, held or into the partition for parked jobs; RequestRefused if it is not requeuable."""
         if not self._cluster.is_requeuable(job.id):
             raise RequestRefused(f"job {job.id} cannot be parked: it was submitted without --requeue, or by slurmrestd")
         self._comment(job, request)
@@ -103,24 +103,24 @@ class SlurmJobControl:
             self._move(job, self._park_partition)
 
     def kill_job(self, job: Job) -> None:
-        """SIGKILL, which Slurm itself should have sent after KillWait."""
+        """Send SIGKILL, which Slurm itself should have sent after KillWait."""
         logger.info("killing job %s", job.id)
         self._cluster.kill(job.id, job.facts["user"])
 
     def check_job(self, job: Job) -> Present | Gone:
-        """What slurmctld reports, or the accounting once slurmctld has dropped the job."""
+        """The state from slurmctld, or from the accounting once slurmctld has dropped the job."""
         records = self._find_records(job)
-        if not records:  # it was seen by this receiver, or nothing is hidden from it: it was forgotten
-            return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm knows no such job any more"})
+        if not records:  # this receiver saw it before, or sees all jobs: slurmctld has dropped it
+            return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm no longer knows the job"})
         if all(one.state in ENDED for one in records):
             return Gone(records[0].state, details(records))
         is_parked = records[0].is_held or records[0].partition == self._park_partition
         if _was_started_again(records, job.facts) and not is_parked:
-            return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job was requeued since"})
+            return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job has been requeued since"})
         return Present(next(one.state for one in records if one.state not in ENDED))
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
-        """Parked once it is held, or out of its own partition."""
+        """Parked once it is held, or in the partition for parked jobs."""
         records = self._find_records(job)
         if not records or all(one.state in ENDED for one in records):
             return self.check_job(job)
@@ -132,10 +132,10 @@ class SlurmJobControl:
         return Present(next(one.state for one in records if one.state not in ENDED))
 
     def resume_job(self, job: Job) -> None:
-        """Release a job that is held, or requeue one that was parked elsewhere into its own partition."""
+        """Release a held job, or requeue one parked in another partition into its own."""
         records = self._find_records(job)
         if not records or all(one.state in ENDED for one in records):
-            raise RequestRefused(f"job {job.id} has ended and cannot be brought back")
+            raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
         own = job.facts["partition"]
         if records[0].partition == own:
             self._cluster.release(job.id)
@@ -143,18 +143,19 @@ class SlurmJobControl:
             self._move(job, own)
 
     def _move(self, job: Job, partition: str) -> None:
-        """Requeue the job into another partition: only a job that is held stays where it is while it is moved."""
+        """Requeue the job into another partition; it is held first, since only a held job stays queued while it is
+        moved."""
         self._hold(job)
         until = time.monotonic() + HELD_SECONDS
         while not all(one.is_held for one in self._records(job)):
             if time.monotonic() > until:
-                raise SchedulerUnavailable(f"job {job.id} was requeued and is not held yet")
+                raise SchedulerUnavailable(f"job {job.id} was requeued but is not held yet")
             time.sleep(self._poll_seconds)
         self._cluster.move(job.id, partition)
         self._cluster.release(job.id)
 
     def _hold(self, job: Job) -> None:
-        """Keep it in the queue; one that runs is put back there."""
+        """Hold it in the queue; requeues a running job."""
         records = self._records(job)
         if all(one.state in WAITING for one in records):
             self._cluster.hold(job.id)
@@ -168,7 +169,7 @@ class SlurmJobControl:
             logger.warning("job %s gets no comment: %s", job.id, error)
 
     def _find_records(self, job: Job) -> list[Record]:
-        """What slurmctld has of the job, or the accounting once slurmctld has dropped it."""
+        """The records from slurmctld, or from the accounting once slurmctld has dropped the job."""
         return of_job(self._cluster.jobs(job.facts["job_id"]), job.facts["job_id"]) or self._cluster.past(
             job.facts["job_id"]
         )
@@ -193,7 +194,7 @@ class SlurmJobControl:
 
 
 def _was_started_again(records: list[Record], facts: Mapping[str, str]) -> bool:
-    """Whether this is another life of the job than the one that was to end, which is over then."""
+    """Whether the job was restarted since the stop was requested, so that the job to stop is gone."""
     before = facts.get("restarts", "")
     alive = [one for one in records if one.state not in ENDED and one.state != "COMPLETING"]
     return before.isdecimal() and bool(alive) and all(one.restarts > int(before) for one in alive)

@@ -1,4 +1,4 @@
-"""Slurm's record of a job, from any source, and what it means. Pure."""
+"""Slurm's record of a job, from any source, and its interpretation. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDED = frozenset(
         "TIMEOUT",
     }
 )
-"""States in which a job holds nothing any more; COMPLETING is none of them, nor is one not known here."""
+"""States in which a job holds no resources; neither COMPLETING nor unknown states are among them."""
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 
@@ -32,33 +32,33 @@ class Record:
     """One job, one task of an array, or one component of a heterogeneous job."""
 
     job_id: str
-    state: str  # COMPLETING while it is that, whatever else it is
+    state: str  # COMPLETING takes precedence over other states
     user: str
     partition: str
     array_job_id: str = ""
     array_task_id: str = ""
     het_job_id: str = ""
     reason: str = ""
-    exit_code: int | None = None  # as wait() gives it: the exit code times 256, plus the signal
+    exit_code: int | None = None  # as from wait(): the exit code times 256, plus the signal
     ended_at: datetime | None = None
     gpus: int = 0
     restarts: int = 0
 
     @property
     def name(self) -> str:
-        """What to cancel. Never the bare id of an array's task: it may be that of the whole array."""
+        """The id to cancel. Never the bare id of an array task, which may be that of the whole array."""
         if self.array_task_id:
             return f"{self.array_job_id}_{self.array_task_id}"
         return self.het_job_id or self.job_id
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits in the queue until somebody releases it."""
+        """Whether it waits in the queue until it is released."""
         return self.state in WAITING and "held" in self.reason.lower()
 
 
 def of_job(records: Iterable[Record], job_id: str) -> list[Record]:
-    """The records that belong to the job of this id: itself, and the other components if it is heterogeneous."""
+    """The records of the job with this id: itself, and the other components if it is heterogeneous."""
     records = list(records)
     own = [one for one in records if one.job_id == job_id]
     leaders = {one.het_job_id for one in own if one.het_job_id}
@@ -66,7 +66,7 @@ def of_job(records: Iterable[Record], job_id: str) -> list[Record]:
 
 
 def details(records: Iterable[Record]) -> dict[str, Any]:
-    """What is reported of a job's end."""
+    """The details of a job's end for the report."""
     records = list(records)
     ends = [one.ended_at for one in records if one.ended_at is not None]
     first = records[0]
@@ -81,9 +81,9 @@ def details(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def parse_gpus(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
-    """GPUs of a job: from what was allocated where Slurm counts them (AccountingStorageTRES), else as was asked for."""
+    """GPUs of a job: as allocated if Slurm counts them (AccountingStorageTRES), else as requested."""
     counted = _count(r"gres/gpu(?::[^=,]+)?=(\d+)", [part for part in allocated.split(",") if "gres/gpu=" in part])
-    if counted == 0:  # typed GPUs are listed beside their sum, so they only count where there is no sum
+    if counted == 0:  # typed GPUs are listed in addition to their sum, so they count only without a sum
         counted = _count(r"gres/gpu:[^=,]+=(\d+)", allocated.split(","))
     if counted:
         return counted
@@ -139,7 +139,7 @@ SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
 
 
 def from_rest(job: Mapping[str, Any]) -> Record:
-    """From an element of `jobs` in an answer of slurmrestd, as version 0.0.38 or one of the later ones writes it."""
+    """From an element of `jobs` in a response of slurmrestd, of version 0.0.38 or later."""
     states = job.get("job_state")
     listed = [str(state) for state in states] if isinstance(states, list) else [str(states)]
     state = "COMPLETING" if "COMPLETING" in listed else (listed[0] if listed else "")
@@ -174,7 +174,7 @@ def _rest_number(value: Any) -> int | None:
 
 
 def _rest_exit_code(value: Any) -> int | None:
-    """The status as wait() gives it; later versions take it apart."""
+    """The status as from wait(); later versions split it."""
     if isinstance(value, Mapping) and "return_code" in value:
         signal = value.get("signal")
         number = _rest_number(signal.get("signal_id", signal.get("id"))) if isinstance(signal, Mapping) else None
@@ -187,7 +187,7 @@ def _number(text: str) -> int:
 
 
 def _local_time(text: str) -> datetime | None:
-    """Slurm's commands write local time without an offset."""
+    """A local time; Slurm's commands write it without an offset."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The seam between the action and a Slurm cluster: a few verbs, by commands or through slurmrestd."""
+"""The interface to a Slurm cluster, implemented with commands and with slurmrestd."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from evalstop_client.receivers.slurm.job_record import Record
 
 
 class Cluster(Protocol):
-    """A Slurm cluster. Every method may raise SchedulerUnavailable, or RequestRefused for what no retry will change."""
+    """A Slurm cluster. Every method may raise SchedulerUnavailable, or RequestRefused if a retry cannot succeed."""
 
     def name(self) -> str:
-        """What it calls itself, as in SLURM_CLUSTER_NAME."""
+        """The cluster's name, as in SLURM_CLUSTER_NAME."""
         ...
 
     def hides_jobs(self) -> bool:
-        """Whether a job that is not listed may exist nevertheless (PrivateData), or that is unknown."""
+        """Whether an unlisted job may still exist (PrivateData); true if unknown."""
         ...
 
     def jobs(self, job_id: str) -> list[Record]:
-        """What the controller has of this id, and of what belongs together with it; empty when it knows no such id."""
+        """The controller's records of this id and of its other components; empty if the id is unknown."""
         ...
 
     def past(self, job_id: str) -> list[Record]:
-        """What the accounting has of a job that the controller has forgotten; empty when there is none."""
+        """The accounting's records of a job that the controller has dropped; empty if there are none."""
         ...
 
     def signal(self, job: str, user: str, name: str, where: str) -> bool:
-        """Send a signal to the batch script, the steps or both; False when that cannot be done this way."""
+        """Send a signal to the batch script, the steps or both; False if that is not possible."""
         ...
 
     def cancel(self, job: str, user: str) -> None:
-        """SIGTERM, and SIGKILL after the cluster's KillWait."""
+        """Cancel: SIGTERM, and SIGKILL after the cluster's KillWait."""
         ...
 
     def kill(self, job: str, user: str) -> None:
-        """SIGKILL to all of it."""
+        """Send SIGKILL to the whole job."""
         ...
 
     def is_requeuable(self, job: str) -> bool:
-        """Whether its owner lets it be requeued."""
+        """Whether it was submitted as requeuable."""
         ...
 
     def requeue_held(self, job: str) -> None:
-        """End it and put it back into the queue, held."""
+        """End it and requeue it, held."""
         ...
 
     def move(self, job: str, partition: str) -> None:
-        """Put a job that waits into another partition."""
+        """Move a waiting job to another partition."""
         ...
 
     def hold(self, job: str) -> None:
-        """Keep a job that waits in the queue until it is released."""
+        """Hold a waiting job until it is released."""
         ...
 
     def release(self, job: str) -> None:
-        """Let a job that is held go on."""
+        """Release a held job."""
         ...
 
     def comment(self, job: str, text: str) -> None:
-        """Leave a comment on the job."""
+        """Set a comment on the job."""
         ...

@@ -1,7 +1,9 @@
-"""A Slurm cluster through slurmrestd, with a JWT; its version is discovered, and `errors` is read in every answer.
+"""Access to a Slurm cluster through slurmrestd, with a JWT; discovers its version, and reads `errors` in every
+response.
 
-A status alone tells little: seen on version 0.0.38 are 500 for a job that is not there, for somebody else's job and for
-a token that is over, and 200 for an update that failed.
+The HTTP status is not enough: version 0.0.38 returns 500 for a missing job, another user's job and an expired token,
+and
+200 for a failed update.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ DESCRIPTIONS = ("/openapi/v3", "/openapi.json", "/openapi")
 
 
 class Rest:
-    """`url` is `http://host:port` or `unix:/path`; `token` is asked before every request, for tokens end."""
+    """`url` is `http://host:port` or `unix:/path`; `token` is called before every request, because tokens expire."""
 
     def __init__(
         self, url: str, cluster: str, user: str | None, token: Callable[[], str], timeout_seconds: float = 30.0
@@ -44,40 +46,40 @@ class Rest:
         self._client.close()
 
     def name(self) -> str:
-        """As it was given: slurmrestd names the cluster only with a job."""
+        """As configured: slurmrestd names the cluster only in a job."""
         return self._cluster
 
     def hides_jobs(self) -> bool:
-        """It cannot be asked what PrivateData is."""
+        """True: slurmrestd does not report PrivateData."""
         return True
 
     def jobs(self, job_id: str) -> list[Record]:
-        """What slurmctld has of the id."""
+        """From slurmctld."""
         body = self._ask("GET", f"job/{job_id}")
         return [from_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
 
     def past(self, job_id: str) -> list[Record]:
-        """Nothing: accounting is not asked this way."""
+        """Empty: accounting is not queried."""
         return []
 
     def signal(self, job: str, user: str, name: str, where: str) -> bool:
-        """Only all of a job can be signalled this way."""
+        """Only the whole job can be signalled."""
         if where != "full":
             return False
         self._ask("DELETE", f"job/{job}", params={"signal": name})
         return True
 
     def cancel(self, job: str, user: str) -> None:
-        """DELETE of the job."""
+        """DELETE the job."""
         self._ask("DELETE", f"job/{job}")
 
     def kill(self, job: str, user: str) -> None:
-        """DELETE with SIGKILL, and a plain one for what KILL alone leaves in the queue."""
+        """DELETE with SIGKILL, and a plain one for jobs that KILL leaves in the queue."""
         self._ask("DELETE", f"job/{job}", params={"signal": "KILL"})
         self._ask("DELETE", f"job/{job}")
 
     def is_requeuable(self, job: str) -> bool:
-        """Nothing can be requeued by it."""
+        """False: slurmrestd cannot requeue."""
         return False
 
     def requeue_held(self, job: str) -> None:
@@ -97,7 +99,7 @@ class Rest:
         raise RequestRefused("slurmrestd cannot release a job; use Slurm's commands")
 
     def comment(self, job: str, text: str) -> None:
-        """An update of the job."""
+        """Update the job."""
         self._ask("POST", f"job/{job}", change={"comment": text})
 
     def _ask(
@@ -114,7 +116,7 @@ class Rest:
         if numbers & FORBIDDEN:
             raise RequestRefused(f"Slurm does not permit it: {words}")
         if body is None or errors or response.status_code >= 300:
-            if response.status_code == 404:  # another version may have taken the place of the one that was found
+            if response.status_code == 404:  # another version may have replaced the discovered one
                 self._version = None
             raise SchedulerUnavailable(
                 f"slurmrestd: {method} {path}: {response.status_code}: {words or response.text[:200]}"
@@ -127,7 +129,7 @@ class Rest:
             found = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
             if found:
                 return f"v0.0.{max(int(number) for number in found)}"
-        raise SchedulerUnavailable("slurmrestd tells no version of its API; is the token good?")
+        raise SchedulerUnavailable("slurmrestd reports no API version; check the token")
 
     def _send(
         self,
@@ -148,19 +150,19 @@ class Rest:
 
 
 def validate_rest_url(url: str) -> str:
-    """The URL without a slash at its end; ConfigurationError when no request could go there."""
+    """Return the URL without a trailing slash; raises ConfigurationError if it is unusable."""
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?|unix:/\S+", url):
         raise ConfigurationError(f"rest {url!r}: write it like http://127.0.0.1:6820 or unix:/run/slurmrestd.sock.")
     return url.rstrip("/")
 
 
 def parse_token(text: str) -> str:
-    """The token in a file or in what `scontrol token` prints (SLURM_JWT=...)."""
+    """The token in a file or in the output of `scontrol token` (SLURM_JWT=...)."""
     return text.strip().removeprefix("SLURM_JWT=").strip()
 
 
 def parse_user(token: str) -> str | None:
-    """Whose token it is, as its own claim `sun` has it: slurmrestd 22.05 refuses a token without the name beside it."""
+    """The user of a token, from its claim `sun`: slurmrestd 22.05 requires the name with the token."""
     payload = token.partition(".")[2].partition(".")[0]
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -1,1 +1,1 @@
-"""Carrying out one stop, whatever the scheduler: verified, remembered, proved, reported."""
+"""Carries out stops for any scheduler: verifies, journals, executes, confirms and reports them."""

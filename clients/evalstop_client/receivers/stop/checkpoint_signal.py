@@ -1,6 +1,6 @@
-"""The signal that makes a job save a checkpoint and run on, as the job's own label or the receiver's option names it.
+"""The signal that makes a job save a checkpoint and continue, from the job's label or the receiver's option.
 
-A program that does not expect the signal dies of it, unsaved: so nothing is sent unless somebody asked for it.
+A program that does not handle the signal dies without saving: so none is sent unless it is configured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WHERE = ("batch", "steps", "full")
 
 @dataclass(frozen=True)
 class CheckpointSignal:
-    """`where` matters to Slurm: the batch script alone, the steps that srun started alone, or both."""
+    """`where`, for Slurm: only the batch script, only the steps that srun started, or both."""
 
     name: str
     where: str = "batch"
@@ -27,17 +27,17 @@ class CheckpointSignal:
 
 
 def checkpoint_signal(text: str) -> CheckpointSignal:
-    """From `USR1` or `USR1@steps`; ConfigurationError when it is neither."""
+    """Parse `USR1` or `USR1@steps`; raises ConfigurationError."""
     name, _, where = text.removeprefix("SIG").partition("@")
     if name not in NAMES or (where or "batch") not in WHERE:
         raise ConfigurationError(
-            f"checkpoint signal {text!r}: one of {', '.join(NAMES)}, and behind an @ one of {', '.join(WHERE)}."
+            f"checkpoint signal {text!r}: one of {', '.join(NAMES)}, optionally with @ and one of {', '.join(WHERE)}."
         )
     return CheckpointSignal(name, where or "batch")
 
 
 def choose_signal(labels: Mapping[str, str], default: CheckpointSignal | None) -> CheckpointSignal | None:
-    """What the run's label asks for, else the receiver's default; `none` as a label asks for no signal."""
+    """The signal of the run's label, else the receiver's default; the label `none` means no signal."""
     text = labels.get(LABEL, "")
     if not text:
         return default

@@ -9,7 +9,7 @@ from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Presen
 
 @dataclass(frozen=True)
 class Happened:
-    """What all events have."""
+    """The base of all events."""
 
     at: float
 
@@ -61,7 +61,7 @@ class CheckpointRequested(Happened):
 
 
 class JobCancelled(Happened):
-    """The scheduler accepted the cancel, or to set the job aside."""
+    """The scheduler accepted the cancel or the park."""
 
 
 class JobKilled(Happened):
@@ -85,7 +85,7 @@ class ReportAccepted(Happened):
 
 @dataclass(frozen=True)
 class ReportFailed(Happened):
-    """The service could not take the report now; it may have sent Retry-After."""
+    """The service could not accept the report now; it may have sent Retry-After."""
 
     retry_after_seconds: float | None = None
 

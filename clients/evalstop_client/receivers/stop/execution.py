@@ -1,10 +1,10 @@
-"""Carries out one stop: journal first, then whatever the state machine asks for.
+"""Carries out one stop: writes the journal first, then executes the state machine's instructions.
 
 1. The state machine turns the last event into a new state and one instruction.
 2. The state is written to the journal before anything is done: a receiver that dies in between repeats a harmless
    step rather than forgetting one.
-3. The instruction is carried out. Whatever goes wrong becomes an event, so that the state machine decides about
-   retries and the service hears of failures.
+3. The instruction is carried out. Errors become events, so that the state machine decides about retries and failures
+are reported to the service.
 4. Back to 1, until the state machine has no more instructions.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 @dataclass(frozen=True)
 class ReceiverContext:
-    """What all stops of a receiver share. `reports` makes a connection for each stop."""
+    """Shared by all stops of a receiver. `reports` opens a connection for each stop."""
 
     action: JobControl
     memory: Journal
@@ -43,7 +43,7 @@ class ReceiverContext:
 
 
 class StopExecution:
-    """One stop that is being carried out."""
+    """A stop in progress."""
 
     def __init__(self, entry: JournalEntry, context: ReceiverContext, changed: Callable[[Stop], None]) -> None:
         """`changed` is called with each new state, on the thread that runs."""
@@ -90,7 +90,7 @@ class StopExecution:
             try:
                 self._context.memory.keep(self._request, stop)
                 break
-            except OSError as error:  # a full disk must neither end a stop nor let it continue unrecorded
+            except OSError as error:  # a full disk must neither end a stop nor let it continue unjournaled
                 logger.error("cannot write the journal, retrying: %s", error)
                 if self._end.wait(1.0):
                     return
@@ -109,7 +109,7 @@ class StopExecution:
             return events.JobRefused(self._context.clock(), error.detail or str(error))
         except SchedulerUnavailable as error:
             return self._report_unavailable(error.detail or str(error))
-        except Exception as error:  # whatever it is, the service must hear of it
+        except Exception as error:  # any error must be reported to the service
             if self._stop.away == 0:
                 logger.exception("the action failed")
             return self._report_unavailable(f"{type(error).__name__}: {error}")
@@ -139,14 +139,14 @@ class StopExecution:
 
     def _check_found_job(self, job: Job) -> Event:
         seen = self._context.action.check_job(job)
-        if isinstance(seen, Present):  # beside the stop, which waits for no service
+        if isinstance(seen, Present):  # in a separate thread: the stop does not wait for the service
             threading.Thread(target=self._acknowledge, args=(job,), name="acknowledge", daemon=True).start()
         return events.JobFound(self._context.clock(), job, seen)
 
     def _acknowledge(self, job: Job) -> None:
-        reports = self._context.reports()  # a connection belongs to one thread
+        reports = self._context.reports()  # a connection is not thread-safe
         try:
-            report = Report("acknowledged", "the job is found, its end is under way", {**job.facts, "job": job.id})
+            report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
             reports.acknowledge(self._request, report, self._context.bounds.checkpoint_seconds)
         finally:
             reports.close()
@@ -182,7 +182,7 @@ class StopExecution:
 
 
 def describe_result(stop: Stop) -> str:
-    """What became of a stop, in a word: foreign, confirmed, parked, failed, abandoned; or under way."""
+    """The result of a stop: foreign, confirmed, parked, failed, abandoned, or under way."""
     if stop.phase is not Phase.DONE:
         return "under way"
     if not stop.mine:

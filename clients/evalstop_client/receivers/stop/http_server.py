@@ -1,4 +1,4 @@
-"""A receiver behind a socket, by TLS if wished: webhooks by POST to any path, /livez and /metrics."""
+"""The receiver's HTTP server, optionally with TLS: webhooks by POST to any path, /livez and /metrics."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SHUTDOWN_SECONDS = 0.05
 
 
 class ReceiverServer(ThreadingHTTPServer):
-    """A receiver behind a socket; a webhook may be posted to any path.
+    """The receiver's HTTP server; a webhook may be posted to any path.
 
-    `tls`: whom it proves to be, else it speaks plain HTTP. `metrics_key`: what /metrics asks for as a bearer token.
+    `tls`: its certificate; None: plain HTTP. `metrics_key`: the bearer token that /metrics requires.
     """
 
     daemon_threads = True
@@ -49,7 +49,7 @@ class ReceiverServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in its thread, which shakes hands too: a slow sender holds up nobody else."""
+        """Handle a connection, including the TLS handshake, in its own thread: a slow sender blocks no other."""
         if self.tls is None:
             super().finish_request(request, client_address)
             return
@@ -57,13 +57,13 @@ class ReceiverServer(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def serve(self, receiver: Receiver) -> None:
-        """Hand what arrives to `receiver`, from a thread; what arrived since the socket was bound has waited."""
+        """Pass requests to `receiver` from a thread, including those that arrived since the socket was bound."""
         self.receiver = receiver
         threading.Thread(target=self.serve_forever, args=(SHUTDOWN_SECONDS,), name="receiver", daemon=True).start()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         host, port = self.server_address[:2]
         return f"{'http' if self.tls is None else 'https'}://{host!s}:{port}/"
 
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = f"evalstop-receiver/{__version__}"
 
     def handle(self) -> None:
-        """Serve one request; a sender that has not come to its end in `read_seconds` is hung up on."""
+        """Serve one request; disconnects a sender that has not finished within `read_seconds`."""
         self._deadline = threading.Timer(self.server.read_seconds, self._hang_up)
         self._deadline.daemon = True
         self._deadline.start()
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.do_handshake()
             super().handle()
         except OSError as error:
-            logger.info("a sender went away: %s", error)
+            logger.info("a sender disconnected: %s", error)
         finally:
             self._deadline.cancel()
 
@@ -91,27 +91,27 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/livez":
             self._reply(Reply(200, {"status": "ok"}))
         elif self.path == "/metrics" and not self._may_read_metrics():
-            self._reply(Reply(401, {"error": "Send Authorization: Bearer and the key that --metrics-key-env names."}))
+            self._reply(Reply(401, {"error": "Send Authorization: Bearer with the key from --metrics-key-env."}))
         elif self.path == "/metrics":
             self._send(200, "text/plain; version=0.0.4; charset=utf-8", self.server.receiver.metrics.text().encode())
         else:
-            self._reply(Reply(404, {"error": "Webhooks are received by POST; /livez tells whether this runs."}))
+            self._reply(Reply(404, {"error": "Send webhooks by POST; /livez checks that the receiver runs."}))
 
     def do_POST(self) -> None:
         """Receive one webhook."""
         length = self.headers.get("content-length", "")
         if not (length.isascii() and length.isdecimal()):
-            self._reply(Reply(411, {"error": "The header content-length is needed."}))
+            self._reply(Reply(411, {"error": "The header content-length is required."}))
         elif len(length) > 12 or int(length) > BODY_LIMIT_BYTES:
-            self._reply(Reply(413, {"error": f"The body may have {BODY_LIMIT_BYTES} bytes at most."}))
+            self._reply(Reply(413, {"error": f"The body may have at most {BODY_LIMIT_BYTES} bytes."}))
             self._discard()
         else:
             body = self.rfile.read(int(length))
             self._deadline.cancel()
-            if len(body) == int(length):  # else the sender hung up in the middle
+            if len(body) == int(length):  # else the sender disconnected midway
                 self._reply(self.server.receiver.receive(dict(self.headers.items()), body, time.time()))
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name in the standard library
         """Log requests at DEBUG."""
         logger.debug("%s %s", self.address_string(), format % args)
 
@@ -130,7 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _discard(self) -> None:
-        """Read on for a moment: closing at once would reset the connection before the sender has read the answer."""
+        """Keep reading briefly: closing immediately would reset the connection before the sender has read the
+        response."""
         until = time.monotonic() + DISCARD_SECONDS
         while time.monotonic() < until and self.rfile.read1(2**16):
             pass
@@ -139,4 +140,4 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            logger.debug("a slow sender was gone already")
+            logger.debug("a slow sender had already disconnected")

@@ -1,4 +1,4 @@
-"""What the state machine of a stop asks the receiver to do next."""
+"""The instructions of the state machine of a stop."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True)
 class CancelJob:
-    """Have it cancelled."""
+    """Cancel the job."""
 
     job: Job
 
 
 @dataclass(frozen=True)
 class ParkJob:
-    """Have it set aside."""
+    """Park the job."""
 
     job: Job
 
 
 @dataclass(frozen=True)
 class KillJob:
-    """Have it forced."""
+    """Kill the job."""
 
     job: Job
 
 
 @dataclass(frozen=True)
 class CheckJob:
-    """CheckJob at the job; with a `mark`, also whether a newer checkpoint than that exists."""
+    """Check the job; with a `mark`, also whether a newer checkpoint exists."""
 
     job: Job
     mark: str | None = None
@@ -61,7 +61,7 @@ class CheckJob:
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing for so long."""
+    """Wait."""
 
     seconds: float
 

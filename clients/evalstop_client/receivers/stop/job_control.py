@@ -1,4 +1,4 @@
-"""What a receiver can do to jobs of its scheduler: find, request a checkpoint, cancel, kill, park, check, resume."""
+"""The interface to a scheduler's jobs: find, request a checkpoint, cancel, kill, park, check, resume."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PARK_REQUESTED = "run.park_requested"
 RESUME_REQUESTED = "run.resume_requested"
 
 MOST_REASON = 400
-"""Characters of a reason that a scheduler is told."""
+"""Maximum number of characters of a reason passed to a scheduler."""
 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The fields of a stop event that job control needs; `event` is the whole of it."""
+    """The fields of a stop event that job control needs; `event` is the whole event."""
 
     webhook_id: str
     decision_id: str
@@ -33,12 +33,12 @@ class StopRequest:
 
     @property
     def parks(self) -> bool:
-        """Whether the job is to be set aside, not to be ended."""
+        """Whether to park the job instead of ending it."""
         return self.event.get("type") == PARK_REQUESTED
 
     @property
     def explanation(self) -> str:
-        """Why, in a line for the scheduler's own records, whatever others have written into it."""
+        """The reason, as one sanitized line for the scheduler's records."""
         url, done = self.event.get("url"), "parked" if self.parks else "stopped"
         parts = [f"{done} by EvalStop: {self.reason}"[:MOST_REASON], f"decision {self.decision_id}"]
         parts += [url] if isinstance(url, str) else []
@@ -47,7 +47,7 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class Job:
-    """A job by the id that its scheduler takes, and what else identifies it; it survives a restart of the receiver."""
+    """A job: its scheduler's id, and what else identifies it. Stored in the journal, so it survives a restart."""
 
     id: str
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Present:
-    """The job holds resources, or may get some, in the scheduler's own word for its state."""
+    """The job holds resources or may get some; `state` is the scheduler's term."""
 
     state: str
 
 
 @dataclass(frozen=True)
 class Gone:
-    """The scheduler reports that the job is gone and holds no resources; `details` is what it knows of the end."""
+    """The scheduler reports that the job is gone and holds no resources; `details` describe the end."""
 
     state: str
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Parked:
-    """The scheduler reports that the job is set aside: it holds no resources that others wait for, and can return."""
+    """The scheduler reports that the job is parked: it holds no resources that others wait for, and can be resumed."""
 
     state: str
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -78,36 +78,36 @@ class Parked:
 
 @dataclass(frozen=True)
 class ForeignJob:
-    """The job belongs to another receiver: nothing is done, nothing is reported."""
+    """The job belongs to another receiver: do and report nothing."""
 
 
 class JobControl(Protocol):
     """Controls jobs of one scheduler.
 
-    Every method may raise SchedulerUnavailable, after which it is called again, and RequestRefused, which ends the stop
-    as failed. After a restart each may be called again without knowing of the first call: cancelling or killing a job
-    that is ending or gone must be harmless, and so must be to park one that is parked.
+    Every method may raise SchedulerUnavailable, after which it is called again, and RequestRefused, which fails the
+    stop. After a restart each may be called again: cancelling or killing a job that is ending or gone must be
+    harmless, and so must parking a parked one.
     """
 
     @property
     def name(self) -> str:
-        """How it calls itself in reports, such as `evalstop-receiver process`."""
+        """Its name in reports, such as `evalstop-receiver process`."""
         ...
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """The job of the run, by its labels; RequestRefused when it may not be touched."""
+        """Find the job by the run's labels; RequestRefused if it may not be stopped."""
         ...
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Have the job save a checkpoint, and run on; False when there is no way to ask this job."""
+        """Make the job save a checkpoint and continue; False if this job has no way to request one."""
         ...
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Have the scheduler end the job, with the time to clean up that the scheduler gives."""
+        """Have the scheduler end the job, with the scheduler's grace period."""
         ...
 
     def kill_job(self, job: Job) -> None:
-        """End what a cancel did not end."""
+        """Kill a job that survived the cancel."""
         ...
 
     def check_job(self, job: Job) -> Present | Gone:
@@ -115,8 +115,8 @@ class JobControl(Protocol):
         ...
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """Have the scheduler set the job aside so that `resume_job` brings it back; RequestRefused, before anything
-        is done, where it cannot."""
+        """Have the scheduler park the job so that `resume_job` can resume it; raises RequestRefused, before any change,
+        if that is not possible."""
         ...
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
@@ -124,23 +124,23 @@ class JobControl(Protocol):
         ...
 
     def resume_job(self, job: Job) -> None:
-        """Let a job that was parked, or suspended by a stop, go on; RequestRefused where it cannot."""
+        """Resume a job that was parked, or suspended by a stop; raises RequestRefused if that is not possible."""
         ...
 
 
 def parse_event(body: bytes) -> dict[str, Any]:
-    """The event that a verified webhook carries; EventMalformed when it carries none."""
+    """Parse the event of a verified webhook; raises EventMalformed."""
     try:
         event = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise EventMalformed(f"The body is no JSON: {error}.") from None
+        raise EventMalformed(f"The body is not JSON: {error}.") from None
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise EventMalformed("The body must be an object with a type.")
     return event
 
 
 def parse_stop_request(webhook_id: str, event: Mapping[str, Any]) -> StopRequest:
-    """The request that an event about a decision makes; EventMalformed when something is missing."""
+    """Parse a request from an event about a decision; raises EventMalformed."""
     run, decision, verdict = (_object(event, "data", name) for name in ("run", "decision", "verdict"))
     labels = run.get("labels")
     best = _object(event, "data").get("best_checkpoint")

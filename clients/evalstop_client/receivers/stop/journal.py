@@ -1,7 +1,7 @@
-"""The receiver's journal: the stops that were requested and the state of each, one file a decision.
+"""The receiver's journal: the requested stops and the state of each, one file per decision.
 
-A file is replaced as a whole and is on disk before its state is acted upon, so that a restarted receiver continues
-where it was and obeys no decision twice. Small files, not a database: the folder may lie on a network disk.
+A file is replaced atomically and is on disk before its state is acted upon, so that a restarted receiver continues
+where it was and obeys no decision twice. Small files, not a database: the folder may be on a network disk.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 VERSION = 1
 RETENTION_SECONDS = 90 * 86_400.0
-MAX_IN_MEMORY = 10_000  # of what is done, where there is no folder
+MAX_IN_MEMORY = 10_000  # finished stops kept without a folder
 
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """A stop with the request for it."""
+    """A stop and its request."""
 
     request: StopRequest
     stop: Stop
 
 
 class Journal:
-    """All stops, by decision; `folder` None keeps them for the life of the process only."""
+    """All stops, by decision; with `folder` None they last only as long as the process."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -62,10 +62,10 @@ class Journal:
             self._lock_file = None
 
     def begin(self, request: StopRequest, at: float) -> JournalEntry | None:
-        """Record a stop that starts now; None when the decision is known already.
+        """Record a stop that starts now; None if the decision is already known.
 
-        One that failed, or whose end could not be reported, starts again: the sender has reason to ask again. So does
-        one that parked its job, when the job is now to be stopped.
+        A stop that failed, or whose end could not be reported, starts again: the sender requests it again for a reason.
+        So does one that parked its job, if the job must now be stopped.
         """
         with self._changing:
             known = self._stops.get(request.decision_id)
@@ -92,7 +92,7 @@ class Journal:
         return sorted(under_way, key=lambda one: one.stop.started_at)
 
     def forget(self, before: float) -> None:
-        """Delete entries of finished stops that started before `before`."""
+        """Delete the entries of finished stops that started before this time."""
         with self._changing:
             old = [one for one in self._stops.values() if one.stop.phase is Phase.DONE and one.stop.started_at < before]
             for one in old:
@@ -100,7 +100,7 @@ class Journal:
 
     def _store(self, remembered: JournalEntry) -> None:
         decision_id = remembered.request.decision_id
-        if not remembered.stop.mine:  # other receivers' stops are not kept
+        if not remembered.stop.mine:  # other receivers' stops are not stored
             self._drop(decision_id)
             return
         if self.folder is not None:
@@ -140,7 +140,7 @@ def _locked(folder: Path) -> IO[str]:
         except BlockingIOError:
             file.close()
             raise ConfigurationError(f"state {folder}: another receiver uses it; give each its own.") from None
-        except OSError as error:  # a network disk without locks
+        except OSError as error:  # a network disk without locking
             logger.warning("%s cannot be locked (%s): make sure that no second receiver uses it", folder, error)
     return file
 
@@ -159,7 +159,7 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
     draft.replace(file)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name too, or a crash may bring the file before it back
+        os.fsync(folder)  # the directory entry too, or a crash may restore the previous file
     finally:
         os.close(folder)
 

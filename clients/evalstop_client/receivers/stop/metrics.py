@@ -1,4 +1,4 @@
-"""What a receiver counts, in the text format that Prometheus reads; by hand, so that the client stays small.
+"""A receiver's metrics in Prometheus's text format; written without a library, so that the client stays small.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -9,13 +9,13 @@ import threading
 from collections import Counter
 
 HELP = {
-    "webhooks_total": ("counter", "events that arrived, by what was answered"),
-    "polls_total": ("counter", "times that events were asked for with --pull, by whether the service answered"),
-    "stops_total": ("counter", "stops that came to their end, by result"),
-    "stop_seconds_total": ("counter", "seconds from the request to the confirmed end, summed"),
-    "stops_under_way": ("gauge", "stops that are being carried out or reported"),
-    "scheduler_unavailable_total": ("counter", "times that the scheduler did not answer"),
-    "reports_total": ("counter", "tries to report, by what the service said"),
+    "webhooks_total": ("counter", "received events, by response"),
+    "polls_total": ("counter", "polls for events with --pull, by whether the service answered"),
+    "stops_total": ("counter", "finished stops, by result"),
+    "stop_seconds_total": ("counter", "total seconds from the request to the confirmed end"),
+    "stops_under_way": ("gauge", "stops being carried out or reported"),
+    "scheduler_unavailable_total": ("counter", "failed requests to the scheduler"),
+    "reports_total": ("counter", "attempts to report, by the service's response"),
 }
 
 
@@ -33,7 +33,7 @@ class Metrics:
             self._values[(name, label)] += amount  # type: ignore[assignment]  # a Counter adds floats as well
 
     def text(self) -> str:
-        """All of them."""
+        """All metrics as text."""
         lines = []
         with self._changing:
             values = dict(self._values)

@@ -1,4 +1,4 @@
-"""What the receivers' command lines have in common: options, and what is made of them."""
+"""Options shared by the receivers' command lines, and their parsing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Options about the service: secrets, where it is, the key."""
+    """Add the options for the service: secrets, URL, key."""
     add = parser.add_argument
     add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
     add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
@@ -29,7 +29,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="whpk_...",
-        help="believe what this key signed, instead of a secret: a receiver that has no more can forge nothing",
+        help="verify with this public key instead of a secret: a receiver that has only this key cannot forge events",
     )
     add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service to report to (default: $EVALSTOP_URL)")
     add(
@@ -38,54 +38,54 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="variable with a key of scope report (default: EVALSTOP_KEY)",
     )
-    add("--tls-cert", type=Path, metavar="FILE", help="receive by HTTPS: the certificate and its chain, as PEM")
+    add("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
     add("--tls-key", type=Path, metavar="FILE", help="the private key of --tls-cert, unless that file has it")
-    add("--metrics-key-env", metavar="NAME", help="variable with a key that /metrics then asks for as a bearer token")
+    add("--metrics-key-env", metavar="NAME", help="variable with the bearer token that /metrics requires")
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
 
 
 def add_receiver_options(parser: argparse.ArgumentParser) -> None:
-    """Options of receivers that run beside a scheduler."""
+    """Add the options of receivers that run beside a scheduler."""
     add = parser.add_argument
-    add("--listen", metavar="HOST:PORT", help="where webhooks arrive (default: 127.0.0.1:9000, or nowhere with --pull)")
+    add("--listen", metavar="HOST:PORT", help="address for webhooks (default: 127.0.0.1:9000, or none with --pull)")
     add(
         "--pull",
         metavar="ENDPOINT_ID",
-        help="fetch events from this pull endpoint of the service, for hosts that no connection can come in to",
+        help="fetch events from this pull endpoint of the service, for hosts without inbound connections",
     )
     add(
         "--state",
         type=Path,
         metavar="FOLDER",
-        help="folder of its journal (default: receiver-<scheduler> in the user's state folder)",
+        help="folder of the journal (default: receiver-<scheduler> in the user's state folder)",
     )
     add(
         "--checkpoint-grace-seconds",
         type=seconds,
         default=StopTimeouts.checkpoint_seconds,
         metavar="S",
-        help="for a checkpoint, from the signal to the cancel; 0 cancels at once (default: %(default)g)",
+        help="time for a checkpoint, from the signal to the cancel; 0 cancels immediately (default: %(default)g)",
     )
     add(
         "--grace-seconds",
         type=seconds,
         default=StopTimeouts.cancel_seconds,
         metavar="S",
-        help="from the cancel to the kill; longer than the scheduler's own (default: %(default)g)",
+        help="time from the cancel to the kill; longer than the scheduler's grace period (default: %(default)g)",
     )
     add(
         "--give-up-seconds",
         type=seconds,
         default=StopTimeouts.give_up_seconds,
         metavar="S",
-        help="from the cancel until the stop is reported as failed; polling goes on (default: %(default)g)",
+        help="time from the cancel until the stop is reported as failed; polling continues (default: %(default)g)",
     )
     add(
         "--poll-seconds",
         type=seconds,
         default=StopTimeouts.poll_seconds,
         metavar="S",
-        help="between two checks of the job (default: 1)",
+        help="time between two checks of the job (default: 1)",
     )
 
 
@@ -100,13 +100,14 @@ def parse_timeouts(options: argparse.Namespace) -> StopTimeouts:
 
 
 def parse_service(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    """The service's url and the key to it."""
+    """The service's url and key."""
     url = validate_url(options.url) if options.url else None
     return url, validate_key(os.environ.get(options.key_env))
 
 
 def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = ()) -> Callable[[], Sequence[str]]:
-    """A source of what is believed now: public keys, or the secrets in `file` or `variable`, by white space apart."""
+    """A function that returns the current public keys, or the secrets in `file` or `variable`, separated by
+    whitespace."""
     if public_keys or file is None:
         secrets = public_keys or os.environ.get(variable, "").split()
         if not secrets:
@@ -131,7 +132,7 @@ def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = 
 
 
 def listen(address: str, options: argparse.Namespace) -> ReceiverServer:
-    """A socket that takes webhooks, by TLS if the options name a certificate."""
+    """A server for webhooks, with TLS if the options name a certificate."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"listen {address!r}: write host:port, such as 127.0.0.1:9000.")
@@ -147,7 +148,7 @@ def listen(address: str, options: argparse.Namespace) -> ReceiverServer:
 def _load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     if certificate is None:
         if key is not None:
-            raise ConfigurationError("tls: --tls-key wants --tls-cert.")
+            raise ConfigurationError("tls: --tls-key requires --tls-cert.")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -158,7 +159,7 @@ def _load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLCont
 
 
 def choose_state_folder(given: Path | None, scheduler: str) -> Path:
-    """Where a receiver keeps its memory."""
+    """The folder of a receiver's journal."""
     if given is not None:
         return given
     state = os.environ.get("XDG_STATE_HOME")
@@ -167,7 +168,7 @@ def choose_state_folder(given: Path | None, scheduler: str) -> Path:
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
-    """`name=value` given any number of times, as the values of each name."""
+    """Parse repeated `name=value` options into the values of each name."""
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -178,7 +179,7 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text)
     draft.replace(path)

@@ -1,4 +1,4 @@
-"""Fetches events instead of being sent them, for where no connection can come in: claim, receive, settle."""
+"""Fetches events, for hosts without inbound connections: claim, receive, settle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from evalstop_client.service import Accepted, Json, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-EMPTY_SECONDS = 0.1  # after a poll without an event, so that a service that does not wait is not asked without end
+EMPTY_SECONDS = 0.1  # after an empty poll, so that a service that does not wait is not polled in a tight loop
 
 
 class Puller:
-    """Long-polls one pull endpoint and hands each event to the receiver, as if it had been posted.
+    """Long-polls one pull endpoint and passes each event to the receiver, as if it had been posted.
 
-    An event is settled once the receiver has answered for it, which is after it was remembered: an event that was
-    claimed by a receiver that died comes again when the claim is over.
+    An event is settled once the receiver has answered, which is after it is journaled: if a receiver dies, its claimed
+    events come again when the claim expires.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Puller:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Pull from a thread."""
+        """Start pulling in a thread."""
         threading.Thread(target=self.run, name="puller", daemon=True).start()
 
     def end(self) -> None:
-        """Start no other poll; one that waits is left alone."""
+        """Start no further poll; does not interrupt a waiting one."""
         self._ended.set()
 
     def run(self) -> None:
@@ -71,14 +71,14 @@ class Puller:
             headers, body = event["headers"], event["body"].encode()
             claim: dict[str, Any] = {"delivery_id": event["delivery_id"], "attempt": event["attempt"]}
         except (KeyError, TypeError, AttributeError) as error:
-            logger.error("the service gave an event that cannot be read: %s %s", type(error).__name__, error)
+            logger.error("the service returned a malformed event: %s %s", type(error).__name__, error)
             return
         try:
             reply = self._receiver.receive(headers, body, time.time())
-        except Exception:  # whatever it is, the next event is not to be lost for it; this one comes again
-            logger.exception("an event could not be taken")
+        except Exception:  # any error: the next event must not be lost; this one comes again
+            logger.exception("an event could not be handled")
             return
         said = str(reply.body.get("error", ""))[:300] if reply.status >= 300 else ""
         answer = self._service.post(f"{self._path}/settle", {**claim, "status": reply.status, "error": said})
         if isinstance(answer, Refused):
-            logger.error("the service does not take the settlement: %s", answer.reason)
+            logger.error("the service does not accept the settlement: %s", answer.reason)

@@ -1,4 +1,4 @@
-"""Reports to the service how a stop proceeds and ends, and asks it for newer checkpoints."""
+"""Reports the progress and end of a stop to the service, and queries newer checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORTING_SCOPES = {"report", "operate", "admin"}
 
 
 class ReportClient:
-    """Brings reports to `POST /decisions/{id}/report`; each call is one try. For one thread."""
+    """Sends reports to `POST /decisions/{id}/report`; each call is one try. Not thread-safe."""
 
     def __init__(self, url: str | None, key: str | None, actor: str) -> None:
         self._actor = actor
@@ -49,7 +49,7 @@ class ReportClient:
             )
 
     def send(self, request: StopRequest, report: Report) -> Accepted | Unavailable | Refused:
-        """Try to report; Unavailable means to try again."""
+        """Send a report once; Unavailable means to retry."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
         if self._service is None:
             logger.warning("no url is set (--url, EVALSTOP_URL): nothing is reported to the service")
@@ -63,7 +63,7 @@ class ReportClient:
         if not self._complained:
             self._complained = True
             logger.warning("the report was not accepted, retrying: %s", answer.reason)
-        return answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)  # a person can fix the key
+        return answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)  # a person may fix the key
 
     def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> None:
         """Report once, without retry, that the stop has started and how long its job may take to save a checkpoint."""
@@ -82,7 +82,7 @@ class ReportClient:
         }
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
-        """When the run's newest checkpoint was registered, in the service's time; "" without any, None if unknown."""
+        """When the run's newest checkpoint was registered, by the service's clock; "" without any, None if unknown."""
         if self._service is None:
             return None
         answer = self._service.get(f"/runs/{quote(request.run_id, safe='')}/checkpoints")

@@ -13,10 +13,10 @@ POLL_SECONDS = 0.5
 
 
 class ShutdownSignal:
-    """SIGTERM and SIGINT, waited for instead of died of; to be made on the main thread.
+    """Waits for SIGTERM and SIGINT instead of exiting; create it on the main thread.
 
-    A signal's handler runs in between two steps of whatever the main thread is at. Were that the beginning of a wait
-    for a `threading.Event`, to set it there would lock up; a `SimpleQueue` may be put to at any moment.
+    A signal handler runs between two steps of the main thread. If that thread is just starting to wait for a
+    `threading.Event`, setting it in the handler would deadlock; `SimpleQueue.put` is reentrant.
     """
 
     def __init__(self) -> None:

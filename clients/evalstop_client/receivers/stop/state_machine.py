@@ -1,11 +1,11 @@
-"""The life of one stop at the receiver, as a state machine without I/O: events in, one instruction out.
+"""The life cycle of a stop at the receiver, as a state machine without I/O: events in, one instruction out.
 
 finding ──> saving ──> cancelling ──> forcing      saving: the job was asked for a checkpoint and has its time for it
    │          │            │             │         from any of the four, once the scheduler says that the job is gone:
    └──────────┴────────────┴─────────────┴──> telling ──> done
 
-A job that is to be parked is set aside instead of cancelled, and never forced. A stop that takes too long is reported
-as failed once and continues: when the job goes at last, that is reported too.
+A job to be parked is parked instead of cancelled, and never killed. A stop that takes too long is reported as failed
+once and continues: when the job ends later, that is reported too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StopTimeouts:
     checkpoint_seconds: float = 120.0  # from the request for a checkpoint to the cancel; 0: no request
     cancel_seconds: float = 90.0  # from the cancel to the kill, and between kills
     give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; polling goes on
-    abandon_seconds: float = 7 * 86_400.0  # from the request until a job that stays is given up
+    abandon_seconds: float = 7 * 86_400.0  # from the request until a job that does not end is given up
     report_seconds: float = 7 * 86_400.0  # tries to report
     poll_seconds: float = 1.0  # between two checks of the job
 
@@ -78,16 +78,16 @@ class Stop:
     phase: Phase = Phase.FINDING
     job: Job | None = None
     asked_at: float | None = None  # for a checkpoint
-    mark: str | None = None  # the newest checkpoint at that time, as the service names it
+    mark: str | None = None  # the newest checkpoint at that time
     checkpoint: str | None = None
     cancelled_at: float | None = None
     forced_at: float | None = None
-    escalated: bool = False  # the service asked for force
+    escalated: bool = False  # the service escalated the stop
     failure_reported: bool = False
     report: Report | None = None
     reporting_at: float | None = None
     told: bool = False  # the service has answered the report
-    away: int = 0  # failures in a row to reach the scheduler or the service
+    away: int = 0  # consecutive failures to reach the scheduler or the service
     mine: bool = True
     parks: bool = False
     resumed_at: float | None = None
@@ -129,7 +129,7 @@ def step(stop: Stop, event: Event, bounds: StopTimeouts) -> tuple[Stop, Instruct
 
 
 def _owed(stop: Stop) -> Instruction | None:
-    """What the phase asks for and is not known to be done."""
+    """The phase's instruction, unless it is known to be done."""
     if stop.phase is Phase.DONE:
         return None
     if stop.phase is Phase.REPORTING:

@@ -1,4 +1,4 @@
-"""Runs another program for a receiver: arguments as a vector, a time limit, nothing of ours in its environment."""
+"""Runs another program for a receiver: arguments as a list, a time limit, no secrets in its environment."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Done:
 
     @property
     def last_line(self) -> str:
-        """Its last line of output, for a report."""
+        """The last line of output, for reports."""
         lines = (self.errors.strip() or self.output.strip()).splitlines()
         return lines[-1][:300] if lines else f"exit code {self.exit_code}"
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float) -> Done:
-    """Run a program to its end; SchedulerUnavailable when it cannot be started or does not end in time."""
+    """Run a program to its end; raises SchedulerUnavailable if it cannot be started or does not end in time."""
     logger.debug("running %s", command)
     try:
         done = subprocess.run(  # noqa: S603  # a vector that was checked, and no shell
@@ -41,7 +41,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
             env=dict(environment),
             timeout=timeout_seconds,
             check=False,
-            start_new_session=True,  # a signal to the receiver's group is not meant for it
+            start_new_session=True,  # so that a signal to the receiver's group does not reach it
         )
     except subprocess.TimeoutExpired:
         raise SchedulerUnavailable(f"{command[0]} did not end within {timeout_seconds:g} s") from None
@@ -52,5 +52,5 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
 
 
 def environment_without(*private: str) -> dict[str, str]:
-    """Our environment less what a scheduler's program has no use for."""
+    """The environment without variables that a scheduler's program does not need."""
     return {name: value for name, value in os.environ.items() if name not in private}

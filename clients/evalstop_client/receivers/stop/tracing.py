@@ -1,4 +1,4 @@
-"""Keeps a receiver's key and secrets from other processes of its user, its own jobs among them."""
+"""Protects a receiver's key and secrets from other processes of its user, including its own jobs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PR_SET_DUMPABLE = 4
 
 
 def forbid_tracing() -> bool:
-    """Have no process of the same user read this one's memory and environment; False where that is not possible.
+    """Prevent processes of the same user from reading this one's memory and environment; False if not possible.
 
-    Linux alone; it ends with the next exec, so that jobs can be traced as ever.
+    Linux only; it ends with the next exec, so that jobs can still be traced.
     """
     if sys.platform != "linux":
         return False

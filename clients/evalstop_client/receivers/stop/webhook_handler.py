@@ -1,4 +1,4 @@
-"""Handles one event: verify, drop repeats, answer at once, stop the job in the background, report back."""
+"""Handles one event: verify, drop repeats, answer immediately, stop the job in the background, report back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Receiver:
 
     @property
     def metrics(self) -> Metrics:
-        """What was counted."""
+        """The receiver's metrics."""
         return self.context.metrics
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Receiver:
             self._pursue(remembered)
 
     def receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
-        """Verify one event and start what it asks for."""
+        """Verify one event and start what it requests."""
         reply = self._receive(headers, body, now)
         self.metrics.add("webhooks_total", f'status="{reply.status}"')
         return reply
@@ -94,7 +94,7 @@ class Receiver:
             return self._changed.wait_for(lambda: self._obeyed, timeout_seconds)
 
     def wait_idle(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until no stop is being carried out or reported; False when that took too long."""
+        """Wait until no stop is being carried out or reported; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._under_way, timeout_seconds)
 
@@ -109,7 +109,7 @@ class Receiver:
 
     def _stop(self, request: StopRequest, escalated: bool) -> Reply:
         if self._leaving:
-            return Reply(503, {"error": "The receiver is shutting down; the next one will take it."})
+            return Reply(503, {"error": "The receiver is shutting down; the next one will handle it."})
         try:
             begun = self.context.memory.begin(request, self.context.clock())
         except OSError as error:
@@ -118,8 +118,8 @@ class Receiver:
         if begun is not None:
             self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
             verb = "park" if request.parks else "stop"
-            logger.info("asked to %s run %s (decision %s)", verb, request.run_name, request.decision_id)
-            self._pursue(begun)  # if it is shutting down now, the next one continues from the journal
+            logger.info("received a request to %s run %s (decision %s)", verb, request.run_name, request.decision_id)
+            self._pursue(begun)  # on shutdown, the next receiver continues from the journal
             return Reply(202, {"accepted": request.decision_id})
         with self._changed:
             pursuit = self._under_way.get(request.decision_id)
@@ -160,14 +160,14 @@ class Receiver:
                 self._changed.notify_all()
 
     def _undo(self, request: StopRequest) -> Reply:
-        """Resume a job that was stopped, while the sender waits; it retries what failed."""
+        """Resume a stopped job while the sender waits; the sender retries failures."""
         known = self.context.memory.of(request.decision_id)
         if known is None or not known.stop.mine or known.stop.job is None:
             return Reply(200, {"unknown": request.decision_id})
         if known.stop.resumed_at is not None:
             return Reply(200, {"repeat": request.decision_id})
         if known.stop.phase is not Phase.DONE:
-            return Reply(409, {"error": "The stop is still under way; ask again when it is done."})
+            return Reply(409, {"error": "The stop is still in progress; retry when it is done."})
         try:
             self.context.action.resume_job(known.stop.job)
             self.context.memory.keep(known.request, replace(known.stop, resumed_at=self.context.clock()))

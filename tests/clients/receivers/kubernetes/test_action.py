@@ -109,7 +109,7 @@ def test_job_that_waits_in_the_queue_is_not_gone(kubernetes: World) -> None:
 
 
 def test_report_tells_what_kubernetes_tells(kubernetes: World) -> None:
-    """How each pod ended, when, where, and the GPUs that are free now, though the pod itself is no longer there."""
+    """How each pod ended, when, where, and the GPUs that are free now, though the pod itself no longer exists."""
     item = kubernetes.start()
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
@@ -194,7 +194,7 @@ def test_another_of_the_same_name_is_left_alone(kubernetes: World, kind: Kind) -
     action.cancel_job(job, request(labels))
     action.kill_job(job)
     assert gone(action, job).state == "Deleted"
-    with pytest.raises(RequestRefused, match="no longer there"):
+    with pytest.raises(RequestRefused, match="no longer exists"):
         action.resume_job(job)
     assert at(kubernetes.now(kind, anew), *kind.lever) is not True
     assert kubernetes.node.running() == 1
@@ -207,7 +207,7 @@ def test_field_that_the_server_drops_is_no_success(kubernetes: World) -> None:
     labels = kubernetes.labels(item)
     action = kubernetes.action(instead="refuse")
     job = found(Started(action, labels))
-    with pytest.raises(RequestRefused, match=r"took spec\.suspend of Job train-1 and dropped it"):
+    with pytest.raises(RequestRefused, match=r"accepted spec\.suspend of Job train-1 but dropped it"):
         action.cancel_job(job, request(labels))
     action = kubernetes.action()
     for _ in range(2):
@@ -277,12 +277,12 @@ def test_pods_are_annotated_where_somebody_wants_it(kubernetes: World, label: st
 
 
 def test_undo_of_a_deletion_is_refused(kubernetes: World) -> None:
-    """What was deleted cannot be brought back, and it is said how to have it otherwise."""
+    """What was deleted cannot be resumed, and it is said how to have it otherwise."""
     item, action = kubernetes.start(), kubernetes.action()
     job = found(Started(action, kubernetes.labels(item)))
     kubernetes.admin.delete(JOB, item)
     gone(action, job)
-    with pytest.raises(RequestRefused, match="cannot be brought back"):
+    with pytest.raises(RequestRefused, match="cannot be resumed"):
         action.resume_job(job)
 
 

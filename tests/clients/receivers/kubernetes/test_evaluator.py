@@ -343,8 +343,8 @@ def changed(**changes: Any) -> Json:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        (changed(kind="Pod"), "no Job of batch/v1"),
-        (changed(spec__parallelism=2), "have to be 1"),
+        (changed(kind="Pod"), "not a batch/v1 Job"),
+        (changed(spec__parallelism=2), "must be 1"),
         (
             changed(spec__template__spec={"containers": [{"name": "a", "args": ["{checkpoint}", "{n}"]}]}),
             "{seed} is missing",
@@ -355,8 +355,8 @@ def changed(**changes: Any) -> Json:
             ),
             "could run commands",
         ),
-        (changed(spec=None), "no Job that can be used"),
-        ([], "no Job that can be used"),
+        (changed(spec=None), "not a usable Job"),
+        ([], "not a usable Job"),
     ],
 )
 def test_manifests_that_cannot_work_are_refused(tmp_path: Path, job: Any, words: str) -> None:

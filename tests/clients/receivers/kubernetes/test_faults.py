@@ -85,7 +85,7 @@ def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: FakeCluster, 
     with pytest.raises(SchedulerUnavailable):
         scene.cancel()
     cluster.requests.clear()
-    with pytest.raises(SchedulerUnavailable, match="patience"):
+    with pytest.raises(SchedulerUnavailable, match="asked to retry"):
         scene.cancel()
     assert [one for one in cluster.requests if one[2] == RECEIVER] == []
     eventually(lambda: _works(scene.cancel))
@@ -112,7 +112,7 @@ def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluste
                 scene.world.admin.patch(JOB, scene.item, touched)
 
     cluster.faults.append(meddle)
-    with pytest.raises(SchedulerUnavailable, match="again and again"):
+    with pytest.raises(SchedulerUnavailable, match="keeps being changed"):
         scene.cancel()
     most = count + 2
     scene.cancel()

@@ -157,7 +157,7 @@ def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:
     job = found(started)
     started.action.cancel_job(job, request(started.labels))
     gone(started.action, job)
-    with pytest.raises(RequestRefused, match="cannot be brought back"):
+    with pytest.raises(RequestRefused, match="cannot be resumed"):
         started.action.resume_job(job)
 
 
@@ -263,7 +263,7 @@ def test_job_that_may_not_be_seen_is_not_taken_for_gone(bench: SlurmBench, stran
     try:
         bench.cluster.run("scontrol", "reconfigure")
         eventually(lambda: Programs(stranger).jobs(bench.jobs[0]) == [])
-        with pytest.raises(RequestRefused, match="cannot be proved"):
+        with pytest.raises(RequestRefused, match="cannot be confirmed"):
             SlurmJobControl(Programs(stranger), users=None).find_job(request(started.labels))
     finally:
         file.write_text(before)
