@@ -40,7 +40,10 @@ STATUSES = tuple(RunStatus)
 _SNIPPET = """\
 import evalstop
 
-with evalstop.init("my-first-run", url="URL", key="esk_...", eval="score", kl="kl", total_steps=10_000) as run:
+with evalstop.init(
+    "my-first-run", eval="score", kl="kl", total_steps=10_000,
+    url="URL", key="esk_...",
+) as run:
     for step in range(0, 10_000, 100):
         score, kl = train_and_evaluate(step)
         run.log({"score": score, "kl": kl}, step=step)
