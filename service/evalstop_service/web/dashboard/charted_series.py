@@ -20,7 +20,7 @@ ROLES = ("eval", "proxy", "kl")
 
 @dataclass(frozen=True)
 class ChartedSeries:
-    """A metric as it is drawn, and its values by step: all of them, or of a long series the last of each bucket."""
+    """A charted metric and its values by step: all of them, or for a long series the last of each bucket."""
 
     metric: str
     role: str
@@ -29,7 +29,7 @@ class ChartedSeries:
 
 
 def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUID, list[ChartedSeries]]:
-    """What is drawn of each of these runs, at most so many observations of each metric; first brings summaries up."""
+    """The charted series of these runs, at most `most` observations per metric; first updates their summaries."""
     charted = {run.id: list_charted(run) for run in runs}
     with database.reading() as tx:
         long = {
@@ -65,12 +65,12 @@ def find_turn_step(run: Run, decision: Decision | None) -> int | None:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value as JSON can hold it: None for what is not finite."""
+    """The value for JSON: None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def list_charted(run: Run) -> dict[str, str]:
-    """The metrics that are drawn of a run, with their roles: of several evals their mean."""
+    """The charted metrics of a run, with their roles; several evals are charted as their mean."""
     combined = watched_metrics.find_combined_evals(run)
     return {
         metric: role["role"]

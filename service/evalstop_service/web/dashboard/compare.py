@@ -1,4 +1,4 @@
-"""Two to ten runs, or the newest of a group, laid over one another."""
+"""Compares two to ten runs, or the newest of a group, in shared charts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/runs/compare", route_class=PageRoute)
 
 LEAST_RUNS, MOST_RUNS = 2, 10
 MOST_POINTS = 400
-"""Of each line. There are up to thirty."""
+"""Per line; there are up to thirty lines."""
 
 MOST_FIELDS = 50
 
@@ -43,7 +43,7 @@ Bound = Annotated[float | None, Field(allow_inf_nan=False)]
 
 
 class Comparison(BaseModel):
-    """What the link says: the runs or their group, and how they are drawn."""
+    """The query of the page: the runs or their group, and how they are drawn."""
 
     run: list[UUID] = []
     group: Name | None = None
@@ -60,7 +60,7 @@ Asked = Annotated[Comparison, Query()]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A row of the table. `fields`: what the run has of what differs, in the order of the columns."""
+    """A row of the table. `fields`: the run's values of the differing fields, in the order of the columns."""
 
     run: Run
     best: BestCheckpoint | RawMaximum | None
@@ -71,7 +71,7 @@ class ComparedRun:
 
 @router.get("")
 def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
-    """The runs in a table with what differs between them, and the frame of their charts."""
+    """The page: a table of the runs and their differing fields, and the frame of the charts."""
     with site.database.reading() as tx:
         runs = _load_runs(tx, visitor, asked)
         differing, rows = _load_rows(tx, runs)
@@ -123,7 +123,7 @@ def _load_runs(tx: Transaction, visitor: Visitor, asked: Comparison) -> list[Run
 
 
 def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, str]], list[ComparedRun]]:
-    """What differs, as kinds and names, and the rows of the table."""
+    """The differing fields, as kinds and names, and the rows of the table."""
     ids = [run.id for run in runs]
     decided = decisions.load_decisions(tx, ids)
     params = mlflow_runs.load_mlflow_runs(tx, ids)
@@ -144,7 +144,7 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
 
 
 def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], str]]:
-    """What runs may differ in: kind and name, and the value."""
+    """The comparable fields of a run: kind and name, and the value."""
     eval_metric = watched_metrics.find_eval_metric(run)
     yield ("", "policy"), f"{run.policy_name} v{run.policy_version}, {run.mode}"
     yield ("", "eval metric"), eval_metric or "none"
@@ -154,13 +154,13 @@ def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[st
 
 
 def _find_differing(fields: Sequence[Mapping[tuple[str, str], str]]) -> list[tuple[str, str]]:
-    """The fields that are not the same in all, in the order in which they are first met."""
+    """The fields that differ between runs, in order of first appearance."""
     every = dict.fromkeys(field for own in fields for field in own)
     return [field for field in every if len({own.get(field) for own in fields}) > 1]
 
 
 def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
-    by_role = {item.role: item for item in reversed(charted)}  # of several with one role the first
+    by_role = {item.role: item for item in reversed(charted)}  # the first of several with one role
     times = {role: _load_times(tx, run, item) for role, item in by_role.items()}
     first = min((time for found in times.values() for time in found.values()), default=None)
     kl = by_role[MetricRole.KL].values if MetricRole.KL in by_role else []
@@ -186,7 +186,7 @@ def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], t
 
 
 def _load_times(tx: Transaction, run: Run, item: ChartedSeries) -> dict[int, datetime]:
-    """When each drawn observation was made; asks for what does not come with its time."""
+    """The time of each charted observation; loads missing times."""
     known = {point.step: point.time for point in item.drawn if point.time is not None}
     missing = [step for step in _steps(item.drawn) if step not in known]
     return known | observations.load_times(tx, run.id, item.metric, missing)
@@ -195,7 +195,7 @@ def _load_times(tx: Transaction, run: Run, item: ChartedSeries) -> dict[int, dat
 def _find_place(
     lines: Sequence[Mapping[str, Any]], kl: Sequence[PostedObservation], step: int | None
 ) -> dict[str, float | None] | None:
-    """Where a step is, by the evals up to it; None without any."""
+    """The position of a step, by the evals up to it; None without any."""
     evals = next((line for line in lines if line["role"] == MetricRole.EVAL), None)
     if step is None or evals is None or not (before := bisect_right(evals["steps"], step)):
         return None

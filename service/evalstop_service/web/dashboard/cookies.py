@@ -22,7 +22,8 @@ FLOW = "evalstop_openid"
 
 
 HOST_PREFIX = "__Host-"
-"""Of names that browsers take from this very host alone, by https: no other host of the domain can plant one."""
+"""Prefix of names that browsers accept only from this host and over https, so that no other host of the domain can set
+such a cookie."""
 
 
 def set_cookie(
@@ -46,7 +47,7 @@ def set_cookie(
 
 
 def read_cookie(request: Request, name: str) -> str:
-    """What a cookie holds, empty when there is none. Where cookies are Secure, one without the prefix is none."""
+    """The value of a cookie, empty if there is none. If cookies are Secure, one without the prefix is ignored."""
     return request.cookies.get(_full_name(request, name), "")
 
 

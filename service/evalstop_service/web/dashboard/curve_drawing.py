@@ -1,4 +1,4 @@
-"""A run's metrics as curves over the same steps, drawn by the server, so that they are there without scripts."""
+"""A run's metrics as curves over the same steps, drawn by the server, so that they work without scripts."""
 
 from __future__ import annotations
 

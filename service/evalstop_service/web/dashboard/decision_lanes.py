@@ -1,4 +1,4 @@
-"""A decision as swim lanes: its verdict and each state that it came to, over one axis of time. Pure."""
+"""A decision as swim lanes: its verdict and each of its states, over one time axis. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.web.dashboard import formatting
 
 LASTING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
-"""States that something is to follow. Any other is a moment, as long as it is the last."""
+"""States that another state must follow. Any other is shown as a moment while it is the last."""
 
 WITH_DEADLINE = AWAITING_CONFIRMATION | {DecisionState.PENDING}
-"""Those of them that end at a known time at the latest."""
+"""The ones with a deadline."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The verdict or a state: since when, through whom and why, and where it is drawn in percent of the axis.
+    """The verdict or a state: when it began, by whom and why, and its position in percent of the axis.
 
-    `seconds`: how long it lasted; None: it is a moment, or lasts still (`is_open`), at the latest `until`, if known.
-    `actor`, `reason`: empty where the verdict's lane, which has the same, tells them.
+    `seconds`: how long it lasted; None: it is a moment, or still lasts (`is_open`), at the latest `until`, if known.
+    `actor`, `reason`: empty if they are the same as in the verdict's lane.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Lane:
 
 @dataclass(frozen=True)
 class DecisionLanes:
-    """The lanes of a decision, first to last, and the seconds from one end of their axis to the other."""
+    """The lanes of a decision, first to last, and the length of their axis in seconds."""
 
     lanes: Sequence[Lane]
     seconds: float
 
 
 def draw_lanes(decision: Decision, changes: Sequence[DecisionChange], now: datetime) -> DecisionLanes:
-    """The lanes of a decision and its changes, oldest first, of which there is one at least."""
+    """The lanes of a decision and its changes, oldest first; there is at least one change."""
     first, last = changes[0], changes[-1]
     is_open = last.state in LASTING
     until = decision.due_at if last.state is DecisionState.PENDING else decision.deadline_at

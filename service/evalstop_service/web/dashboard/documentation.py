@@ -1,4 +1,4 @@
-"""The documentation at /help, as `make docs` built it: a folder of plain files, for people without a network, too."""
+"""Serves the documentation at /help, as built by `make docs`: static files, which also work offline."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def install(app: FastAPI) -> None:
 
 
 def is_built() -> bool:
-    """Whether there are pages to show."""
+    """Whether the documentation was built."""
     return (FOLDER / "index.html").is_file()
 
 
 class _Pages(StaticFiles):
-    """The pages may run the scripts that were built with them, and no others."""
+    """The pages may run only the scripts that were built with them."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER, html=True)

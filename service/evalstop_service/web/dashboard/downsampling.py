@@ -1,4 +1,4 @@
-"""Fewer points for a chart, without averaging a spike away. Pure."""
+"""Reduces the points of a chart without averaging spikes away. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def downsample(points: Sequence[PostedObservation], limit: int) -> list[PostedOb
 def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[PostedObservation]:
     """The minimum and the maximum of each bucket, placed at its ends, and a gap where a value was not finite.
 
-    Their true places are lost, which does not show: a bucket is as wide as the line.
+    Their true positions are lost, which is invisible: a bucket is as wide as the line.
     """
     points = []
     for bucket in buckets:

@@ -43,7 +43,7 @@ class Track:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether any value differs from 0, or it is known how much the run has covered."""
+        """Whether any value differs from 0, or the run's covered share is known."""
         return bool(self.covered) or any(point.value != 0 for point in self.points)
 
 
@@ -73,7 +73,7 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
 
 
 def _read_covered(policy: Policy, state: MonitorState, index: int, step: int) -> list[Covered]:
-    """What a member expects the run to have covered; nothing from a detector that cannot say it."""
+    """A member's estimate of the share that the run has covered; empty if its detector has none."""
     detector = policy.members[index].detector
     if not isinstance(detector, Posterior):
         return []

@@ -1,4 +1,4 @@
-"""The fleet: all running runs on one page, each a strip that shows how far its evals lie below the best before them."""
+"""The fleet: all running runs on one page, each a strip that shows how far its evals lie below the previous best."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ router = APIRouter(prefix="/runs/fleet", route_class=PageRoute)
 
 MOST_RUNS = 1000
 SHOWN_FIRST = 100
-"""So many strips are drawn at first. All of them take a second, and those that need a person stand on top."""
+"""Number of strips drawn at first. All of them take a second, and those that need a person are at the top."""
 
 CELLS = noise.WINDOW
-"""Of a strip: as many as the estimate of the noise looks at."""
+"""Cells of a strip: as many as the noise estimate uses."""
 
 LEVELS = (2.0, 4.0, 8.0, 16.0)
-"""From so many standard deviations below the best so far a cell takes the next color."""
+"""Distances below the best so far, in standard deviations, at which a cell takes the next color."""
 
 _SUPPOSED = {Call.STOP: 1.0, Call.SUSPECT: 0.5, Call.CONTINUE: 0.0}
 
 FARTHEST = 99.0
-"""Farther below nothing is told apart."""
+"""Larger distances are capped."""
 
 RENEWED_SECONDS = 10
-"""An open page is renewed so often. In a fleet some run changes all the time: to follow each change would cost more."""
+"""Refresh interval of an open page. In a fleet some run always changes: following each change would cost more."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A row: `cells` neighboring evals, and for each level from 1 on the line through its cells, one unit high.
+    """A row: `cells` consecutive evals, and for each level from 1 on the line through its cells, one unit high.
 
     `distance`: of the last cell below the best, in standard deviations of the noise. `fallen`: how many cells are at a
-    level. `probability` of having turned: None where the policy has no detector that says it.
+    level. `probability` of having turned: None if the policy has no detector that estimates it.
     """
 
     run_id: UUID
@@ -90,7 +90,7 @@ def show_fleet(
 
 @router.get("/events")
 def follow_fleet(request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
-    """Send an event whenever the page is to be renewed."""
+    """Send an event whenever the page must be refreshed."""
     return stream_changes(request, site, seen, lambda _: _read_revision(site.clock()))
 
 
@@ -112,9 +112,9 @@ def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
 
 
 def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
-    """How far each of these lies below the best so far, in standard deviations of the noise; 0 while none is known.
+    """How far each segment lies below the best so far, in standard deviations of the noise; 0 while it is unknown.
 
-    From its step on the best is the smoothed one: the highest value owes part of its height to the noise.
+    From its step on, the smoothed best is used: the highest value is partly noise.
     """
     metric = watched_metrics.find_eval_metric(run)
     if metric is None or not segments:
@@ -133,7 +133,7 @@ def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
 
 
 def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """For each level the pieces of the line through its cells: neighbors of one level are one piece."""
+    """For each level the segments of the line through its cells; consecutive cells of one level are one segment."""
     pieces: dict[int, list[str]] = {}
     start = 0
     for level, group in groupby(levels):
@@ -145,13 +145,13 @@ def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
 
 
 def _rank(listed: ListedVerdict) -> tuple[float, str]:
-    """The most likely to have turned first, by the verdict where no detector says it."""
+    """Sort key: most likely to have turned first; by the verdict if no detector estimates it."""
     probability = _find_probability(listed.verdict)
     return -(_SUPPOSED[listed.verdict.verdict] if probability is None else probability), listed.name
 
 
 def _find_probability(verdict: Verdict) -> float | None:
-    """Of having turned: None where the policy has no detector that says it."""
+    """The probability of having turned; None if the policy has no detector that estimates it."""
     return max((item.value for item in verdict.evidence if item.kind == Kind.POSTERIOR), default=None)
 
 

@@ -43,7 +43,7 @@ def format_json(document: Any) -> str:
 
 
 def name_state(state: str, action: str = Action.STOP) -> str:
-    """The state of a decision in a word or two, by what it asks of receivers."""
+    """A short name of a decision's state, by its action."""
     if action == Action.STOP:
         return _STATES[state]
     return "returned" if state == DecisionState.UNDONE else _STATES[state].replace("stop", "parking")
@@ -79,7 +79,7 @@ def format_percent(share: float | None) -> str:
 
 
 def format_amount(value: float) -> str:
-    """A quantity: whole numbers from 10 on, one decimal below, and of what that would hide its first digit.
+    """A quantity: whole numbers from 10 on, one decimal below, and the first significant digit of smaller ones.
 
     >>> [format_amount(value) for value in (1234.5, 9.87, 0.0, 0.0027)]
     ['1\u202f234', '9.9', '0.0', '0.003']

@@ -17,7 +17,7 @@ from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, GaoFitState
 
 FORMS = {2: "reinforcement learning: d (a − b ln d)", 3: "best-of-n: d (a − b d)"}
 LINE_POINTS = 80
-"""From distance 0 to the largest one observed."""
+"""Points of the line, from distance 0 to the largest observed."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _fit_line(detector: GaoFit, state: GaoFitState) -> Line | None:
     farthest = max(d for _, d in (*state.path, *state.recent))
     best = min(state.fits, key=lambda fit: fit.misfit)
     dof = state.pairs - 3
-    # As in the detector: at least what noise alone leaves, and more where the noise is autocorrelated.
+    # As in the detector: at least the variance of the noise, and more if the noise is autocorrelated.
     sound = noise.estimate(state.noise)
     variance = max(best.misfit / dof, (state.sd / 4) ** 2) * sound.inflation**2
     distances = [farthest * index / (LINE_POINTS - 1) for index in range(LINE_POINTS)]
@@ -94,7 +94,7 @@ def _fit_line(detector: GaoFit, state: GaoFitState) -> Line | None:
 
 
 def _find_peak(fit: Fit, variance: float, farthest: float) -> tuple[float, float] | None:
-    """The peak, unless it lies so far beyond the data that the form cannot be trusted there."""
+    """The peak, unless it lies too far beyond the data to trust the form there."""
     peak = fit.peak(variance)
     return peak if peak is not None and peak[0] <= 2 * farthest else None
 

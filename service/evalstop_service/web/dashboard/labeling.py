@@ -1,4 +1,4 @@
-"""Labeling mode: one run's curve at a time, what its policy decided hidden until the run is labeled."""
+"""Labeling mode: shows one run's curve at a time, and hides its policy's decision until the run is labeled."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ router = APIRouter(prefix="/precision/label", route_class=PageRoute)
 _PATH = "/precision/label"
 
 WORDS = {RunOutcome.TURNED: "turned", RunOutcome.HEALTHY: "healthy", RunOutcome.UNDECIDED: "can’t tell"}
-"""What a person can say of a run."""
+"""The labels that a person can choose."""
 
 Until = Annotated[datetime, AfterValidator(in_utc)]
-"""Only cases that ended before are in the set: so it stays the same, for everybody who has the link."""
+"""Only cases that ended before this time are in the set, so that it is the same for everyone with the link."""
 
 
 class Choice:
-    """Which set of cases is labeled."""
+    """The set of cases to label."""
 
     def __init__(self, policy: str = "", job_kind: str = "", until: Until | None = None) -> None:
         self.policy = forms.remove_control_characters(policy)
@@ -64,7 +64,7 @@ def show_case(
     choice: ChoiceQuery,
     at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None,
 ) -> Response:
-    """The case at a place in the set, by default the first that the visitor has not labeled."""
+    """The case at a position in the set, by default the first that the visitor has not labeled."""
     project_id = visitor.project.id
     with site.database.reading() as tx:
         if choice.until is None:
@@ -110,7 +110,7 @@ def label_case(
     turn_step: Annotated[str, Form()] = "",
     at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None,
 ) -> Response:
-    """Label a run; then its case is shown with what was decided."""
+    """Label a run, then show its case with the decision."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)

@@ -1,4 +1,4 @@
-"""Live updates of an open page: server-sent events for as long as its visitor may see it."""
+"""Live updates of an open page: server-sent events while its visitor may see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _seen_revision(seen: str = "", last_event_id: Annotated[str | None, Header()
 
 
 SeenRevision = Annotated[str, Depends(_seen_revision)]
-"""The revision that the page shows: the one that it was rendered with, or that of the last event."""
+"""The revision that the page shows: from rendering it, or from the last event."""
 
 
 def stream_changes(request: Request, site: Site, seen: str, revision: Callable[[Transaction], str | None]) -> Response:

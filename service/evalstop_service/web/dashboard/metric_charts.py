@@ -1,4 +1,4 @@
-"""Every other metric of a run as a small chart: those that its main chart leaves out."""
+"""Small charts of the metrics of a run that are not in its main chart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_SHOWN = 480
 
 @dataclass(frozen=True)
 class MetricChart:
-    """The line of a metric in an SVG of WIDTH x HEIGHT, and what it lies between; no line without finite values."""
+    """The line of a metric in an SVG of WIDTH x HEIGHT, and its range; no line without finite values."""
 
     latest: LatestObservation
     line: str = ""
@@ -38,7 +38,7 @@ class MetricChart:
 def show_metric_charts(
     run_id: UUID, site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_SHOWN)] = A_PAGE
 ) -> Response:
-    """The first `shown` of them, by name."""
+    """The first `shown` charts, by name."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)

@@ -1,4 +1,4 @@
-"""What the next page says of what was just done, with a button that takes it back where that is possible."""
+"""Notices about the last action on the next page, with an undo button if possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 60
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence or two; `undo`: the form that takes it back, None where nothing does."""
+    """A sentence or two; `undo`: the form that undoes the action, None if that is not possible."""
 
     text: str
     undo: str | None = None
@@ -39,19 +39,19 @@ def find_notice(name: str) -> Notice | None:
 
 
 def add_notice(response: Response, request: Request, name: str) -> Response:
-    """Have the next page that the browser opens say this."""
+    """Show a notice on the next page that the browser opens."""
     assert name in _NOTICES
     set_cookie(response, request, _COOKIE, name, _SECONDS)
     return response
 
 
 def read_notice(request: Request) -> str:
-    """The name of the notice for a page that the browser opens; what scripts fetch has none."""
+    """The name of the notice for a page that the browser opens; requests of scripts have none."""
     opens = request.method == "GET" and request.headers.get("sec-fetch-mode", "navigate") == "navigate"
     return read_cookie(request, _COOKIE) if opens else ""
 
 
 def clear_notice(response: Response, request: Request) -> None:
-    """Have it said once: a page that said it takes the cookie back."""
+    """Delete the cookie, so that the notice is shown only once."""
     if response.status_code == 200 and read_notice(request):
         delete_cookie(response, request, _COOKIE)

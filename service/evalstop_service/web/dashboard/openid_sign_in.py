@@ -25,7 +25,7 @@ from evalstop_service.web.dashboard.visitor import OpenId, SignedIn, Site, SiteO
 router = APIRouter(route_class=PageRoute)
 
 SESSION_SECONDS = 12 * 3600
-"""A working day. Then the provider is asked again, because its groups may have changed."""
+"""A working day. Then a new sign-in is required, because the groups may have changed."""
 
 _CALLBACK = "/openid/callback"
 
@@ -131,6 +131,7 @@ def _require_openid(site: Site) -> OpenId:
 
 
 def _redirect_uri(request: Request, site: Site) -> str:
-    """Where the provider sends the browser; the address that the operator set goes before what a request says."""
+    """The URL to which the provider returns the browser; a configured public URL takes precedence over the
+    request's."""
     base = site.context.public_url or f"{request.url.scheme}://{request.url.netloc}"
     return f"{base.rstrip('/')}{_CALLBACK}"

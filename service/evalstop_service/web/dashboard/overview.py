@@ -42,19 +42,19 @@ from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 router = APIRouter(route_class=PageRoute)
 
 MOST_SHOWN = 10
-"""Of each kind in the queue."""
+"""Maximum number of items of each kind in the queue."""
 
 MOST_DECISIONS = 8
 
 WIDEST_INTERVAL = 0.3
-"""An interval that is wider says too little to be shown as a figure."""
+"""Wider intervals are too uncertain to show a figure."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What the page shows beside its figures, and their revision.
+    """The content of the page other than its figures, and their revision.
 
-    `proposals`, `stops`, `without_data`, `stale`: the queue of what a person can do something about, in this order.
+    `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order.
     `awaited`: stops that wait for their scheduler. `suspects`: running runs that may have turned.
     """
 
@@ -74,7 +74,7 @@ class Overview:
 
     @property
     def count(self) -> int:
-        """How much is in the queue."""
+        """The number of items in the queue."""
         return len(self.proposals) + self.stops.count + self.without_data.count + self.stale.count
 
     @property
@@ -136,7 +136,7 @@ def says_enough(estimate: Estimate) -> bool:
 
 
 def estimate_needed(estimate: Estimate) -> int:
-    """About how many decided cases it takes until the estimate says enough: intervals shrink with their root."""
+    """About how many decided cases the estimate needs to be narrow enough: intervals shrink with the square root."""
     width = estimate.high - estimate.low
     return math.ceil(max(estimate.decided, 10) * (width / WIDEST_INTERVAL) ** 2)
 
@@ -171,7 +171,7 @@ def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Spa
 
 
 def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]) -> list[Trust]:
-    """The versions whose stops are carried out: by their rollout stage, or else by what was done, the newest first."""
+    """The versions whose stops are carried out, by rollout stage, else by past stops; newest first."""
     found = []
     for group in by_policy:
         name, version = group.key

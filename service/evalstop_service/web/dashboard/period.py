@@ -1,4 +1,4 @@
-"""The period that the figures of every page are of: chosen once, and carried by links as the parameter `days`."""
+"""The period of the figures on all pages: chosen once, and passed on in links as the parameter `days`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalstop_service.errors import NotFound
 PARAMETER = "days"
 
 PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
-"""Those that can be chosen, by the value of the parameter, and their names."""
+"""The available periods: values of the parameter, and their names."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class Period:
 
     @property
     def name(self) -> str:
-        """In a word or two."""
+        """The name for people."""
         return PERIODS[self.days]
 
     def since(self, now: datetime) -> datetime | None:
-        """Where it begins, to the hour, so that rendering a page again gives the same links; None: all time."""
+        """Its beginning, to the hour, so that repeated rendering gives the same links; None: all time."""
         if not self.days:
             return None
         return (now - timedelta(days=int(self.days))).replace(minute=0, second=0, microsecond=0)
 
     def link(self, address: str) -> str:
-        """The address of a page of the same period."""
+        """The address of a page, with the same period."""
         if not self.days:
             return address
         parts = urlsplit(address)
@@ -46,7 +46,7 @@ ALL_TIME = Period()
 
 
 def read_period(request: Request) -> Period:
-    """The period that a page is asked for; raises NotFound for one that cannot be chosen."""
+    """The period of a request; raises NotFound for one that is not available."""
     period = Period(request.query_params.get(PARAMETER, ""))
     if period.days not in PERIODS:
         raise NotFound

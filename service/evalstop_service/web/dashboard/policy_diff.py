@@ -13,7 +13,7 @@ from evalstop_detectors.policy.policy import member_ids
 from evalstop_service.web.dashboard.formatting import format_json
 
 POLICY = "policy"
-"""The group of what is no member's."""
+"""The group of fields that belong to no member."""
 
 _ABSENT = object()
 
@@ -29,7 +29,7 @@ class Change:
 
 
 def compare_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """The fields that differ, those of one member beside each other, in the order of the first document."""
+    """The fields that differ, grouped by member, in the order of the first document."""
     old, new = dict(_flatten(before)), dict(_flatten(after))
     fields = list(dict.fromkeys([*old, *new]))
     groups = list(dict.fromkeys(group for group, _ in fields))
@@ -74,7 +74,7 @@ def _flatten_field(group: str, field: str, value: Any) -> Iterator[tuple[tuple[s
 
 
 def _format_pair(before: Any, after: Any) -> tuple[str | None, str | None]:
-    """Both values; numbers to three digits, or with all of them where they would look the same."""
+    """Both values; numbers with three digits, or with all digits if they would look the same."""
     rounded = _format(before, _round), _format(after, _round)
     return rounded if rounded[0] != rounded[1] else (_format(before, repr), _format(after, repr))
 

@@ -1,4 +1,4 @@
-"""The page that edits a policy: its document, what is wrong with it, and a backtest of the draft beside it."""
+"""The page that edits a policy: its document, its errors, and a backtest of the draft."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def edit_policy(
     version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     backtest: UUID | None = None,
 ) -> Response:
-    """The document of a version, or of the draft that a backtest tries, with its findings."""
+    """The document of a version, or of the draft of a backtest, with its findings."""
     if backtest is None:
         with site.database.reading() as tx:
             found = policies.find_version(tx, visitor.project.id, name, version)
@@ -52,7 +52,7 @@ def edit_policy(
 
 @router.post("")
 def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
-    """Save the document as the next version of the name that it has, and show what changed."""
+    """Save the document as the next version of its name, and show what changed."""
     try:
         stored = policies.add_policy(site.database, visitor.author(site.clock()), _read_policy(document))
     except _REFUSALS as error:

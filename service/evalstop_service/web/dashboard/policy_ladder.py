@@ -1,4 +1,4 @@
-"""The rollout stage on a policy's page: its steps, how far the next one is, and the forms that move it."""
+"""The rollout stage on a policy's page: the stages, the progress to the next one, and the forms that change it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ router = APIRouter(prefix="/policies/{name}/stage", route_class=PageRoute)
 
 @dataclass(frozen=True)
 class Ladder:
-    """The stage of a policy, the cases behind it, and what is proposed.
+    """The stage of a policy, the cases behind it, and the open proposal.
 
-    `have`: the cases that the next step rests on, by the narrower of its two conditions. `needed`: about how many it
-    takes; None if there is no next step, or if it cannot be said.
+    `have`: the cases that count for the next stage, by the stricter of its two conditions. `needed`: about how many it
+    takes; None if there is no next stage, or if it is unknown.
     """
 
     held: RolloutStage
@@ -42,17 +42,17 @@ class Ladder:
 
     @property
     def undecided(self) -> int:
-        """How many of its cases are undecided, which counts against it."""
+        """The number of undecided cases, which count against it."""
         return self.cases.of_version.undecided
 
     @property
     def suffices(self) -> bool:
-        """Whether its cases allow the next step."""
+        """Whether its cases allow the next stage."""
         return self.needed is not None and self.have >= self.needed
 
 
 def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> Ladder | None:
-    """The ladder of a policy; None if it does not have to earn its stage."""
+    """The ladder of a policy; None if it has no rollout stage."""
     held = rollout_stages.find_stage(tx, visitor.project.id, name)
     if held is None:
         return None
@@ -78,7 +78,7 @@ def set_terms(
     required_percent: Annotated[float, Form(ge=50, lt=100)],
     canary_percent: Annotated[float, Form(gt=0, le=50)],
 ) -> Response:
-    """Have a policy earn its rollout stage from shadow on, or change the terms of one that does."""
+    """Start a policy's rollout in shadow, or change its terms."""
     now = site.clock()
     terms = {"required_precision": required_percent / 100, "canary_share": canary_percent / 100}
     with site.database.transaction() as tx:

@@ -10,10 +10,10 @@ from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules.confidence_sequences import Estimate
 
 HEIGHT = 260
-"""Of the drawing, in pixels; as wide as its place."""
+"""Height of the drawing in pixels; its width is that of its container."""
 
 LABEL_PX, LABEL_PERCENT = 15, 35
-"""How high a label is, and how wide it may be on a phone; those that would overlap are set below each other."""
+"""Height of a label, and its maximum width on a phone; overlapping labels are placed below each other."""
 
 MOST_TICKS = 5
 LEAST_SHARE = 0.05
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Dot:
-    """A version of a policy: its figures, and where it stands, in percent of the width and the height."""
+    """A version of a policy: its figures, and its position in percent of the width and height."""
 
     name: str
     version: int
@@ -35,13 +35,13 @@ class Dot:
 
     @property
     def is_right(self) -> bool:
-        """Whether it stands so far to the right that its label is to its left."""
+        """Whether it is so far to the right that its label goes to the left."""
         return _is_right(self.x)
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Dots, and the ticks of both axes: where they stand in percent, and their values."""
+    """Dots, and the ticks of both axes: positions in percent, and values."""
 
     dots: Sequence[Dot]
     shares: Sequence[tuple[float, float]]
@@ -54,7 +54,7 @@ def sum_saved(group: GroupFigures) -> float:
 
 
 def draw_scatter(by_policy: Sequence[GroupFigures]) -> Scatter | None:
-    """The scatter of all versions whose false stops are known by some case; None without any."""
+    """The scatter of all versions with known false stops; None without any."""
     known = [(group, found) for group in by_policy if (found := group.false_stops) and found.value is not None]
     if not known:
         return None
@@ -78,7 +78,7 @@ def draw_scatter(by_policy: Sequence[GroupFigures]) -> Scatter | None:
 
 
 def list_ticks(highest: float) -> list[float]:
-    """Round numbers from 0 up to `highest`, at most `MOST_TICKS` besides 0."""
+    """Round numbers from 0 up to `highest`, at most `MOST_TICKS` in addition to 0."""
     power = 10.0 ** math.floor(math.log10(highest / MOST_TICKS))
     step = next(power * one for one in (1, 2, 5, 10) if highest / (power * one) <= MOST_TICKS)
     return [step * index for index in range(int(highest / step) + 1)]
@@ -93,7 +93,7 @@ def _label_start(x: float) -> float:
 
 
 def _place_label(placed: Sequence[Dot], x: float, y: float) -> int:
-    """By how many pixels the label of a dot here stands below it, clear of the others."""
+    """The vertical offset in pixels of a dot's label, so that it does not overlap others."""
     beside = [one for one in placed if abs(_label_start(one.x) - _label_start(x)) < LABEL_PERCENT]
     wanted = at = y * HEIGHT / 100
     for other in sorted(one.y * HEIGHT / 100 + one.label_px for one in beside):

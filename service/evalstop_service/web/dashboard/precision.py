@@ -34,7 +34,7 @@ MOST_VERSIONS = 2**31 - 1
 
 
 class Filters:
-    """Which cases the figures are of: by policy, job kind and period."""
+    """The filters of the figures: policy, job kind and period."""
 
     def __init__(self, site: SiteOf, visitor: SignedIn, policy: str = "", job_kind: str = "") -> None:
         self.policy, self.job_kind, self.period = policy, job_kind, visitor.period
@@ -48,7 +48,7 @@ class Filters:
         return self.period.link(make_link(path, {"policy": self.policy, "job_kind": self.job_kind}))
 
     def link_labels(self) -> str:
-        """Where cases of this policy and job kind are labeled."""
+        """The address of labeling mode for this policy and job kind."""
         return self.link("/precision/label")
 
 
@@ -131,7 +131,7 @@ Moment = Annotated[datetime, AfterValidator(in_utc)]
 
 
 class CaseFilters:
-    """Which cases to list, as the links of the figures have it."""
+    """Which cases to list, from the links of the figures."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class CaseFilters:
 def show_cases(
     site: SiteOf, visitor: SignedIn, filters: Annotated[CaseFilters, Depends()], cursor: str | None = None
 ) -> Response:
-    """The cases that a figure counts."""
+    """The cases behind a figure."""
     try:
         before = case_counts.parse_cursor(cursor)
     except Invalid as error:

@@ -27,7 +27,7 @@ Next = Annotated[str, Form(alias="next")]
 def confirm_proposal(
     proposal_id: UUID, site: SiteOf, visitor: Operator, reason: Annotated[str, Form()] = "", target: Next = QUEUE
 ) -> Response:
-    """Confirm what somebody else, or the service, proposes."""
+    """Confirm a proposal of another person, or of the service."""
     _require_right(proposal_id, site, visitor, target)
     note = forms.parse_note(reason)
     second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id, note)
@@ -36,14 +36,15 @@ def confirm_proposal(
 
 @router.post("/refuse")
 def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator, target: Next = QUEUE) -> Response:
-    """Refuse a proposal, or take back one's own."""
+    """Refuse a proposal, or withdraw your own."""
     _require_right(proposal_id, site, visitor, target)
     second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)
     return RedirectResponse(safe_path(target), 303)
 
 
 def _require_right(proposal_id: UUID, site: Site, visitor: Visitor, target: str) -> None:
-    """Raise unless the visitor may speak: of what lets more be ended, an admin who has just signed in."""
+    """Raise unless the visitor may answer the proposal; one that allows more stops needs an admin who has just signed
+    in."""
     with site.database.reading() as tx:
         proposal = second_person.find_proposal(tx, visitor.project.id, proposal_id)
     if proposal.kind.needs_admin:

@@ -22,7 +22,7 @@ from evalstop_service.web.dashboard.period import PERIODS
 
 _log = logging.getLogger(__name__)
 
-# Plotly adds one empty <style> element and fills it by insertRule, which the policy does not govern: this is the hash
+# Plotly adds one empty <style> element and fills it by insertRule, which the policy does not restrict: this is the hash
 # of the empty string. Its other style element has rules for maps; an element with its id in parts.html prevents it.
 _EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 
@@ -51,7 +51,7 @@ class SignInRequired(ServiceError):
 
 
 class SignInOutdated(ServiceError):
-    """Sign in again: a change like this needs a sign-in of the last minutes. The message is the path."""
+    """Sign in again: a change like this needs a recent sign-in. The message is the path."""
 
 
 class Forbidden(ServiceError):
@@ -96,7 +96,7 @@ def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLRes
 
 
 def make_link(path: str, query: Mapping[str, object]) -> str:
-    """The address with those parameters that are not empty."""
+    """The address with the nonempty parameters."""
     text = urlencode({name: value for name, value in query.items() if value not in (None, "")}, doseq=True)
     return f"{path}?{text}" if text else path
 
@@ -128,7 +128,7 @@ def _error_response(request: Request, error: Exception) -> Response:
                 return RedirectResponse("/login", 303)
             target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             return RedirectResponse(f"/login?next={quote(target, safe='/')}", 303)
-        case SignInOutdated():  # to the page that the form stands on
+        case SignInOutdated():  # to the page of the form
             page = "/".join(str(error).split("/")[:2])
             return RedirectResponse(f"/login?{urlencode({'next': page, 'again': '1'})}", 303)
         case Forbidden():

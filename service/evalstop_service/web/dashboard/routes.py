@@ -44,7 +44,7 @@ from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
     *(static_files, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
-    compare,  # before the page of a run, which would take its address for a run's id
+    compare,  # before the page of a run, which would match its address as a run's id
     *(run_page, what_if, metric_charts, analysis, observations, run_actions, run_description, run_roles),
     *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),
     not_found,  # last, because it matches any path
@@ -60,7 +60,7 @@ def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId 
 
 @cache
 def _page_routes() -> list[BaseRoute]:
-    """The routes of all pages, put together once a process, because FastAPI takes long for that."""
+    """The routes of all pages, built once per process, because that takes FastAPI long."""
     router = APIRouter(include_in_schema=False)
     for page in PAGES:
         router.include_router(page.router)
@@ -68,5 +68,5 @@ def _page_routes() -> list[BaseRoute]:
 
 
 def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:
-    """The token of a link `/login?token=...`, which signs in for twelve hours after it was made."""
+    """The token of a link `/login?token=...`, which is valid for twelve hours after its creation."""
     return Sessions(session_secret, clock).sign_link(key_id)

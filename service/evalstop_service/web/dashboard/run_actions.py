@@ -52,7 +52,7 @@ def release_stop(
 def undo_stop(
     request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
 ) -> Response:
-    """Take back a stop that was requested."""
+    """Undo a requested stop."""
     return add_notice(_apply_command(Undone, decision_id, site, visitor, reason, target), request, "undone")
 
 
@@ -76,7 +76,7 @@ def label_run(
     note: Note = "",
     target: Next = "",
 ) -> Response:
-    """Label whether it was right to let a run continue that was never flagged."""
+    """Label whether letting a run continue that was never flagged was right."""
     label = _read_label(site, visitor, outcome, turn_step, note)
     commands.label_run(site.database, visitor.project.id, run_id, label)
     return add_notice(forms.redirect_back(run_id, target), request, "labeled")

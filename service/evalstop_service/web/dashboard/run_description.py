@@ -1,4 +1,4 @@
-"""The form that changes what is said of a run: owner, group, tags and notes."""
+"""The form that changes the description of a run: owner, group, tags and notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Text = Annotated[str, Form()]
 def describe(
     run_id: UUID, site: SiteOf, visitor: Operator, owner: Text = "", group: Text = "", tags: Text = "", notes: Text = ""
 ) -> Response:
-    """Change what is said of a run; what is left empty is taken away. Tags are separated by commas."""
+    """Change the description of a run; empty fields are removed. Tags are separated by commas."""
     said = {
         "owner": forms.clean_text(owner) or None,
         "group": forms.clean_text(group) or None,

@@ -1,4 +1,4 @@
-"""The list of runs: searched, filtered, ordered."""
+"""The list of runs, with search, filters and sorting."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Filters(RunQuery):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_empty(cls, given: Any) -> Any:
-        """What the fields of a form send: nothing for what is not filled in, a date for a time."""
+        """Convert values of form fields: empty ones are omitted, dates become times."""
         cleaned: dict[str, Any] = {}
         for name, value in dict(given).items():
             texts = [
@@ -91,7 +91,7 @@ class Filters(RunQuery):
         return replace(wanted, order=self.order, place=_parse_place(self.order, self.place))
 
     def list_values(self) -> list[tuple[str, str]]:
-        """What is filtered by, as the hidden fields of a form."""
+        """The active filters, as hidden fields of a form."""
         given = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "place"})
         return [
             (name, item) for name, value in given.items() for item in (value if isinstance(value, list) else [value])
@@ -151,7 +151,7 @@ def follow_runs(
 def load_eval_segments(
     tx: Transaction, wanted: Sequence[Run], stretches: int = sparkline.STRETCHES
 ) -> dict[UUID, list[Segment]]:
-    """The eval scores of these runs, outlined to be drawn small."""
+    """The eval scores of these runs, outlined for sparklines."""
     evals = [(run.id, metric) for run in wanted if (metric := watched_metrics.find_eval_metric(run)) is not None]
     segments = sparklines.load_segments(tx, evals, stretches)
     return {run_id: found for (run_id, _), found in segments.items()}
@@ -176,7 +176,7 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
 
 
 def _format_place(order: str, run: Run) -> str:
-    """The place of a run in the order, as the address of the next page has it."""
+    """The position of a run in the order, for the address of the next page."""
     if order == "updated":
         return run.updated_at.isoformat()
     return str(-1 if run.last_step is None else run.last_step) if order == "step" else ""

@@ -49,14 +49,14 @@ router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
 MOST_POINTS = 2000
 MOST_METRICS = 12
-"""In the table; all but those in the chart have a small chart each."""
+"""Maximum number of metrics in the table; those not in the main chart have small charts."""
 
 MOST_VERDICTS = 20
 
 
 @dataclass(frozen=True)
 class Silence:
-    """How long a run has not reported, how often it usually does, and after how long it is taken for lost."""
+    """How long a run has been silent, how often it usually reports, and when it is considered lost."""
 
     health: Liveness
     seconds: float
@@ -175,7 +175,7 @@ def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict
 
 
 def _planned_end(run: Run) -> int | None:
-    """The planned length of a run that was stopped or parked short of it."""
+    """The planned length of a run that was stopped or parked before it."""
     is_cut = run.status in (RunStatus.STOPPED, RunStatus.PARKED) and run.total_steps is not None
     return run.total_steps if is_cut and run.length_known else None
 
@@ -207,7 +207,7 @@ def _role_source(run: Run, metric: str) -> str:
 
 
 def _load_shares(tx: Transaction, run: Run) -> list[EvalShare]:
-    """The evals of a run that has several, unless they are too long to combine for a page."""
+    """The evals of a run with several, unless they are too long to combine for a page."""
     combined = watched_metrics.find_combined_evals(run)
     if not combined or any(series.is_long_series(tx, run.id, metric) for metric in combined):
         return []

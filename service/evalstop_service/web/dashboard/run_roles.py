@@ -1,4 +1,4 @@
-"""The form that corrects which metric plays which role for a run."""
+"""The form that corrects the metric roles of a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def correct_roles(
     roles = [("eval", eval_metric, eval_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
     metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:
-        name = forms.remove_control_characters(metric)  # not stripped: blanks are part of the name that was logged
+        name = forms.remove_control_characters(metric)  # not stripped: spaces are part of a logged name
         if name in metrics:
             raise Invalid(f"{name!r} is chosen for two roles; a metric has one role")
         if name:
@@ -52,5 +52,5 @@ def correct_roles(
 
 
 def metric_choices(run: Run, metrics: Iterable[str]) -> list[str]:
-    """The metrics to choose from: those that were logged, and those that have a role without any value yet."""
+    """The metrics to choose from: those that were logged, and those with a role but no value yet."""
     return sorted({*metrics, *run.metrics})[:MOST_CHOICES]

@@ -1,4 +1,4 @@
-"""Server-sent events that tell open pages when what they show has changed."""
+"""Server-sent events that notify open pages of changes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15
 SEND_TIMEOUT_SECONDS = 30
 MOST_STREAMS = 200
-_POLLING_THREADS = 4  # apart from those of the API, so that open pages cannot starve it
+_POLLING_THREADS = 4  # separate from those of the API, so that open pages cannot starve it
 
 ReadRevision = Callable[[], str | None]
-"""Reads the current revision of what a page shows; None when the visitor may no longer see it."""
+"""Reads the current revision of a page; None if the visitor may no longer see it."""
 
 
 class Streams:
@@ -48,7 +48,7 @@ class Streams:
     async def _send_events(self, who: str, seen: str, read_revision: ReadRevision) -> AsyncIterator[ServerSentEvent]:
         self.open_count += 1
         try:
-            with self._shares.event_streams.hold(who):  # here, since a stream that is never sent is never closed
+            with self._shares.event_streams.hold(who):  # here, because a stream that is never sent is never closed
                 while True:
                     try:
                         revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)

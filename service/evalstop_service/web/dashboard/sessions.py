@@ -11,10 +11,10 @@ from itsdangerous import BadData, Signer, TimestampSigner, URLSafeTimedSerialize
 from evalstop_service.clock import Clock
 
 SESSION_SECONDS = 7 * 24 * 3600
-"""Of a session by a key."""
+"""Duration of a session that was started with a key."""
 
 FRESH_SECONDS = 900
-"""After a sign-in, in which changes that let more be ended, or more people in, need no other."""
+"""How long after a sign-in changes that allow more stops, or grant access, need no new sign-in."""
 
 LINK_SECONDS = 12 * 3600
 FLOW_SECONDS = 600
@@ -33,11 +33,11 @@ class Sessions:
         return _dump(self._link, key_id)
 
     def read_link(self, text: str) -> UUID | None:
-        """The key of a sign-in token; None when it is forged or expired."""
+        """The key of a sign-in token; None if it is forged or expired."""
         return _load(self._link, text, LINK_SECONDS)
 
     def sign_flow(self, flow: dict[str, str]) -> str:
-        """The state of an OpenID sign-in, which the browser keeps for ten minutes."""
+        """Sign the state of an OpenID sign-in, which the browser stores for ten minutes."""
         return self._flow.dumps(flow)
 
     def read_flow(self, text: str) -> dict[str, str] | None:
@@ -51,7 +51,7 @@ class Sessions:
     def form_token(self, cookie: str) -> str:
         """The CSRF token of the session in this cookie.
 
-        It stays the same for a session, so that a page that is rendered again does not differ.
+        It stays the same during a session, so that repeated rendering of a page gives the same result.
         """
         return self._form.get_signature(cookie).decode()
 

@@ -40,12 +40,12 @@ KINDS = (
     *("session", "project", "key", "policy", "rollout_stage", "proposal"),
     *("run", "decision", "endpoint", "delivery", "audit"),
 )
-"""What the audit log can be filtered by: how actions begin."""
+"""The filters of the audit log: prefixes of actions."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of the form. `empty`: what an empty value means, None where the setting must have one."""
+    """A field of the form. `empty`: what an empty value means; None if a value is required."""
 
     name: str
     label: str
@@ -62,12 +62,12 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
         "New runs",
         (
             Setting("default_policy", "Policy", "NAME or NAME@VERSION; open runs keep theirs"),
-            Setting("default_mode", "Mode", "shadow: stops are recorded and not carried out", choices=MODES),
-            Setting("max_mode", "Highest mode", "shadow: nothing is stopped, whatever trainers ask for", choices=MODES),
+            Setting("default_mode", "Mode", "shadow: stops are only recorded", choices=MODES),
+            Setting("max_mode", "Highest mode", "shadow: nothing is stopped, whatever trainers request", choices=MODES),
             Setting(
                 "allowed_policies",
                 "Allowed policies",
-                "that a trainer may ask for, besides the project's; separated by commas",
+                "policies that trainers may request in addition to the project's; separated by commas",
                 empty="any",
             ),
         ),
@@ -82,11 +82,11 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
             Setting(
                 "second_person",
                 "Second person",
-                "yes: another person confirms Stop now, releases, and what lets more be stopped",
+                "yes: another person must confirm Stop now, releases, and changes that allow more stops",
                 choices=("no", "yes"),
             ),
             Setting(
-                "held_out_share", "Held out", "share of stops that is not carried out, to measure precision", "0 to 1"
+                "held_out_share", "Held out", "share of stops that are not carried out, to measure precision", "0 to 1"
             ),
         ),
     ),
@@ -109,8 +109,8 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
         (
             Setting("case_seconds", "Duration", "shorter attempts do not count", "seconds"),
             Setting("case_evals", "Evals", "attempts with fewer finite evals do not count"),
-            Setting("case_gpu_hours", "GPU-hours", "where they are known, attempts that used fewer do not count"),
-            Setting("cases_per_key_and_day", "Cases per key and day", "no more of them count"),
+            Setting("case_gpu_hours", "GPU-hours", "attempts that used fewer, if known, do not count"),
+            Setting("cases_per_key_and_day", "Cases per key and day", "maximum number that counts"),
         ),
     ),
     (
@@ -118,7 +118,13 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
         (
             Setting("price_per_gpu_hour", "Price of a GPU-hour", "used to show savings", "", "not set"),
             Setting("currency", "Currency", "three letters, such as USD"),
-            Setting("retention_days", "Retention", "time that an ended run keeps its observations", "days", "forever"),
+            Setting(
+                "retention_days",
+                "Retention",
+                "how long observations are kept after the end of a run",
+                "days",
+                "forever",
+            ),
         ),
     ),
 )
@@ -171,7 +177,7 @@ def change_role_patterns(site: SiteOf, visitor: FreshAdmin, patterns: Annotated[
 def pause_project(
     request: Request, site: SiteOf, visitor: Operator, reason: Annotated[str, Form(max_length=2000)] = ""
 ) -> Response:
-    """Pause all stopping in the project."""
+    """Pause all stops in the project."""
     pausing.pause_project(site.database, visitor.project.id, visitor.actor, forms.clean_text(reason), site.clock())
     return add_notice(RedirectResponse(_PATH, 303), request, "paused")
 

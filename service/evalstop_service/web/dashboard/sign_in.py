@@ -30,7 +30,7 @@ from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf, find_
 
 router = APIRouter(route_class=PageRoute)
 
-_SIGN_IN_AGAIN = "Sign in again: what you wanted to change needs a sign-in of the last minutes."
+_SIGN_IN_AGAIN = "Sign in again: this change needs a recent sign-in."
 _UNKNOWN_KEY = "No active key has this secret. Keys start with esk_ and are shown once, when they are created."
 _TOO_OFTEN = "Too many wrong keys came from your address. Try again in"
 _INSUFFICIENT_KEY = "This key cannot sign in: it needs a project and the scope read."
@@ -51,7 +51,7 @@ def show_login(request: Request, site: SiteOf, token: str | None = None) -> Resp
     if key is None or not may_view(key):
         return render_login_form(request, site, target, _INVALID_LINK, 401)
     # Browsers do not send a strict cookie after a redirect that began on another site, such as a link in a chat, so
-    # this is a page that goes on by itself.
+    # this is a page that redirects by script.
     return _start_session(render_page("signed_in.html", visitor=None, target=target), request, site, key)
 
 
@@ -98,7 +98,7 @@ def sign_out(request: Request, site: SiteOf, visitor: SignedIn) -> Response:
 
 
 LONGEST_PATH = 2_000
-"""Longer ones would not fit into the cookie that keeps them."""
+"""Longer paths would not fit into the cookie."""
 
 
 def safe_path(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Lines drawn by the server, and the sparkline of a run: its eval score, the best checkpoint and the stop. Pure."""
+"""Draws lines as SVG, and the sparkline of a run: its eval score, best checkpoint and stop. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRETCHES = 124  # one per pixel
 
 @dataclass(frozen=True)
 class Frame:
-    """What a drawing shows, by steps and values, and its size."""
+    """The range of steps and values of a drawing, and its size."""
 
     first: int
     last: int
@@ -28,18 +28,18 @@ class Frame:
 
     @classmethod
     def around(cls, stretches: Sequence[Segment]) -> Self:
-        """The frame that holds all of these, of which there are some."""
+        """The frame that contains all of these segments; there is at least one."""
         lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
         return cls(stretches[0].step, stretches[-1].step, lowest, highest)
 
     def x(self, step: int) -> float:
-        """How far from the left a step is."""
+        """The x coordinate of a step."""
         share = (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
         return round(self.margin + min(1.0, max(0.0, share)) * (self.width - 2 * self.margin), 1)
 
     def y(self, value: float) -> float:
-        """How far from the top a value is."""
-        # Halves, because the difference of two doubles may overflow.
+        """The y coordinate of a value."""
+        # Halved, because the difference of two doubles may overflow.
         lowest, highest = self.lowest / 2, self.highest / 2
         share = (value / 2 - lowest) / (highest - lowest) if highest > lowest else 0.5
         return round(self.height - self.margin - min(1.0, max(0.0, share)) * (self.height - 2 * self.margin), 1)

@@ -62,7 +62,7 @@ def _read_content(name: str) -> bytes:
 
 @cache
 def _digest(name: str) -> str:
-    # Our own files share one digest, so that relative imports between scripts resolve.
+    # All files except Plotly share one digest, so that relative imports between scripts resolve.
     names = sorted(_OWN) if name in _OWN else [name]
     return hashlib.sha256(b"".join(_read_content(file) for file in names)).hexdigest()[:16]
 

@@ -42,7 +42,7 @@ class OpenId:
 
 @dataclass(frozen=True)
 class Site:
-    """What the pages share."""
+    """State shared by all pages."""
 
     context: Context
     sessions: Sessions
@@ -62,10 +62,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Visitor:
-    """A person who looks at a project, with their role in it.
+    """A signed-in person, with their role in the selected project.
 
-    `actor` is their name in the audit log, `csrf` the token of their forms. `notice`: what the page says of what they
-    have just done, if anything. `period`: that of the figures they look at.
+    `actor` is their name in the audit log, `csrf` the token of their forms. `notice`: about their
+    last action, if any. `period`: the period of the figures.
     """
 
     project: Project
@@ -77,7 +77,7 @@ class Visitor:
     period: Period = ALL_TIME
 
     def link(self, address: str) -> str:
-        """The address of a page, of the period that they look at."""
+        """The address of a page, with the same period."""
         return self.period.link(address)
 
     @property
@@ -86,7 +86,7 @@ class Visitor:
         return len(self.session.grants) > 1 or EVERY in self.session.grants
 
     def has_just_signed_in(self, now: datetime) -> bool:
-        """Whether their sign-in is fresh."""
+        """Whether their sign-in is recent."""
         return (now - self.session.created_at).total_seconds() <= FRESH_SECONDS
 
     def load_run(self, tx: Transaction, run_id: UUID) -> Run:
@@ -98,20 +98,20 @@ class Visitor:
 
     @property
     def identity(self) -> str:
-        """By which they are told from others: their subject at the provider, or their key."""
+        """Their unique identity: the subject at the provider, or the key."""
         session = self.session
         return f"user {session.issuer} {session.subject}" if session.key_id is None else f"key {session.key_id}"
 
     def has_spoken_for(self, proposal: Proposal) -> bool:
-        """Whether they proposed or supported it."""
+        """Whether they proposed or approved it."""
         return any(word.identity == self.identity for word in proposal.words)
 
     def author(self, now: datetime) -> Author:
-        """Who changes something now."""
+        """The author of a change that is made now."""
         return Author(self.project.id, self.actor, now, self.identity)
 
     def may(self, role: str) -> bool:
-        """Whether their role covers this one; templates hide what would be refused."""
+        """Whether their role covers this one; templates hide actions that would be refused."""
         return self.role.covers(VisitorRole(role))
 
 
@@ -128,7 +128,7 @@ _SAFE = ("GET", "HEAD")
 
 
 def may_view(key: Key | None) -> bool:
-    """Whether a key may sign in: it is in use, bound to a project, and has the scope read."""
+    """Whether a key may sign in: it is active, bound to a project, and has the scope read."""
     return key is not None and key.project_id is not None and role_of_scopes(key.scopes) is not None
 
 
@@ -174,7 +174,7 @@ def _selected_project(tx: Transaction, session: Session, chosen: str) -> Project
 
 
 def is_cross_site(request: Request) -> bool:
-    """Whether the browser says that another site caused the request."""
+    """Whether the browser reports that another site caused the request."""
     return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
 
 
@@ -232,4 +232,4 @@ def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin) -> Vi
 
 
 FreshAdmin = Annotated[Visitor, Depends(_require_fresh_sign_in)]
-"""An admin who has just signed in: what lets more be ended, or more people in, or shows a secret."""
+"""An admin with a recent sign-in: for changes that allow more stops or grant access, and for showing secrets."""

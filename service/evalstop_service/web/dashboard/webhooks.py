@@ -78,7 +78,7 @@ def add_endpoint(
     event_types: Annotated[list[str] | None, Form()] = None,
     form: Annotated[str, Form(alias="format")] = "standard",
 ) -> Response:
-    """Create an endpoint and show its secret once; event types that are ticked go before those of the preset."""
+    """Create an endpoint and show its secret once; selected event types take precedence over the preset."""
     url = url.strip()
     wanted = event_types or list(PRESETS.get(preset, ()))
     try:
@@ -144,7 +144,7 @@ def replay_events(
     after: Annotated[UUID | Literal[""], Form()] = "",
     replayed: Annotated[int, Form(ge=0)] = 0,
 ) -> Response:
-    """Send the events of a period again, a thousand per request; the page submits the next request by itself."""
+    """Send the events of a period again, a thousand per request; the page submits further requests itself."""
     now = site.clock()
     begin, end = _parse_time(since, "from"), _parse_time(until, "to") if until else now
     batch = resend.replay_events(
@@ -233,7 +233,7 @@ def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:
 
 
 def _indent(body: str) -> str:
-    """A body as people read it: JSON in lines, anything else as it is."""
+    """Format a body for people: JSON indented, anything else unchanged."""
     try:
         return format_json(json.loads(body))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What another policy, or another threshold, would have done to a run: it is replayed, and nothing is stored."""
+"""Replays a run with another policy or threshold, to show what it would have done; stores nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def replay_policy(
     policy: Annotated[str, Query(max_length=100)],
     stop_at: Threshold = None,
 ) -> Response:
-    """Where a policy would have stopped the run; `stop_at`: with this threshold of its first detector that can."""
+    """Where a policy would have stopped the run; `stop_at`: another threshold of its first detector that can stop
+    runs."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         reference = policies.find_referred_policy(tx, run.project_id, policy)
@@ -69,7 +70,7 @@ def _answer(
 
 
 def _main_member(policy: Policy) -> int | None:
-    """The first member that can call for a stop."""
+    """The first member that can stop a run."""
     calling = (
         place for place, item in enumerate(policy.members) if item.weight and item.thresholds.stop_at is not None
     )
@@ -87,13 +88,13 @@ def _with_threshold(policy: Policy, stop_at: float | None) -> Policy:
 
 
 def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, Any] | None:
-    """The threshold that can be moved, and the range to move it in; None where there is none yet."""
+    """The adjustable threshold and its range; None if there is none yet."""
     place = _main_member(policy)
     found = None if place is None else evidence[place]
     if place is None or found is None:
         return None
     stop_at = policy.members[place].thresholds.stop_at
-    assert stop_at is not None, "it can call for a stop"
+    assert stop_at is not None, "it can stop a run"
     match found.kind:
         case Kind.POSTERIOR | Kind.FRACTION:
             lowest, highest, increment = 0.5, 0.99, 0.01

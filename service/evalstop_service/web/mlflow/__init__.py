@@ -1,8 +1,8 @@
 """MLflow's tracking API: runs that log to MLflow are watched when `MLFLOW_TRACKING_URI` names this service.
 
-    client ──> routes ──> run_logger ──> committer (metrics)       the same way in as for all other clients
+    client ──> routes ──> run_logger ──> committer (metrics)       the same path as for all other clients
                  │            └────────> labels (tags), mlflow_runs (params, inputs)
-                 ├──────> artifact_folder                          files, while they arrive
+                 ├──────> artifact_folder                          files, as they arrive
                  └──────> forwarding ──> an MLflow server          in a background thread
 
 Parts of MLflow that this service does not have, such as registered models and traces, are refused with a clear error.

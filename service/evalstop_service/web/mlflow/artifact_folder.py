@@ -1,6 +1,6 @@
-"""The folder with the artifacts of MLflow's clients: a folder for each project, below it the paths that clients name.
+"""The folder with the artifacts of MLflow clients: one folder per project, with the paths that clients choose.
 
-A file that cannot be kept is left out, and the log says why: to refuse it would end the training.
+A file that cannot be stored is dropped, and the reason is logged: refusing it would end the training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEME = "mlflow-artifacts:"
 """URIs with this scheme are served by the tracking server itself."""
 
 MIN_FREE_BYTES = 1 << 30
-"""What stays free on the disk of the folder, where the embedded database may be as well."""
+"""Minimum free space on the folder's disk, which may also hold the embedded database."""
 
 
 class Artifact(NamedTuple):
@@ -34,7 +34,7 @@ class Artifact(NamedTuple):
 
 @dataclass(frozen=True)
 class ArtifactFolder:
-    """Where artifacts are: `root` is the URI below which experiments get theirs, `max_bytes` the size of a file."""
+    """The artifacts: `root` is the URI below which experiments store theirs, `max_bytes` the largest file."""
 
     folder: Path
     root: str
@@ -45,7 +45,7 @@ class ArtifactFolder:
         return f"{self.root.rstrip('/')}/{path}"
 
     def list_artifacts(self, project_id: UUID, path: str) -> list[Artifact]:
-        """What is in a folder, by name; empty when there is no such folder. Raises MlflowError."""
+        """The contents of a folder, by name; empty if there is no such folder. Raises MlflowError."""
         place = self._resolve(project_id, path)
         if not place.is_dir():
             return []
@@ -55,16 +55,16 @@ class ArtifactFolder:
         )
 
     def find_file(self, project_id: UUID, path: str) -> Path | None:
-        """A file; None when there is none. Raises MlflowError."""
+        """Find a file; None if there is none. Raises MlflowError."""
         place = self._resolve(project_id, path)
         return place if place.is_file() else None
 
     def start_upload(self, project_id: UUID, path: str) -> Upload:
-        """Start to write a file, or to write it anew. Raises MlflowError."""
+        """Start writing or overwriting a file. Raises MlflowError."""
         return Upload(self._resolve(project_id, path), self.folder / "uploads" / new_id().hex, self.max_bytes)
 
     def _resolve(self, project_id: UUID, path: str) -> Path:
-        """The place of a path, which can be below the project's folder alone."""
+        """The file of a path, which must be below the project's folder."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if any(part == ".." or "\\" in part or not part.isprintable() for part in parts):
             raise invalid_parameter("Invalid path")
@@ -72,7 +72,7 @@ class ArtifactFolder:
 
 
 class Upload:
-    """A file that is arriving. It is written beside its place and moved there when it is whole."""
+    """An upload in progress. The file is written next to its destination and moved there when it is complete."""
 
     def __init__(self, target: Path, temporary: Path, max_bytes: int) -> None:
         self._target, self._temporary, self._max_bytes = target, temporary, max_bytes
@@ -92,15 +92,15 @@ class Upload:
             if self._size > self._max_bytes:
                 self._fail(f"it is larger than {self._max_bytes} bytes (EVALSTOP_MLFLOW_ARTIFACT_BYTES)")
             elif shutil.disk_usage(self._temporary.parent).free - len(chunk) < MIN_FREE_BYTES:
-                self._fail(f"less than {MIN_FREE_BYTES} bytes would stay free on the disk")
+                self._fail(f"less than {MIN_FREE_BYTES} bytes would remain free on the disk")
             else:
                 self._file.write(chunk)
         except OSError as error:
             self._fail(str(error))
 
     def finish(self) -> bool:
-        """Put the file into its place; whether it could be kept."""
-        self.write(b"")  # an empty file is a file, too
+        """Move the file to its destination; returns whether it was stored."""
+        self.write(b"")  # creates the file even if it is empty
         if self.failure is None:
             try:
                 self._close()
@@ -109,11 +109,11 @@ class Upload:
             except OSError as error:
                 self._fail(str(error))
         if self.failure is not None:
-            _log.warning("the artifact %s is left out: %s", self._target, self.failure)
+            _log.warning("the artifact %s is dropped: %s", self._target, self.failure)
         return self.failure is None
 
     def abandon(self) -> None:
-        """Forget what arrived, when the client has gone."""
+        """Discard what arrived when the client has disconnected."""
         self._close()
         self._temporary.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Routes of artifacts that this service keeps: upload, download, list; elsewhere clients write by themselves."""
+"""Routes of artifacts that this service stores: upload, download, list; clients write directly to other stores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def download_artifact(path: str, caller: ReadOrIngest, artifacts: Artifacts) -> 
 
 @router.put("/{path:path}")
 async def upload_artifact(path: str, caller: Ingest, artifacts: Artifacts, request: Request) -> Document:
-    """Store a file while it arrives; one that cannot be kept is left out, counted and logged."""
+    """Store a file as it arrives; one that cannot be stored is dropped, counted and logged."""
     upload = artifacts.start_upload(caller.project_id, path)
     try:
         async for chunk in request.stream():
@@ -62,7 +62,7 @@ async def upload_artifact(path: str, caller: Ingest, artifacts: Artifacts, reque
 
 
 def file_documents(artifacts: ArtifactFolder, caller: ReadOrIngest, folder: str, prefix: str = "") -> list[Document]:
-    """What is in a folder, in MLflow's format; `prefix` is put before each name."""
+    """The contents of a folder, in MLflow's format; `prefix` precedes each name."""
     return [
         {"path": prefix + item.name, "is_dir": item.is_folder}
         | ({} if item.size_bytes is None else {"file_size": item.size_bytes})

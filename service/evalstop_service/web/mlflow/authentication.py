@@ -37,7 +37,7 @@ async def authenticate_request(request: Request) -> Key:
 
 
 def read_secret(header: str) -> str | None:
-    """The secret in an `Authorization` header, bearer or basic; None when there is none."""
+    """The secret in an `Authorization` header, bearer or basic; None if there is none."""
     scheme, _, credentials = header.partition(" ")
     match scheme.lower():
         case "bearer":

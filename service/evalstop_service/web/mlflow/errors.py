@@ -1,7 +1,7 @@
 """Problems as MLflow errors, with the error codes and statuses that its clients expect.
 
-Clients retry 408, 429, 500, 502, 503 and 504 for minutes, and raise every other status at once in the training loop.
-So temporary problems are 503, and a problem that a retry cannot solve has another status.
+Clients retry 408, 429, 500, 502, 503 and 504 for minutes, and raise any other status immediately in the training loop.
+So temporary problems are 503, and problems that a retry cannot solve have another status.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def not_found(message: str) -> MlflowError:
 
 
 def already_exists(message: str) -> MlflowError:
-    """A resource that exists already."""
+    """A resource that already exists."""
     return MlflowError(400, "RESOURCE_ALREADY_EXISTS", message)
 
 
@@ -72,7 +72,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def problem_response(problem: Problem) -> JSONResponse:
-    """A problem as MLflow's clients read it."""
+    """A problem in MLflow's error format."""
     return _error_response(convert_problem(problem), problem.headers)
 
 
@@ -88,7 +88,7 @@ def _handle_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _convert_validation_error(error: RequestValidationError) -> MlflowError:
-    """The first error as MLflow's server words it, which its clients and their users look for."""
+    """The first error with the message of MLflow's server, which clients and users look for."""
     first = error.errors()[0]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]).lstrip(".")
     if first["type"] == "missing" or first.get("input") is None:

@@ -38,12 +38,12 @@ router = APIRouter(prefix="/experiments", route_class=MlflowRoute)
 T = TypeVar("T")
 
 MAX_EXPERIMENTS = 10_000
-"""The newest experiments of a project, which a search looks at."""
+"""The number of newest experiments that a search covers."""
 
 
 @router.post("/create")
 def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now: Now, artifacts: Artifacts) -> Document:
-    """Create an experiment; its artifacts are below the place given, or below the default root."""
+    """Create an experiment; its artifacts are below the given location, or below the default root."""
     with database.transaction() as tx:
         projects.lock_project(tx, caller.project_id)  # two experiments never get the same number
         number = experiments.count_experiments(tx, caller.project_id) + 1
@@ -83,7 +83,7 @@ def get_experiment_by_name(caller: ReadOrIngest, database: Db, artifacts: Artifa
 
 @router.post("/update")
 def rename_experiment(body: RenameExperiment, caller: Ingest, database: Db, now: Now, artifacts: Artifacts) -> Document:
-    """Rename an experiment; the runs that it has keep the names that they got."""
+    """Rename an experiment; its runs keep their names."""
     with database.transaction() as tx:
         experiment = _lock(tx, caller, body.experiment_id, artifacts)
         _refuse_default(experiment)
@@ -130,7 +130,7 @@ def delete_experiment_tag(
 
 @router.post("/search")
 def search_experiments(body: SearchExperiments, caller: ReadOrIngest, database: Db, artifacts: Artifacts) -> Document:
-    """The experiments that match, the newest first unless another order is wanted, the default one last."""
+    """The matching experiments, by default newest first, with the default experiment last."""
     clauses = search.parse_filter(body.filter, search.EXPERIMENTS)
     orders = search.parse_orders(body.order_by, search.EXPERIMENTS)
     with database.reading() as tx:
@@ -148,7 +148,7 @@ def search_experiments(body: SearchExperiments, caller: ReadOrIngest, database: 
 
 
 def paginate(items: Sequence[T], offset: int, limit: int) -> tuple[Sequence[T], Document]:
-    """A page of what a search found, and the token of the next one as a part of the answer."""
+    """A page of search results, and the token of the next page as part of the response."""
     following = offset + limit
     return items[offset:following], {"next_page_token": str(following)} if following < len(items) else {}
 

@@ -40,12 +40,12 @@ MAX_QUEUED_BYTES = 64 << 20
 MAX_KNOWN_COPIES = 10_000
 TIMEOUT_SECONDS = 10.0
 SHUTDOWN_SECONDS = 5.0
-"""The time that is left to empty the queue when the process ends."""
+"""How long to keep emptying the queue when the process ends."""
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
 _RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 _MAX_TRIES_AFTER_500 = 4
-"""MLflow answers 500 when its database is not available, but also to single requests that it cannot store."""
+"""MLflow answers 500 when its database is unavailable, but also to single requests that it cannot store."""
 
 _ORIGINAL_RUN = "evalstop.run_id"
 """The tag of a copy with the id of its run here."""
@@ -66,7 +66,7 @@ class _Refused(Exception):
 
 
 class _Unavailable(Exception):
-    """The other server, or our own database, does not answer for now."""
+    """The other server, or this service's database, is temporarily unavailable."""
 
 
 class _ServerError(_Unavailable):
@@ -108,7 +108,7 @@ class Forwarder:
         self._thread.start()
 
     def enqueue(self, request: ForwardedRequest) -> None:
-        """Forward this request after those before it; returns at once."""
+        """Queue a request for forwarding; returns immediately."""
         with self._changed:
             if len(self._queue) < self._max_queued and (
                 self._queued_bytes + len(request.body) <= self._max_queued_bytes
@@ -192,7 +192,7 @@ class Forwarder:
         except ServiceError as error:
             raise _Refused(str(error)) from error
         except (sa.exc.OperationalError, sa.exc.TimeoutError) as error:
-            raise _Unavailable(f"our own database does not answer: {error}") from error
+            raise _Unavailable(f"this service's database does not answer: {error}") from error
         if len(self._copies) >= MAX_KNOWN_COPIES:
             self._copies.clear()
         self._copies[project_id, run_id] = copy

@@ -1,7 +1,7 @@
 """Tags as labels of a run, and params. Pure.
 
 A tag is stored as the label of its name, so that `gpus`, `slurm_job_id` or `evalstop.preset` can be set as tags; a
-param is kept apart, so that hundreds of them leave room for labels. Tags that start with `evalstop.` (except
+param is stored separately, so that hundreds of them leave room for labels. Tags that start with `evalstop.` (except
 `evalstop.preset` and `evalstop.obeyed`) and tags that the service itself sets are ignored.
 """
 
@@ -21,7 +21,7 @@ FORWARDED_RUN = "mlflow.tee_run_id"
 """The id of the run's copy on the MLflow server that requests are forwarded to."""
 PRESET = "evalstop.preset"
 OBEYED = "evalstop.obeyed"
-"""The decision for which the trainer ends the run."""
+"""The decision because of which the trainer ends the run."""
 OWN = "evalstop."
 
 MOST_PARAMS = 2000
@@ -57,7 +57,7 @@ def merge_params(params: Mapping[str, str], new: Iterable[Item]) -> MergedLabels
 def merge_items(
     known: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS, most_bytes: int = MOST_LABEL_BYTES
 ) -> MergedLabels:
-    """These items with others added, up to a number of items, the length of each and the size of all."""
+    """Add items, up to limits on their number, the length of each and the total size."""
     merged, dropped, size = dict(known), 0, count_bytes(known)
     for key, value in new:
         name, text = clean_text(key), clean_text(value)[:LONGEST_VALUE]

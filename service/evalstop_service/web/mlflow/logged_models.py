@@ -1,4 +1,4 @@
-"""Routes of logged models: what autologging says of the models that it saves is kept as it is, for it to be read."""
+"""Routes of logged models: autologging's data about saved models is stored unchanged, for reading it back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from evalstop_service.web.mlflow.requests import (
 router = APIRouter(prefix="/logged-models", route_class=MlflowRoute)
 
 MAX_MODELS = 10_000
-"""The newest models of the experiments, which a search looks at."""
+"""The number of newest models that a search covers."""
 
 _ID_PREFIX = "m-"
 
@@ -79,7 +79,7 @@ def get_model(model_id: str, caller: ReadOrIngest, database: Db) -> Document:
 
 @router.patch("/{model_id}")
 def finalize_model(model_id: str, body: FinalizeModel, caller: Ingest, database: Db, now: Now) -> Document:
-    """Say whether a model was saved whole."""
+    """Report whether a model was saved completely."""
     return _change(database, caller, model_id, now, lambda document: _with_info(document, status=body.status))
 
 
@@ -130,7 +130,7 @@ def log_model_params(model_id: str, body: ModelParams, caller: Ingest, database:
 
 @router.post("/search")
 def search_models(body: SearchModels, caller: ReadOrIngest, database: Db, artifacts: Artifacts) -> Document:
-    """The models of experiments that match, the newest first unless another order is wanted."""
+    """The matching models of experiments, by default newest first."""
     clauses = search.parse_filter(body.filter, search.MODELS)
     orders = search.parse_orders(
         (f"{order.get('field_name')} {'ASC' if order.get('ascending', True) else 'DESC'}" for order in body.order_by),
@@ -150,7 +150,7 @@ def search_models(body: SearchModels, caller: ReadOrIngest, database: Db, artifa
 
 
 def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metrics: list[MetricIn]) -> None:
-    """Keep the last value of each metric that is logged for a model; a model that is not known is passed over."""
+    """Store the last value of each metric logged for a model; unknown models are ignored."""
     for model_id in dict.fromkeys(metric.model_id for metric in metrics if metric.model_id):
         new = [metric for metric in metrics if metric.model_id == model_id]
         documents = [metric.model_dump(mode="json", exclude_none=True) | {"run_id": run_id.hex} for metric in new]

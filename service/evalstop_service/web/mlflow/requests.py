@@ -27,7 +27,7 @@ _UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", 
 
 
 def _parse_number(value: Any) -> float:
-    """A double as protobuf writes it in JSON: a number, or a text that is one, NaN and the infinities included."""
+    """A double in protobuf's JSON format: a number, or a string with a number, NaN or an infinity."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError("a number, or one of NaN, Infinity, -Infinity as text")
     try:
@@ -37,7 +37,7 @@ def _parse_number(value: Any) -> float:
 
 
 def _parse_int64(value: Any) -> Any:
-    """An int64 as protobuf writes it in JSON: a number or a text."""
+    """An int64 in protobuf's JSON format: a number or a string."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value) else value
 
 
@@ -71,7 +71,7 @@ class MetricIn(MlflowBody):
     dataset_digest: Annotated[str, Field(max_length=500)] | None = None
 
     def to_observation(self) -> PostedObservation | None:
-        """The observation; None when its step is negative or larger than JSON numbers keep exact."""
+        """The observation; None if its step is negative or too large for JSON numbers."""
         step = self.step or 0
         if not 0 <= step <= MAX_STEP:
             return None
@@ -141,20 +141,20 @@ class UpdateRun(RunBody):
 
 
 class LogInputs(RunBody):
-    """runs/log-inputs; the inputs are kept as they are."""
+    """runs/log-inputs; the inputs are stored unchanged."""
 
     datasets: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
     models: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
 
 
 class LogOutputs(RunBody):
-    """runs/outputs; the outputs are kept as they are."""
+    """runs/outputs; the outputs are stored unchanged."""
 
     models: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
 
 
 class Page(MlflowBody):
-    """What searches have in common."""
+    """Fields common to searches."""
 
     max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
     order_by: Annotated[list[Filter], Field(max_length=100)] = []
@@ -162,7 +162,7 @@ class Page(MlflowBody):
 
     @property
     def offset(self) -> int:
-        """How many items the pages before this one had."""
+        """The number of items on previous pages."""
         return int(self.page_token or 0)
 
 
@@ -233,7 +233,7 @@ class CreateModel(ModelTags, ModelParams):
 
 
 class FinalizeModel(MlflowBody):
-    """Whether a logged model was saved whole."""
+    """Whether a logged model was saved completely."""
 
     status: Annotated[str, Field(max_length=100)] = ""
 

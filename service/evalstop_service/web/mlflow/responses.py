@@ -34,13 +34,13 @@ _STATUS = {
 
 
 def find_status(status: RunStatus) -> str:
-    """MLflow's word for where a run stands."""
+    """MLflow's term for the status of a run."""
     return _STATUS[status]
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run, what clients of MLflow said of it, and its experiment."""
+    """A run, its data from MLflow clients, and its experiment."""
 
     run: Run
     mlflow_run: MlflowRun
@@ -53,12 +53,12 @@ class RecordedRun:
 
 
 def is_visible(deleted: bool, view: str) -> bool:
-    """Whether a search shows what is marked as deleted, or is not."""
+    """Whether a search includes an item, by its deletion mark."""
     return view == "ALL" or deleted == (view == "DELETED_ONLY")
 
 
 def default_experiment(project_id: UUID, artifacts: ArtifactFolder) -> Experiment:
-    """The default experiment of a project in which nobody has changed it."""
+    """The default experiment of a project, if it was never changed."""
     return Experiment(
         id=uuid5(project_id, DEFAULT_NAME),
         project_id=project_id,
@@ -85,7 +85,7 @@ def experiment_document(experiment: Experiment) -> Document:
 
 
 def load_recorded(tx: Transaction, page: Sequence[Run], artifacts: ArtifactFolder) -> list[RecordedRun]:
-    """Runs of one project with what clients of MLflow said of them."""
+    """Runs of one project with their data from MLflow clients."""
     known = mlflow_runs.load_mlflow_runs(tx, [run.id for run in page])
     ids = {item.experiment_id for item in known.values() if item.experiment_id is not None}
     stored = experiments.load_experiments(tx, ids)

@@ -1,4 +1,4 @@
-"""The app of MLflow's tracking API: its routes below each prefix that clients use, and what is answered elsewhere."""
+"""The app of MLflow's tracking API: its routes below each prefix that clients use, and errors for other paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIXES = ("/api/2.0", "/ajax-api/2.0", "/api/2.0/preview")
 """Clients use the first, pages in a browser the second, and old clients the third."""
 
 UPLOADS = tuple(f"{prefix}{artifacts.PREFIX}/" for prefix in PREFIXES)
-"""Below these paths files are taken in while they arrive."""
+"""Prefixes of the paths whose routes read files as they arrive."""
 
 
 def create_app(
@@ -35,7 +35,7 @@ def create_app(
 
 @cache
 def _routes() -> list[BaseRoute]:
-    """The routes of MLflow's API, put together once a process, because FastAPI takes long for that."""
+    """The routes of MLflow's API, built once per process, because that takes FastAPI long."""
     tracking = APIRouter(prefix="/mlflow")
     for part in (experiments, runs, metrics, logged_models):
         tracking.include_router(part.router)

@@ -1,4 +1,4 @@
-"""Stores what a client logs of a run: metrics as observations, tags as labels, params and inputs apart."""
+"""Stores what a client logs for a run: metrics as observations, tags as labels, params and inputs separately."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ class RunLogger:
         self._forwarder: Forwarder | None = request.app.state.forwarder
 
     def finish_run(self, run_id: UUID, status: RunStatus) -> None:
-        """End a run; a tag that names the decision for which its trainer ended it makes the decision obeyed."""
+        """End a run; if a tag names the decision because of which the trainer ended it, the decision becomes
+        `obeyed`."""
         with self.database.reading() as tx:
             tag = load_run(tx, self.project_id, run_id).labels.get(labels.OBEYED, "")
         obeyed = UUID(tag) if status is RunStatus.COMPLETED and is_uuid(tag) else None
         commands.finish_run(self.database, self.project_id, run_id, status, self.now, obeyed=obeyed, actor=self.actor)
 
     def store_tags(self, run_id: UUID, tags: list[Item]) -> None:
-        """Store tags as labels, up to the limits; tags with checkpoints register those."""
+        """Store tags as labels, up to the limits; tags for checkpoints register them."""
         dropped = 0
 
         def merge(known: dict[str, str]) -> dict[str, str]:
@@ -81,7 +82,7 @@ class RunLogger:
             self._tell_total_steps(run_id, total_steps)
 
     def change_mlflow_run(self, run_id: UUID, change: Callable[[MlflowRun], MlflowRun]) -> None:
-        """Change what is on record of a run beyond its labels. Raises MlflowError, and Conflict if it was pruned."""
+        """Change a run's data other than labels. Raises MlflowError, and Conflict if the run was pruned."""
         with self.database.transaction() as tx:
             run = runs.lock_run(tx, self.project_id, run_id)
             if run is None:
@@ -95,13 +96,13 @@ class RunLogger:
             step, uri = key.removeprefix(CHECKPOINT), labels.clean_text(value)
             if step == key or not step.isdecimal() or len(step) > 15 or not uri:
                 continue
-            if len(uri) > labels.LONGEST_VALUE:  # cut off, it would be another URI
+            if len(uri) > labels.LONGEST_VALUE:  # truncated, it would be another URI
                 self._count_dropped("checkpoint")
             else:
                 self._register_checkpoint(run_id, int(step), uri)
 
     def store_metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
-        """Store values of metrics. A stored value is never overwritten. An epoch may tell the length of the run."""
+        """Store values of metrics. A stored value is never overwritten. An epoch may set the length of the run."""
         points = [point for metric in metrics if (point := metric.to_observation()) is not None]
         self._count_dropped("step", len(metrics) - len(points))
         if points:
@@ -128,7 +129,7 @@ class RunLogger:
     def _register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
         try:
             self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(step, uri)))
-        except Conflict:  # the first URI of a step is kept, as with all that is logged
+        except Conflict:  # the first URI of a step stands, as for all logged values
             self._count_dropped("checkpoint")
 
     def _count_dropped(self, what: str, count: int = 1) -> None:
@@ -148,7 +149,7 @@ def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
 
 
 def parse_run_id(text: str | None) -> UUID:
-    """The id of a run as clients send it. Raises MlflowError."""
+    """Parse the id of a run. Raises MlflowError."""
     if not text:
         raise invalid_parameter("Missing value for required parameter 'run_id'.")
     if not is_uuid(text):

@@ -42,7 +42,7 @@ from evalstop_service.web.mlflow.responses import RecordedRun, is_visible, load_
 from evalstop_service.web.mlflow.run_logger import Logger, RunLogger, load_run, parse_run_id
 
 MAX_SCANNED_RUNS = 5000
-"""The newest runs of the experiments, which a search looks at."""
+"""The number of newest runs that a search covers."""
 
 _NEWEST_FIRST = [search.Order("attributes", "start_time", True), search.Order("attributes", "run_id", False)]
 
@@ -51,7 +51,7 @@ router = APIRouter(route_class=MlflowRoute)
 
 @router.post("/runs/create")
 def create_run(body: CreateRun, logger: Logger, artifacts: Artifacts) -> Document:
-    """Create a run, always a new one, as in MLflow."""
+    """Create a run; always a new one, as in MLflow."""
     tags = [tag.to_item() for tag in body.tags]
     sent_name = body.run_name or dict(tags).get(labels.RUN_NAME, "")
     name = labels.clean_text(sent_name).strip() or "run"
@@ -123,7 +123,7 @@ def restore_run(body: RunBody, logger: Logger) -> Document:
 
 @router.post("/runs/log-metric")
 def log_metric(body: LogMetric, logger: Logger) -> Document:
-    """One value of one metric."""
+    """Log one value of one metric."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_metrics(run_id, [body])
     store_model_metrics(logger.database, logger.project_id, run_id, [body])
@@ -133,7 +133,7 @@ def log_metric(body: LogMetric, logger: Logger) -> Document:
 
 @router.post("/runs/log-batch")
 def log_batch(body: LogBatch, logger: Logger) -> Document:
-    """Metrics, params and tags of a run. Sending them again changes nothing."""
+    """Log metrics, params and tags of a run. Repeating the request changes nothing."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     count = len(body.metrics) + len(body.params) + len(body.tags)
     if count > MAX_BATCH_ITEMS:
@@ -150,7 +150,7 @@ def log_batch(body: LogBatch, logger: Logger) -> Document:
 
 @router.post("/runs/log-parameter")
 def log_parameter(body: LogItem, logger: Logger) -> Document:
-    """One param. A stored param keeps its value."""
+    """Log one param. A stored param keeps its value."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_params(run_id, [body.to_item()])
     logger.forward(run_id, "runs/log-parameter", _dump_request(body))
@@ -185,7 +185,7 @@ def delete_tag(body: DeleteTag, logger: Logger) -> Document:
 
 @router.post("/runs/log-inputs")
 def log_inputs(body: LogInputs, logger: Logger) -> Document:
-    """Datasets and models that a run reads; kept as they are sent."""
+    """Log datasets and models that a run reads; stored unchanged."""
 
     def add(known: MlflowRun) -> MlflowRun:
         datasets = _merge(known.inputs.get("dataset_inputs", []), body.datasets)
@@ -200,7 +200,7 @@ def log_inputs(body: LogInputs, logger: Logger) -> Document:
 
 @router.post("/runs/outputs")
 def log_outputs(body: LogOutputs, logger: Logger) -> Document:
-    """Models that a run makes; kept as they are sent."""
+    """Log models that a run creates; stored unchanged."""
     logger.change_mlflow_run(
         parse_run_id(body.run_id or body.run_uuid),
         lambda known: replace(
@@ -212,7 +212,7 @@ def log_outputs(body: LogOutputs, logger: Logger) -> Document:
 
 @router.post("/runs/log-model")
 def log_model(body: RunBody, logger: Logger) -> Document:
-    """What older clients say of a model that they saved; not kept, their files are."""
+    """Accept model metadata of older clients, and ignore it; the model's files are stored."""
     with logger.database.reading() as tx:
         load_run(tx, logger.project_id, parse_run_id(body.run_id or body.run_uuid))
     return {}
@@ -220,7 +220,7 @@ def log_model(body: RunBody, logger: Logger) -> Document:
 
 @router.post("/runs/search")
 def search_runs(body: SearchRuns, caller: Read, context: Ctx, database: Db, artifacts: Artifacts) -> Document:
-    """The runs of experiments that match, the newest first unless another order is wanted."""
+    """The matching runs of experiments, by default newest first."""
     clauses = search.parse_filter(body.filter, search.RUNS)
     orders = [*search.parse_orders(body.order_by, search.RUNS), *_NEWEST_FIRST]
     with_metrics = search.names_metrics(clauses, orders)
@@ -247,7 +247,7 @@ def list_artifacts(
     run_uuid: str | None = None,
     path: str = "",
 ) -> Document:
-    """The artifacts of a run, as far as this service keeps them."""
+    """The artifacts of a run that this service stores."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
         root: str = responses.run_info(load_recorded(tx, [run], artifacts)[0])["artifact_uri"]
@@ -273,7 +273,7 @@ def _fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> searc
 
 
 def _merge(known: list[Document], new: list[Document]) -> list[Document]:
-    """Both, each once, the first so many."""
+    """Merge both lists without duplicates, up to a limit."""
     return [*known, *(item for item in new if item not in known)][:MAX_INPUTS]
 
 
@@ -285,7 +285,7 @@ def _set_deleted(body: RunBody, logger: RunLogger, path: str, *, deleted: bool) 
 
 
 def _dump_request(body: RunBody) -> Document:
-    """The request as JSON, with NaN and the infinities as strings, and without models, which are here alone."""
+    """The request as JSON, with NaN and the infinities as strings, and without models, which exist only here."""
     of_models: dict[str, Any] = {"models": True, "model_id": True, "metrics": {"__all__": {"model_id"}}}
     document: Document = body.model_dump(mode="json", exclude_none=True, exclude=of_models)
     return document

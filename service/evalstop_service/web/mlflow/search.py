@@ -2,7 +2,7 @@
 
     metrics.accuracy > 0.8 AND params.optimizer LIKE 'ada%' AND status IN ('RUNNING', 'FINISHED')
 
-Comparisons joined by AND. What is not understood is an error, because ignoring it would select too much.
+Comparisons joined by AND. Unknown syntax is an error, because ignoring it would select too much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from evalstop_service.web.mlflow.errors import invalid_parameter
 
 Fields = Mapping[str, Mapping[str, Any]]
-"""What can be compared of an item, by kind (attributes, tags, params, metrics) and name."""
+"""The comparable fields of an item, by kind (attributes, tags, params, metrics) and name."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Language:
-    """What a filter may name. `attributes`: each spelling, and what it stands for; `numbers`: which are numbers."""
+    """The names allowed in a filter. `attributes`: each spelling and its attribute; `numbers`: the numeric ones."""
 
     attributes: Mapping[str, str]
     numbers: frozenset[str]
@@ -99,7 +99,7 @@ MODELS = Language(
 
 
 class Clause(NamedTuple):
-    """`key` of the `kind` compares by `sign` to `value`."""
+    """Compares `key` of `kind` to `value` with the operator `sign`."""
 
     kind: str
     key: str
@@ -139,7 +139,7 @@ def parse_filter(text: str, language: Language) -> list[Clause]:
 
 
 def parse_orders(texts: Iterable[str], language: Language) -> list[Order]:
-    """What to sort by, the most important first; raises MlflowError."""
+    """The sort keys, most significant first; raises MlflowError."""
     orders = []
     for text in texts:
         match = _ORDER.fullmatch(text)
@@ -151,12 +151,12 @@ def parse_orders(texts: Iterable[str], language: Language) -> list[Order]:
 
 
 def matches(clauses: Sequence[Clause], fields: Fields) -> bool:
-    """Whether all clauses hold. As in MLflow, what lacks a key matches no comparison with it."""
+    """Whether all clauses hold. As in MLflow, an item without a key matches no comparison with it."""
     return all(_holds(clause, fields.get(clause.kind, {}).get(clause.key)) for clause in clauses)
 
 
 def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Fields]) -> list[T]:
-    """The items in this order; those without a value come last, after NaN."""
+    """Sort the items; those without a value come last, after NaN."""
     for kind, key, descending in reversed(orders):
         known: list[tuple[Any, T]] = [(fields_of(item).get(kind, {}).get(key), item) for item in items]
         present = [(value, item) for value, item in known if not _is_missing(value)]
@@ -196,13 +196,13 @@ def _parse_key(kind: str | None, key: str, language: Language) -> tuple[str, str
 
 
 def _parse_value(text: str, kind: str, key: str, sign: str, value: str, language: Language) -> Any:
-    """The value of a comparison in the type of its key: a number, a text, a pattern or a list of texts."""
+    """Parse the value of a comparison by the type of its key: a number, a text, a pattern or a list of texts."""
     number = kind == "metrics" or (kind == "attributes" and key in language.numbers)
     quoted = value[0] in "'\""
     if number:
         if quoted or value[0] == "(" or sign not in ("=", "!=", "<", "<=", ">", ">="):
             raise invalid_parameter(
-                f"{kind}.{key} is a number: compare it by = != < <= > >= to a number, in {text!r:.300}"
+                f"{kind}.{key} is a number: compare it with = != < <= > >= to a number, in {text!r:.300}"
             )
         return _parse_float(value, text)
     if sign in ("in", "not in"):
@@ -214,7 +214,7 @@ def _parse_value(text: str, kind: str, key: str, sign: str, value: str, language
         return frozenset(part[1:-1] for part in parts)
     if not quoted or sign in ("<", "<=", ">", ">="):
         raise invalid_parameter(
-            f"{kind}.{key} is a text: compare it by = != LIKE ILIKE IN to a quoted text, in {text!r:.300}"
+            f"{kind}.{key} is a text: compare it with = != LIKE ILIKE IN to a quoted text, in {text!r:.300}"
         )
     return _parse_pattern(value[1:-1], sign) if "like" in sign else value[1:-1]
 
@@ -227,9 +227,9 @@ def _parse_float(value: str, text: str) -> float:
 
 
 def _parse_pattern(value: str, sign: str) -> re.Pattern[str]:
-    """A pattern of LIKE: `%` stands for any text, `_` for any character."""
+    """A LIKE pattern: `%` matches any text, `_` any character."""
     wildcards = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
-    # fnmatch's expressions match in linear time, whatever pattern a client sends.
+    # fnmatch's regular expressions match in linear time for any pattern.
     expression = fnmatch.translate("".join(wildcards.get(character, character) for character in value))
     return re.compile(expression, re.IGNORECASE if "ilike" in sign else re.NOFLAG)
 

@@ -1,6 +1,6 @@
-"""The links that MLflow's clients print, `.../mlflow/#/experiments/ID/runs/ID`, lead to the pages of EvalStop.
+"""Redirects the links that MLflow clients print, `.../mlflow/#/experiments/ID/runs/ID`, to EvalStop's pages.
 
-What follows `#` stays in the browser, so a script in an otherwise empty page goes on from there.
+Browsers do not send the part after `#`, so a script in an otherwise empty page redirects.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ _HEADERS = {
 
 @router.get("/", include_in_schema=False)
 def open_link() -> HTMLResponse:
-    """A page that goes on to the run that the link names."""
+    """A page that redirects to the run in the link."""
     return HTMLResponse(_PAGE, headers=_HEADERS)

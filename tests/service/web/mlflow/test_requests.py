@@ -160,7 +160,7 @@ def test_filters(text: str, matches: bool) -> None:
 )
 def test_filters_that_are_not_understood(text: str) -> None:
     """Anything else is refused, and the error says what would be understood."""
-    with pytest.raises(MlflowError, match=r"join comparisons|compare it by|one of"):
+    with pytest.raises(MlflowError, match=r"join comparisons|compare it with|one of"):
         search.parse_filter(text, search.RUNS)
 
 
