@@ -24,6 +24,13 @@ _NOTICES = {
     "vetoed": Notice(
         "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now."
     ),
+    "released": Notice(
+        "Released: the stop is carried out despite its guards. Veto it in its veto window, or undo it after that."
+    ),
+    "stopped": Notice(
+        "Receivers are asked to stop the job. Undo the stop takes that back: the job goes on where its scheduler can."
+    ),
+    "proposed": Notice("Proposed: nothing happens until a second person confirms it."),
     "undone": Notice(
         "Undone: receivers are asked to let the job go on, where its scheduler can. To stop it again, use Stop now."
     ),

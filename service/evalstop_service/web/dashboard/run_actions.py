@@ -36,16 +36,16 @@ def veto_stop(
 
 @router.post("/decisions/{decision_id}/release")
 def release_stop(
-    decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
 ) -> Response:
     """Carry out a stop that is on hold."""
     now = site.clock()
     released = Released(now, visitor.actor, forms.parse_reason(reason))
-    second_person.release_stop(site.database, visitor.author(now), decision_id, released)
+    proposal = second_person.release_stop(site.database, visitor.author(now), decision_id, released)
     with site.database.reading() as tx:
         decision = decisions.find_decision(tx, visitor.project.id, decision_id)
     assert decision is not None, "it was released, or its release proposed"
-    return forms.redirect_back(decision.run_id, target)
+    return add_notice(forms.redirect_back(decision.run_id, target), request, "proposed" if proposal else "released")
 
 
 @router.post("/decisions/{decision_id}/undo")
@@ -57,12 +57,14 @@ def undo_stop(
 
 
 @router.post("/runs/{run_id}/stop")
-def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
+def stop_run(
+    request: Request, run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+) -> Response:
     """Stop a run now."""
     now = site.clock()
     command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
-    second_person.stop_run(site.database, visitor.author(now), run_id, command)
-    return forms.redirect_back(run_id, target)
+    proposal = second_person.stop_run(site.database, visitor.author(now), run_id, command)
+    return add_notice(forms.redirect_back(run_id, target), request, "proposed" if proposal else "stopped")
 
 
 @router.post("/runs/{run_id}/outcome")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
+from html import unescape
 
 import httpx
 import pytest
@@ -12,7 +14,7 @@ from evalstop_service.decisions import stale_runs
 from evalstop_service.ingest import Observations
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.runs.watched_metrics import WatchedMetrics
-from evalstop_service.store import observations, policies
+from evalstop_service.store import observations, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -20,7 +22,7 @@ from evalstop_service.web.dashboard import metric_charts
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED
+from tests.service.web.dashboard.serving import EMBEDDED, token_of
 from tests.service.web.dashboard.test_pages import seen
 
 HACKING = recorded("np-0044")
@@ -126,6 +128,29 @@ def test_a_stale_run_says_so_first(visitor: httpx.Client, database: Database, te
     assert page.index("Stale: no report for 10 min") < page.index("<h1")
     assert "the run is taken for lost after 1 h of silence" in page
     assert "Stale:" not in seen(visitor, f"/runs/{well.id}")
+
+
+@EMBEDDED
+def test_what_ends_a_job_says_how_it_is_taken_back(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Release and Stop now, once; and with a second person that nothing has happened yet."""
+    runs = [open_run(database, tenant, now, name, mode=Mode.ENFORCE) for name in ("held", "first", "second")]
+    points = [PostedObservation("reward/gold", item.step, item.gold) for item in HACKING]  # no checkpoint
+    decision = take(database, tenant.project.id, runs[0].id, Observations(tuple(points)), now).decision
+    assert decision is not None
+    form = {"reason": "seen by eye", "csrf": token_of(visitor)}
+
+    def said(path: str) -> str:
+        page = unescape(visitor.post(path, data=form, follow_redirects=True).text)
+        return page.split('id="toast"')[1].split("</p>")[0].split("<p>")[1]
+
+    assert "in its veto window" in said(f"/decisions/{decision.id}/release")
+    assert "Undo the stop takes that back" in said(f"/runs/{runs[1].id}/stop")
+    assert "takes that back" not in seen(visitor, "/")
+    with database.transaction() as tx:
+        projects.update_project(tx, replace(tenant.project, second_person=True))
+    assert "nothing happens until a second person" in said(f"/runs/{runs[2].id}/stop")
 
 
 @EMBEDDED
