@@ -208,7 +208,7 @@ def _check_endpoints(facts: Facts) -> Iterator[Check]:
     if facts.endpoints is None:
         yield Check("endpoints", Finding.UNKNOWN, "this key may not list them", "use a key with the scope admin")
         return
-    taking = [one for one in facts.endpoints if one.endpoint["enabled"] and STOP in one.endpoint["event_types"]]
+    taking = [one for one in facts.endpoints if one.endpoint["enabled"] and _is_receiver(one.endpoint)]
     if not taking:
         text = "none receives stops: only a trainer that reads should_stop stops"
         yield Check("endpoints", Finding.NOTE, text, "`evalstop endpoint add URL` for a receiver")
@@ -216,11 +216,16 @@ def _check_endpoints(facts: Facts) -> Iterator[Check]:
         yield _check_endpoint(one.endpoint, one.delivery)
 
 
+def _is_receiver(endpoint: Json) -> bool:
+    """Whether it takes stops and is no channel of people's, such as Slack, which can end no job."""
+    return STOP in endpoint["event_types"] and endpoint["format"] == "standard"
+
+
 def _check_endpoint(endpoint: Json, delivery: Json | None) -> Check:
     url = endpoint["url"]
     if endpoint["open_until"] is not None or endpoint["failures"]:
-        text = f"{url} failed {endpoint['failures']} times in a row"
-        if delivery is not None and delivery["last_error"]:
+        text = f"{url}: failures in a row: {endpoint['failures']}"
+        if delivery is not None and delivery["last_error"] and delivery["state"] != "cancelled":
             text += f": {delivery['last_error']}"
         return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
     if delivery is None:

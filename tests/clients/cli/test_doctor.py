@@ -20,6 +20,7 @@ from tests.clients.real_service import Project, make_project
 ENDPOINT = {
     "url": "http://receiver.example/",
     "event_types": ["run.stop_requested"],
+    "format": "standard",
     "enabled": True,
     "failures": 0,
     "open_until": None,
@@ -154,7 +155,11 @@ def test_what_is_well_is_said(facts: Facts) -> None:
     endpoints = diagnose(with_endpoint(facts, ENDPOINT, DELIVERED))
     assert find(endpoints, "endpoints").finding is Finding.OK
     assert find(diagnose(with_endpoint(facts, ENDPOINT, None)), "endpoints").finding is Finding.NOTE
-    assert "none receives stops" in find(diagnose(replace(facts, endpoints=[])), "endpoints").text
+    for others in ([], [EndpointFacts(ENDPOINT | {"format": "slack", "failures": 3}, None)]):
+        assert "none receives stops" in find(diagnose(replace(facts, endpoints=others)), "endpoints").text
+    cancelled = {"state": "cancelled", "last_error": "the run has ended"}
+    failing = find(diagnose(with_endpoint(facts, ENDPOINT | {"failures": 3}, cancelled)), "endpoints")
+    assert failing.text == "http://receiver.example/: failures in a row: 3"
     stage = {"version": 1, "stage": "canary", "canary_share": 0.2}
     assert "0.2 of its stops" in find(diagnose(replace(facts, stage=stage)), "policy").text
 
