@@ -1,4 +1,4 @@
-"""Types for argparse that refuse numbers no command could use, and say which would do."""
+"""argparse types that refuse unusable numbers and say which are valid."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Policies held against one's own past runs: `evalstop-lab backtest`, and thresholds found on them."""
+"""Backtests of policies on your own past runs: `evalstop-lab backtest`."""

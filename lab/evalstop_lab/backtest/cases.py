@@ -1,7 +1,7 @@
-"""What a policy would have done to each past run, and whether the run's own later evals say that it was right.
+"""What a policy would have done to each past run, and whether the run's later evals show that it was right.
 
-The outcome of a run is found as the service finds it (`evalstop_service.rules.outcome`): by all of its evals, the best
-mean of neighbors against the last. A stop is judged only where enough evals came after it.
+The outcome of a run is determined as in the service (`evalstop_service.rules.outcome`): from all of its evals, the best
+mean of neighbors against the last. A stop is judged only if enough evals came after it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from evalstop_lab.sweep import sweep_chunks
 class Passed:
     """What one policy would have done to one run.
 
-    `said`: whether to stop it there, or never to stop it, was right. `saved`: the share of the run's steps that would
-    not have been run, 0 without a stop. `gpu_hours`: what that is worth at an even pace; None when the run does not say
-    its GPUs and its length. `later`: how much higher the best mean of evals after the stop is than the best before it,
+    `said`: whether stopping it there, or never stopping it, was right. `saved`: the share of the run's steps that would
+    not have been run, 0 without a stop. `gpu_hours`: the same in GPU-hours at an even pace; None if the run's GPUs or
+    length are unknown. `later`: how much higher the best mean of evals after the stop is than the best before it,
     as a share of the range of the means; None without a stop or with too few evals on either side.
     """
 
@@ -45,7 +45,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class Case:
-    """A past run, what turned out to be true of it, and what each policy would have done to it, by its label."""
+    """A past run, its outcome, and what each policy would have done to it, by the policy's label."""
 
     run: Run
     found: RunAssessment
@@ -53,19 +53,19 @@ class Case:
 
     @property
     def turn_step(self) -> int | None:
-        """Where the run turned, if it did."""
+        """The step where the run turned, if it did."""
         return locate_turn(self.found)[0] if self.found.run_outcome is RunOutcome.TURNED else None
 
 
 def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
-    """The cases of these settled runs under policies by their labels, with a progress bar."""
+    """The cases of these settled runs under labeled policies, with a progress bar."""
     title = f"judging under {' and '.join(policies)}"
     found = sweep_chunks(partial(_judge_cases, policies), runs, title, choose_jobs(jobs, runs), CHUNK)
     return [Case(run, *item) for run, item in zip(runs, found, strict=True)]
 
 
 def _judge_cases(policies: Mapping[str, Policy], runs: Sequence[Run]) -> list[tuple[RunAssessment, dict[str, Passed]]]:
-    """What turned out to be true of each run, and what each policy would have done to it."""
+    """The outcome of each run, and what each policy would have done to it."""
     truths = [assess(run) for run in runs]
     passed_by = [
         [passed(*item) for item in zip(runs, truths, judge_runs(policy, runs), strict=True)]
@@ -75,12 +75,12 @@ def _judge_cases(policies: Mapping[str, Policy], runs: Sequence[Run]) -> list[tu
 
 
 def assess(run: Run) -> RunAssessment:
-    """What the evals of the run say of it in the end."""
+    """The outcome of the run from all of its evals."""
     return assess_run(run.scores())
 
 
 def passed(run: Run, found: RunAssessment, judged: Judged) -> Passed:
-    """Hold what a policy made of the run against what turned out to be true of it."""
+    """Compare a policy's verdict on the run with the run's outcome."""
     stop, scores = judged.stop_step, run.scores()
     if stop is None:
         said = judge_decision(found.run_outcome, None, None)

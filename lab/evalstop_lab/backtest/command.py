@@ -1,4 +1,5 @@
-"""`evalstop-lab backtest`: which past runs a policy would have stopped, when, what that saves, and which wrongly."""
+"""`evalstop-lab backtest`: which past runs a policy would have stopped, when, what that saves, and which stops are
+wrong."""
 
 from __future__ import annotations
 
@@ -40,17 +41,15 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `backtest` to the command line."""
-    summary = "hold policies against past runs: what each would have stopped, saved, and stopped wrongly"
+    summary = "backtest policies on past runs: what each would have stopped and saved, and which stops are wrong"
     parser = add_source_parser(subparsers, "backtest", summary, EXAMPLES)
     add_policy_options(parser)
     parser.add_argument("--against", metavar="NAME|FILE", help="another policy, compared on the same runs")
-    parser.add_argument("--gpus", type=positive_number, help="of runs that do not say theirs")
+    parser.add_argument("--gpus", type=positive_number, help="GPUs of runs that do not report theirs")
     parser.add_argument(
         "--html", type=Path, default=Path("backtest.html"), metavar="FILE", help="default: backtest.html"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON object rather than a table, and write no page"
-    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of a table, and write no page")
     parser.set_defaults(run=run)
 
 
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         page.write(args.html, report, found, labels)
     except OSError as error:
-        raise UnusableArguments(f"--html {args.html}: {error.strerror}; give a file that can be written.") from error
+        raise UnusableArguments(f"--html {args.html}: {error.strerror}; choose a writable file.") from error
     console = Console()
     console.print(_table(report))
     console.print(f"Every run, worst first: {args.html}", highlight=False, soft_wrap=True)
@@ -77,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def history(args: argparse.Namespace) -> tuple[Runs, Troubles]:
-    """The settled runs of the sources, as these options have them read, and what could not be read.
+    """The settled runs of the sources, read with these options, and what could not be read.
 
-    Raises UnreadableInput when there is no run at all.
+    Raises UnreadableInput if there are no runs.
     """
     troubles = Troubles(strict=False)
     runs = read(args.sources, asked_by(args), troubles)
@@ -90,7 +89,7 @@ def history(args: argparse.Namespace) -> tuple[Runs, Troubles]:
         sys.stderr.write(f"evalstop-lab: and {len(troubles.found) - MOST_TROUBLES_SHOWN} more like these\n")
     runs.by_name = {name: item for name, item in runs.by_name.items() if item.series}
     if not runs.by_name:
-        raise UnreadableInput(args.sources[0], "there is no run in it that could be read")
+        raise UnreadableInput(args.sources[0], "it has no readable run")
     for item in runs.by_name.values():
         item.total_steps = item.total_steps or args.total_steps
     return runs, troubles
@@ -99,7 +98,7 @@ def history(args: argparse.Namespace) -> tuple[Runs, Troubles]:
 def report_of(
     found: Sequence[Case], labels: Sequence[str], troubles: Sequence[UnreadableInput], command: str
 ) -> dict[str, Any]:
-    """Everything that is said of all runs together, as plain values; NaN is null."""
+    """The report on all runs, as plain values; NaN is null."""
     runs = [case.run for case in found]
     summaries = [summary(found, label) for label in labels]
     report: dict[str, Any] = {
@@ -127,7 +126,7 @@ def _policies(name: str, against: str | None) -> dict[str, Policy]:
 
 
 def _roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Which columns played which role, in how many runs."""
+    """Which columns had which role, in how many runs."""
     count = Counter(
         (str(role), run.roles.columns[role], run.roles.sign(role) < 0) for run in runs for role in run.series
     )
@@ -147,7 +146,7 @@ def _share(share: Share) -> dict[str, Any]:
 
 
 def _story(item: Summary, runs: int) -> str:
-    """The figures as a sentence."""
+    """The figures as sentences."""
     if not item.stopped:
         return f"{item.policy} would have stopped none of {_counted(runs)}."
     right, wrong, unknown = (
@@ -200,7 +199,7 @@ ROWS = (
     ("saved", "steps saved by right stops"),
     ("cut", "steps cut off by wrong stops"),
 )
-"""What is compared: the name of a figure of `Summary` and `Difference`, and in words."""
+"""The compared figures: the field of `Summary` and `Difference`, and its label."""
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -224,6 +223,6 @@ def _table(report: Mapping[str, Any]) -> Table:
 def _interval(cell: Mapping[str, Any]) -> str:
     if cell["value"] is None or not cell["n"]:
         return "-"
-    if cell["low"] == cell["high"]:  # of runs that are all alike the bootstrap knows nothing
+    if cell["low"] == cell["high"]:  # the bootstrap gives no interval for identical runs
         return format_percent(cell["value"])
     return f"{format_percent(cell['value'])} [{format_percent(cell['low'])}, {format_percent(cell['high'])}]"

@@ -1,4 +1,4 @@
-"""How good a policy would have been over all past runs, and by how much it differs from another on the same runs."""
+"""The figures of a policy over all past runs, and its difference from another policy on the same runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, mean, wi
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy over all runs. Shares and means come with intervals of 95 %.
+    """A policy over all runs. Shares and means have 95 % intervals.
 
-    `precision`: right stops of right and wrong ones. `false_stops`: wrong stops a healthy run. `caught`: right stops a
-    turned run. `saved` and `cut`: the mean share of a run's steps that right, and wrong, stops would not have run.
-    `gpu_hours`: the same of all stops by what they were, over the runs that say what they cost.
+    `precision`: right stops among right and wrong ones. `false_stops`: wrong stops per healthy run. `caught`: right
+    stops
+    per turned run. `saved` and `cut`: the mean share of a run's steps that right, and wrong, stops would not have run.
+    `gpu_hours`: the same in GPU-hours by outcome, over the runs with known costs.
     """
 
     policy: str
@@ -36,9 +37,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first policy less the second, run by run: means with intervals of 95 %, in the units of `Summary`.
+    """The first policy minus the second, run by run: means with 95 % intervals, in the units of `Summary`.
 
-    `first_alone` and `second_alone`: the runs that one of them would have stopped and the other not.
+    `first_alone` and `second_alone`: the runs that only this policy would have stopped.
     """
 
     false_stops: Figure
@@ -69,7 +70,7 @@ def summary(cases: Sequence[Case], label: str) -> Summary:
 
 
 def difference(cases: Sequence[Case], first: str, second: str) -> Difference:
-    """What the first policy changes beside the second."""
+    """The difference between two policies."""
 
     def paired(some: Sequence[Case], figure: Callable[[Passed], float]) -> Figure:
         return mean([figure(case.passed[first]) - figure(case.passed[second]) for case in some], seed=0)

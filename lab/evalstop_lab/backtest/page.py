@@ -1,4 +1,4 @@
-"""The page of a backtest: one HTML file that needs nothing else, with every run in it, drawn as one comes to it."""
+"""The page of a backtest: one self-contained HTML file with every run, drawn when it scrolls into view."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from evalstop_lab.backtest.cases import Case, Passed
 from evalstop_lab.replay.runs import Run
 
 MOST_POINTS = 160
-"""A longer series is drawn as the means of blocks of equal length."""
+"""Longer series are drawn as the means of blocks of equal length."""
 
 MOST_DRAWN = 5_000
-"""Runs of which the page holds the curves: some 50 MB, more than that is slow to open."""
+"""Maximum number of runs with curves: some 50 MB; a larger page is slow to open."""
 
 _DIGITS = 4
 
@@ -30,9 +30,9 @@ _DIGITS = 4
 def write(
     path: Path, report: Mapping[str, Any], cases: Sequence[Case], labels: Sequence[str], most_drawn: int = MOST_DRAWN
 ) -> None:
-    """Write the page: what `report` says of all runs, and the runs, worst first for the first of these policies.
+    """Write the page: the report on all runs, and the runs, worst first for the first of these policies.
 
-    Every run is listed; `most_drawn` of them have their curves there.
+    Every run is listed; `most_drawn` of them have curves.
     """
     ordered = sorted(cases, key=lambda case: harm(case, labels[0]))
     parts = {
@@ -50,10 +50,10 @@ def write(
 
 
 def harm(case: Case, label: str) -> tuple[int, float]:
-    """What sorts the worst case first.
+    """The sort key: worst case first.
 
-    Wrong stops come first, by what they cut off, then missed turns by what was wasted after them, stops that nobody can
-    judge, right ones by how late they came, what was rightly let alone, and what was let alone and is undecided.
+    Wrong stops come first, by what they cut off, then missed turns by what was wasted after them, stops of unknown
+    outcome, right stops by their delay, healthy runs that were not stopped, and undecided runs that were not stopped.
     """
     passed, last = case.passed[label], case.run.last_step or 1
     if passed.stop_step is None:
@@ -98,7 +98,7 @@ def _passed(passed: Passed) -> dict[str, Any]:
 
 
 def _series(run: Run, role: MetricRole) -> list[list[float | None]]:
-    """Steps and values as they were logged."""
+    """Steps and logged values."""
     series = run.series[role]
     steps, values = np.frombuffer(series.steps, dtype=np.int64), np.frombuffer(series.values)
     length = -(-len(steps) // MOST_POINTS)
@@ -115,7 +115,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _json(data: object) -> str:
-    """JSON that can stand in a script of a page, whatever a run is called."""
+    """JSON that is safe in a script of a page, whatever a run is called."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")
 

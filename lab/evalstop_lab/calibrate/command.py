@@ -1,4 +1,4 @@
-"""Thresholds that stop a chosen share of healthy runs, drawn ones or one's own: `evalstop-lab calibrate`."""
+"""`evalstop-lab calibrate`: thresholds that stop a chosen share of healthy runs, simulated ones or your own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, ma
 
 RATES = (0.01, 0.05)
 REMEMBERED = 50
-"""Of how many runs a calibration holds the highest evidence, so that it can be told whether it is still that of the
-detector as it now is."""
+"""Number of runs whose highest evidence a calibration stores, to check whether it still holds for the current
+detector."""
 
 HEALTHY = of_group(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
@@ -42,8 +42,9 @@ EXAMPLES = """examples:
   evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
   evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 --output ours.json
 
-With --false-stops the runs of a SOURCE are told healthy or turned by their own later evals; the threshold is found on
-one half of the healthy ones and reported on the other. What --output writes is a policy.
+With --false-stops the later evals of the runs of a SOURCE show whether each is healthy or turned; the threshold is
+found
+on one half of the healthy ones and reported on the other. --output writes a policy.
 
 A history holds runs that were healthy, in any format that `evalstop-lab replay` reads, such as JSON lines:
   {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}
@@ -56,12 +57,12 @@ TOLD = 0.5  # of the runs tell their planned length
 
 
 def highest_evidence(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
-    """The records of the detector over worlds of these families and seeds, in their order."""
+    """The records of the detector over worlds of these families and seeds, in order."""
     return sweep(partial(_records_of_world, detector), recipes, f"calibrating {detector.name}", jobs)
 
 
 def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
-    """What the evidence means, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
+    """The kind of the evidence, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
     kind = next((item.kind for item in found if item.kind is not None), None)
     if kind is None:
         raise UnusableArguments("The detector saw none of its roles in any of the runs; give runs that have them.")
@@ -88,29 +89,41 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"one of {', '.join(sorted(DETECTORS))}; with --false-stops past runs, see below",
     )
     parser.add_argument(
-        "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of one's healthy runs"
+        "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of your healthy runs"
     )
     parser.add_argument(
         "--detector", default="plateau_drop", metavar="NAME", help="with --false-stops (default: plateau_drop)"
     )
-    parser.add_argument("--name", default="ours", help="of the policy, with --false-stops (default: ours)")
+    parser.add_argument("--name", default="ours", help="name of the policy, with --false-stops (default: ours)")
     parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")
     parser.add_argument(
-        "--rates", type=rate, nargs="+", default=list(RATES), metavar="SHARE", help="of healthy runs stopped (.01 .05)"
+        "--rates",
+        type=rate,
+        nargs="+",
+        default=list(RATES),
+        metavar="SHARE",
+        help="shares of healthy runs to stop (default: 0.01 0.05)",
     )
-    parser.add_argument("--runs", type=positive_number, default=2000, help="how many to draw (default: 2000)")
-    parser.add_argument("--first-seed", type=whole_number, default=0, help="of the drawn runs (default: 0)")
+    parser.add_argument("--runs", type=positive_number, default=2000, help="number of runs to simulate (default: 2000)")
+    parser.add_argument(
+        "--first-seed", type=whole_number, default=0, help="first seed of the simulated runs (default: 0)"
+    )
     parser.add_argument(
         "--families", nargs="+", choices=HEALTHY, default=list(HEALTHY), metavar="FAMILY", help=", ".join(HEALTHY)
     )
-    parser.add_argument("--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, rather than drawn ones")
+    parser.add_argument(
+        "--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, instead of simulated ones"
+    )
     add_role_options(parser)
     parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="the planned end of past runs")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write the JSON object here; with --false-stops the policy"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the JSON object, or with --false-stops the policy, to this file",
     )
-    parser.add_argument("--json", action="store_true", help="print the JSON object rather than a table")
+    parser.add_argument("--json", action="store_true", help="print the JSON object instead of a table")
     parser.set_defaults(run=run)
 
 
@@ -161,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def versions() -> dict[str, str]:
-    """The versions on which a figure may depend."""
+    """The versions of packages on which a figure may depend."""
     names = ("evalstop-detectors", "evalstop-lab", "numpy", "river")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
@@ -190,7 +203,7 @@ def _threshold_document(item: Threshold) -> dict[str, Any]:
 def _by_family(
     kind: Kind, results: Sequence[Threshold], found: Sequence[Records], groups: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Which families the stopped runs are of: a threshold is set by the hardest of them."""
+    """The families of the stopped runs: the hardest of them determine the threshold."""
     highest: dict[str, list[float]] = {}
     for group, item in zip(groups, found, strict=True):
         highest.setdefault(group, []).append(item.highest)

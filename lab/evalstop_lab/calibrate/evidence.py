@@ -1,7 +1,7 @@
-"""How alarmed a detector became over a run: the records that its evidence set, enough to judge every threshold at once.
+"""The records that a detector's evidence set over a run, which are enough to evaluate every threshold at once.
 
-A policy stops at the first evidence that reaches its threshold. With `highest so far` in place of the evidence the same
-happens at the same time, whatever the threshold; so one pass over a run answers for all thresholds.
+A policy stops at the first evidence that reaches its threshold. The running maximum of the evidence reaches any
+threshold at the same step, so one pass over a run is enough for all thresholds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEALTHY = "healthy"
 
 
 def healthy_runs(paths: Sequence[Path], asked: Asked | None = None) -> dict[str, Run]:
-    """The settled runs of these files by name; raises UnreadableInput naming file and line at fault.
+    """The settled runs of these files by name; raises UnreadableInput with file and line.
 
     A run of JSON lines with a `label` other than "healthy" on any of its lines is left out.
     """
@@ -43,11 +43,11 @@ def _otherwise_labeled(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Records:
-    """`alarms` rise strictly, from the first evidence on; `steps` say where each was reached.
+    """`alarms` rise strictly, from the first evidence on; `steps` are where each was reached.
 
-    An alarm is the value of an evidence, of a p-value its negative, so that larger is always more alarming. `kind` is
-    None for a run in which the detector saw nothing. Evidence of the run's last step is left out: to stop there saves
-    nothing.
+    An alarm is the value of an evidence, or the negative of a p-value, so that larger is always more alarming. `kind`
+    is
+    None for a run without evidence. Evidence of the run's last step is left out: stopping there saves nothing.
     """
 
     kind: Kind | None
@@ -56,7 +56,7 @@ class Records:
 
     @property
     def highest(self) -> float:
-        """The most alarming evidence; minus infinity of none."""
+        """The most alarming evidence; minus infinity without any."""
         return self.alarms[-1] if self.alarms else -math.inf
 
     def first_at(self, alarm: float) -> int | None:

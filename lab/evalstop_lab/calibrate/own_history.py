@@ -1,8 +1,8 @@
-"""Thresholds for one's own past runs, with an honest word on what they promise: `evalstop-lab calibrate SOURCE`.
+"""`evalstop-lab calibrate SOURCE`: thresholds for your own past runs, and how well they hold.
 
-The runs that were healthy, by their own later evals, are parted in two by a hash of their names. The threshold is found
-on one part; how many it stops is counted on the other, which it has not seen. What is stopped rightly is counted on the
-turned runs of the second part.
+The healthy runs, by their later evals, are split in two by a hash of their names. The threshold is found on one part;
+the
+stops are counted on the other, which was not used. Right stops are counted on the turned runs of the second part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
 SUSPECT_TIMES = 5
-"""A policy suspects at the threshold that stops so many times as many healthy runs."""
+"""A policy suspects at the threshold that stops this multiple of healthy runs."""
 
 
 def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
@@ -57,11 +57,11 @@ def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
 def calibrated(
     runs: Sequence[Run], detector: Detector[Any], rate: float, jobs: int | None = None, name: str = "ours"
 ) -> dict[str, Any]:
-    """The policy that stops at most `rate` of the healthy runs of the first part, and what it does to the second.
+    """The policy that stops at most `rate` of the healthy runs of the first part, and its results on the second.
 
-    Raises UnusableArguments where there is nothing to hold a threshold against.
+    Raises UnusableArguments if there are too few runs to find a threshold.
     """
-    truths = sweep(assess, runs, "asking what turned out to be true")
+    truths = sweep(assess, runs, "assessing outcomes")
     healthy = [run for run, found in zip(runs, truths, strict=True) if found.run_outcome is RunOutcome.HEALTHY]
     turned = [
         (run, locate_turn(found))
@@ -72,8 +72,8 @@ def calibrated(
     second = [run for run in healthy if not is_first(run.name)]
     if not first or not second:
         raise UnusableArguments(
-            f"Of {len(runs)} runs {len(healthy)} are healthy by their own later evals, which is too few to part in two;"
-            " give more runs, or say with --eval which column is the eval score."
+            f"Of {len(runs)} runs {len(healthy)} are healthy by their later evals, which is too few to split in two;"
+            " add more runs, or set the column of the eval score with --eval."
         )
     jobs = jobs or cores()
     seen = {
@@ -119,18 +119,18 @@ def calibrated(
 
 
 def is_first(name: str) -> bool:
-    """Whether the run of this name is one of those that thresholds are found on; the same on every machine."""
+    """Whether the run of this name belongs to the part for finding thresholds; the same on every machine."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
 
 
 def runs_needed(rate: float) -> int:
-    """How many healthy runs have to go by without a stop before it is shown that no more than `rate` are stopped."""
+    """How many healthy runs without a stop it takes to show that at most `rate` are stopped."""
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(1 - rate))
 
 
 def promise(rate: float, first: int, stopped: int, second: int) -> str:
-    """`shown`: the interval lies within the rate; `broken`: beyond it; `open`: it holds the rate, and there are runs
-    enough to show it; `too_few`: there are not, or not enough to find such a threshold on."""
+    """`shown`: the interval lies below the rate; `broken`: above it; `open`: it contains the rate, and there are enough
+    runs to show it; `too_few`: there are not enough runs to show it or to find such a threshold."""
     share = clopper_pearson(stopped, second)
     if share.low > rate:
         return "broken"

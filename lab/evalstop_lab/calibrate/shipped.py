@@ -1,7 +1,8 @@
-"""Calibrate what the shipped policies ask for, and write it down: `python -m evalstop_lab.calibrate.shipped`.
+"""`python -m evalstop_lab.calibrate.shipped`: calibrates the shipped policies and writes the results.
 
-The module that it writes into the detectors holds a list of what `evalstop-lab calibrate` prints: one calibration for a
-detector with exactly its parameters, with its seeds, families, versions and the command that finds it again.
+The module that it writes into the detectors is a list of outputs of `evalstop-lab calibrate`: one calibration per
+detector
+and parameters, with its seeds, families, versions and the command that reproduces it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ CALIBRATIONS: list[dict[str, Any]] = {literal}
 
 _RATES = (0.01, 0.05, 0.1)
 
-# Calibrated without a shipped policy: its own thresholds are those of a calibration.
+# Calibrated although no shipped policy uses it: its default thresholds come from a calibration.
 _BESIDES = ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')
 
 
 def asked_for(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
-    """The risks that policies ask for, by detector and parameters (as JSON); the usual ones besides."""
+    """The risks that policies request, by detector and parameters (as JSON), and the usual ones."""
     found: dict[tuple[str, str], set[float]] = {_BESIDES: set(_RATES)}
     for document in documents.values():
         for member in document["members"]:
@@ -52,13 +53,13 @@ def asked_for(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str
 
 
 def module_text(calibrations: Iterable[dict[str, Any]]) -> str:
-    """The Python module with these calibrations, as what stands in evalstop_detectors.policy.shipped_calibrations."""
+    """The source of evalstop_detectors.policy.shipped_calibrations with these calibrations."""
     literal = pprint.pformat(list(calibrations), width=_WIDTH, sort_dicts=False)
     return _HEAD.format(docstring=f'"""{(shipped_calibrations.__doc__ or "").strip()}"""', literal=literal)
 
 
 def calibrate(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
-    """Run `evalstop-lab calibrate` on drawn runs and return what it found."""
+    """Run `evalstop-lab calibrate` on simulated runs and return its result."""
     command = ["calibrate", detector, "--params", params, "--runs", str(runs), "--rates", *map(str, rates)]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "calibration.json"

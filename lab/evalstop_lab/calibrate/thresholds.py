@@ -1,4 +1,4 @@
-"""From the highest evidence on healthy runs to the threshold that stops a given share of them."""
+"""Finds the threshold that stops a given share of healthy runs from the highest evidence on each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from evalstop_lab.worlds.scoring import Share, clopper_pearson, quantile_ranks
 class Threshold:
     """A threshold that stops at most `rate` of the runs it was found on.
 
-    `value` is what a policy is given as `stop_at`; None when no threshold is strict enough, because more than that
-    share of the runs showed the most alarming evidence there is. `low` and `high` are the interval of the threshold
-    that would stop exactly `rate` of all such runs; `stopped` is the share that `value` stops of these.
+    `value` is the `stop_at` of a policy; None if no threshold is strict enough, because more than that share of the
+    runs showed the most alarming evidence possible. `low` and `high` are the interval of the threshold that would stop
+    exactly `rate` of all such runs; `stopped` is the share of these runs that `value` stops.
     """
 
     rate: float
@@ -29,10 +29,10 @@ class Threshold:
 
 
 def threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:
-    """Find the most lenient threshold that stops at most `rate` of the runs with these `highest` alarms (as many).
+    """Find the most lenient threshold that stops at most `rate` of the runs with these `highest` alarms, one per run.
 
-    It lies halfway between two values that occurred. Beyond the highest one, or where few runs are left above it, it is
-    as uncertain as its interval says: 1 % of 100 runs is one run.
+    It lies halfway between two observed values. Beyond the highest one, or with few runs above it, it is as uncertain
+    as its interval shows: 1 % of 100 runs is one run.
     """
     ordered = sorted(highest, reverse=True)
     allowed = math.floor(rate * len(ordered) + 1e-9)
@@ -42,7 +42,7 @@ def threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:
         alarm = _between(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
     low, high = quantile_ranks(len(ordered), 1 - rate)
     if alarm is not None and kind is not Kind.P_VALUE:
-        alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy takes positive thresholds only
+        alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy accepts only positive thresholds
     ends = sorted(to_alarm(kind, ordered[::-1][rank]) for rank in (low, high))
     return Threshold(
         rate=rate,

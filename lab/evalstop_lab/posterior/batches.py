@@ -1,4 +1,4 @@
-"""Runs of the prior as what a network learns from: features, what is true at each eval, and how much each counts."""
+"""Converts runs of the prior to training data: features, targets and weights of each eval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evalstop_lab.posterior.prior import DrawnRun, draw_run
 
-RESOLUTION = 256.0  # features are rounded to this fraction of one
+RESOLUTION = 256.0  # features are rounded to multiples of 1/256
 
 
 class Batch(NamedTuple):
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 def draw_batches(
     rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = (), evals: int | None = None
 ) -> list[Batch]:
-    """Draw so many runs and put those of like length together, in an order of chance."""
+    """Draw runs and group those of similar length, in random order."""
     drawn = [draw_run(rng, evals=evals, without=tuple(without)) for _ in range(runs)]
     drawn.sort(key=lambda run: len(run.scores))
     groups = [drawn[begin : begin + size] for begin in range(0, runs, size)]
@@ -36,7 +36,8 @@ def draw_batches(
 
 
 def to_batch(runs: Sequence[DrawnRun]) -> Batch:
-    """Compute features and targets of runs; the last eval of a run counts for nothing, to stop there saves nothing."""
+    """Compute features and targets of runs; the last eval of a run has weight 0, because stopping there saves
+    nothing."""
     longest, count = max(len(run.scores) for run in runs), len(runs)
     columns = {name: np.zeros((longest, count)) for name in ("scores", "stderrs", "proxy", "kl", "progress")}
     flags = {name: np.zeros((longest, count)) for name in columns}

@@ -1,4 +1,4 @@
-"""How a trained network fares with kinds of disturbance that its prior left out."""
+"""Measures a trained network on kinds of disturbance that were left out of its training prior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalstop_lab.worlds.scoring import Share, wilson
 FALSE_STOPS = 0.01
 CALIBRATION_SEED, REPORTING_SEED = 997, 998
 _BATCH = 128
-_SOONEST = 3  # evals before which the detector says nothing
+_SOONEST = 3  # the detector gives no evidence before this many evals
 
 
 def measure_false_stops(network: Network, without: Collection[str], runs: int) -> dict[str, Share]:

@@ -1,4 +1,4 @@
-"""Forty runs of the prior on one sheet: what was measured, the truth behind it, and where it turned."""
+"""Draws forty runs of the prior in one figure: measurements, the true curve, and the turn."""
 
 from __future__ import annotations
 

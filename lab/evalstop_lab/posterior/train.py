@@ -1,7 +1,7 @@
 """`evalstop-lab train-posterior`: train the network of the posterior detector on runs drawn from its prior.
 
-Needs PyTorch: `pip install 'evalstop-lab[train]'`. The result is the file that the detector ships (16-bit whole
-numbers) beside a JSON file with what it was made of and how it did on runs that it was not trained on.
+Needs PyTorch: `pip install 'evalstop-lab[train]'`. The result is the file that the detector ships (16-bit
+integers), and a JSON file with its training parameters and its results on other runs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--runs", type=positive_number, default=600_000, help="to draw (default: 600000, an hour)")
-    parser.add_argument("--seed", type=int, default=1, help="of the runs and of the first weights (default: 1)")
+    parser.add_argument(
+        "--runs", type=positive_number, default=600_000, help="number of runs to draw (default: 600000, an hour)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the runs and the initial weights (default: 1)")
     parser.add_argument(
         "--without", nargs="+", choices=KINDS, default=[], metavar="KIND", help=f"leave out: {', '.join(KINDS)}"
     )
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         import torch
     except ModuleNotFoundError as error:
         raise UnusableArguments("Training needs PyTorch: pip install 'evalstop-lab[train]'.") from error
-    torch.set_num_threads(1)  # the matrices are small: more threads only wait for one another
+    torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
     torch.manual_seed(args.seed)
     network = _network(torch)
     started = time.time()
@@ -106,7 +108,7 @@ def _network(torch: Any) -> Any:
 
 
 def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str]) -> None:
-    """Adam, with a rate that rises for `WARMUP_STEPS` and then falls to nothing along a cosine."""
+    """Train with Adam, with linear warmup for `WARMUP_STEPS` and cosine decay to 0."""
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
     rng = np.random.default_rng([seed, 7])
     step, steps = 0, math.ceil(runs / BATCH)
@@ -128,8 +130,8 @@ def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str
 
 
 def _losses(torch: Any, network: Any, batch: Batch) -> tuple[Any, Any, Any]:
-    """Cross-entropy of `turned for good` and of `will turn`, and the pinball loss of what is still to come; each a mean
-    in which a run counts by the power .4 of its length."""
+    """Cross-entropy of `turned for good` and of `will turn`, and the pinball loss of the remaining gain; each a mean
+    with weights of the run's length to the power 0.4."""
     weight = torch.from_numpy(batch.weight)
     hidden, _ = network["gru"](torch.from_numpy(batch.features))
     output = network["head"](hidden)

@@ -1,8 +1,8 @@
-"""`evalstop-lab train-paired`: train what the posterior detector makes of paired evaluations.
+"""`evalstop-lab train-paired`: train how the posterior detector uses paired evaluations.
 
-Runs are drawn from the network's prior, ask for paired evaluations at thresholds and distances of chance, and get
-answers of chance precision. At every eval after an answer a layer of 32 units learns what to add to the network's log
-odds that the run has turned. Needs PyTorch: `pip install 'evalstop-lab[train]'`.
+Runs are drawn from the network's prior, request paired evaluations at random thresholds and distances, and get answers
+of random precision. At every eval after an answer a layer of 32 units learns what to add to the network's log odds
+that the run has turned. Needs PyTorch: `pip install 'evalstop-lab[train]'`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evalstop_lab.sweep import cores, sweep
 
 TOGETHER, DRAWN_AT_ONCE = 64, 1024
 BATCH, EPOCHS, RATE = 2048, 8, 3e-3
-LONG, LONG_KEPT = 400, 0.3  # of the runs past so many evals, which bring most examples, this share is kept
+LONG, LONG_KEPT = 400, 0.3  # runs longer than this many evals yield most examples: this share of them is kept
 PRECISION = (0.1, 1.2)  # standard error of an answer, in those of an eval
 VALIDATION_SHARE = 8  # one part in so many
 Numbers = NDArray[np.float64]
@@ -50,13 +50,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `train-paired` to `evalstop-lab`."""
     parser = subparsers.add_parser(
         "train-paired",
-        help="train what the posterior detector makes of paired evaluations",
+        help="train how the posterior detector uses paired evaluations",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="gru-1", help="the network that it adds to (default: gru-1)")
-    parser.add_argument("--runs", type=positive_number, default=40_960, help="to draw (default: 40960, 5 minutes)")
-    parser.add_argument("--seed", type=int, default=1, help="of the runs and of the first weights (default: 1)")
+    parser.add_argument("--model", default="gru-1", help="the network to extend (default: gru-1)")
+    parser.add_argument(
+        "--runs", type=positive_number, default=40_960, help="number of runs to draw (default: 40960, 5 minutes)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the runs and the initial weights (default: 1)")
     parser.add_argument("--output", type=Path, default=Path("posterior.paired.int16"), metavar="FILE")
     parser.set_defaults(run=run)
 
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def join(parts: Sequence[Examples]) -> Examples:
-    """All rows of these."""
+    """Concatenate examples."""
     return Examples(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -105,7 +107,8 @@ def draw_examples(recipe: tuple[str, int, int]) -> Examples:
 
 
 def _follow(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun]) -> Examples:
-    """Let runs ask as the detector does, each at its own threshold, and keep what it sees after each answer."""
+    """Let runs request evaluations as the detector does, each at its own threshold, and record its input after each
+    answer."""
     count, longest = len(runs), max(len(item.scores) for item in runs)
     lengths = np.array([len(item.scores) for item in runs])
     columns, flags = _columns(runs, longest)
@@ -155,7 +158,7 @@ def _parts(answer: Answer) -> tuple[Any, ...]:
 
 
 def _columns(runs: Sequence[DrawnRun], longest: int) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """What was measured of each run, by eval, and where it was; after its last eval nothing counts."""
+    """The measurements of each run, by eval, and its state; evals after the last one have no weight."""
     names = ("scores", "stderrs", "proxy", "kl", "progress")
     columns = {name: np.zeros((longest, len(runs))) for name in names}
     flags = {name: np.zeros((longest, len(runs))) for name in names}
@@ -183,7 +186,7 @@ def _layer(torch: Any) -> Any:
 
 
 def _train(torch: Any, examples: Examples) -> Any:
-    """AdamW, with a rate that falls to nothing along a cosine; each row counts by its run's length to the power -.6."""
+    """Train with AdamW and cosine decay to 0; each row has the weight of its run's length to the power -0.6."""
     layer = _layer(torch)
     optimizer = torch.optim.AdamW(layer.parameters(), RATE, weight_decay=1e-4)
     features, log_odds, turned, weight = (torch.from_numpy(item) for item in examples)

@@ -1,4 +1,4 @@
-"""Logged runs through a policy, as the service would have judged them: `evalstop-lab replay`."""
+"""`evalstop-lab replay`: replays logged runs through a policy, as the service would have judged them."""
 
 from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.policy_file import load_policy, policy_from_file

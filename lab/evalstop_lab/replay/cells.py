@@ -1,4 +1,4 @@
-"""From what stands in a log to steps, values and standard errors; a ValueError says what may stand there."""
+"""Parses cells of logs into steps, values and standard errors; a ValueError says what is valid."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "in
 
 
 Number = Callable[[Any, str], float | None]
-"""Reads a cell of this column; None for an empty one."""
+"""Parses a cell of this column; None for an empty one."""
 
 STEPS = ("step", "train/global_step", "trainer/global_step", "global_step", "_step", "Step")
 """Columns that count steps, the best known first: W&B's own `_step` counts calls of its logger."""
 
 SECONDS = ("seconds", "_runtime")
-"""Columns that say how many seconds a run has been at it."""
+"""Columns with the seconds since the start of the run."""
 
 MOST_GPUS = 1_000_000
-"""More are a mistake, and would be all that is seen of the cost of anything."""
+"""More are a mistake, which would dominate all costs."""
 
 TOTAL_STEPS = "total_steps"
-"""A column that says how many steps its run is planned to have, in any of its rows."""
+"""A column with the planned number of steps of its run, in any of its rows."""
 
 NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
 
 
 def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
-    """Take the roles of one row into the run; `number` reads a cell. Returns how many there were."""
+    """Add the roles of one row to the run; `number` parses a cell. Returns how many there were."""
     added = 0
     for role, column in run.roles.columns.items():
         cell = row.get(column)
@@ -78,7 +78,7 @@ def number_in(cell: str, column: str) -> float | None:
 
 
 def stderr_of(value: float | None, role: MetricRole) -> float | None:
-    """Read a standard error; NaN is as good as none."""
+    """Read a standard error; NaN counts as missing."""
     if value is None or math.isnan(value):
         return None
     if value < 0 or math.isinf(value):
@@ -101,7 +101,7 @@ def step_of(cell: object) -> int:
 
 
 def total_steps_of(cell: object) -> int:
-    """Read the planned length of a run: a whole number from 1 on."""
+    """Read the planned length of a run: a positive integer."""
     try:
         steps = step_of(cell)
     except ValueError:
@@ -112,7 +112,7 @@ def total_steps_of(cell: object) -> int:
 
 
 def gpus_in(text: str) -> float | None:
-    """Read a label, parameter or tag `gpus`; None where it is no number of GPUs."""
+    """Read a label, parameter or tag `gpus`; None if it is not a number of GPUs."""
     gpus = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
     return gpus if 0 <= gpus <= MOST_GPUS else None
 
@@ -133,7 +133,7 @@ def _cost(value: float, column: str) -> float:
 
 
 def shown(cell: object) -> str:
-    """The cell as a message may hold it, however long or odd it is."""
+    """The cell for a message, shortened and escaped."""
     text = ascii(cell)
     return "missing" if cell is None else text if len(text) <= 60 else f"{text[:57]}..."
 

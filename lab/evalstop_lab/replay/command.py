@@ -1,4 +1,4 @@
-"""`evalstop-lab replay`: what a policy would have made of runs that are over."""
+"""`evalstop-lab replay`: the verdicts of a policy on past runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from evalstop_lab.replay.sources import add_policy_options, add_source_parser, a
 from evalstop_lab.sweep import cores, sweep_chunks
 
 FEW_RUNS = 500
-"""Up to so many runs a second process costs more than it saves."""
+"""Up to this many runs, a second process costs more than it saves."""
 
 CHUNK = 500
-"""Runs that a process judges at once."""
+"""Number of runs that a process judges at once."""
 
 MOST_CONFLICTS_SHOWN = 20
 
@@ -38,10 +38,10 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `replay` to the command line."""
-    summary = "run logged runs through a policy: where it would have stopped each, and why"
+    summary = "replay logged runs through a policy: where it would have stopped each, and why"
     parser = add_source_parser(subparsers, "replay", summary, EXAMPLES)
     add_policy_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a run rather than a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run instead of a table")
     parser.set_defaults(run=run)
 
 
@@ -63,19 +63,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None = None) -> list[Judged]:
-    """What the policy makes of these settled runs, with a progress bar."""
+    """The policy's verdicts on these settled runs, with a progress bar."""
     return sweep_chunks(
         partial(judge_runs, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs), CHUNK
     )
 
 
 def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:
-    """How many processes: as asked for, else one a core where there are many runs."""
+    """The number of processes: as requested, else one per core for many runs."""
     return jobs or (cores() if len(runs) > FEW_RUNS else 1)
 
 
 def report_conflicts(conflicts: Sequence[Conflict]) -> None:
-    """Say on standard error which points were logged twice with different values."""
+    """Report on standard error which points were logged twice with different values."""
     for item in conflicts[:MOST_CONFLICTS_SHOWN]:
         sys.stderr.write(
             f"evalstop-lab: run {item.run!r}: {item.column} at step {item.step} is {item.first:g} and again"

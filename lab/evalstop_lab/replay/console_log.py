@@ -1,12 +1,11 @@
-"""What trainers print: the console of verl, OpenRLHF or NeMo-RL kept in a file, one run a file.
+"""Reads the console output of verl, OpenRLHF or NeMo-RL from a file, one run per file.
 
 verl        `step:3 - critic/score/mean:0.512 - actor/ppo_kl:0.001`
 OpenRLHF    `... Global step 3: {'reward': 0.41, 'kl': 0.02, ...}`
 NeMo-RL     `===== Step 3/100 =====`, then bullets such as `• Avg Reward: 0.41`; `Starting validation at step 3`, then
-            `• Accuracy: 0.38`. Only these say what a metric is called in its logs.
+            `• Accuracy: 0.38`. Only these are mapped to metric names.
 
-Everything else that stands in such a file is passed over, as are Ray's prefixes and colors. verl rounds to three
-digits.
+All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NEMO_NAMES = {
 
 
 def metrics(path: Path, troubles: Troubles) -> set[str]:
-    """The metrics that are printed."""
+    """The printed metrics."""
     found = {"step"}
     for _, _, row in _rows(path, troubles):
         found.update(row)
@@ -47,7 +46,7 @@ def metrics(path: Path, troubles: Troubles) -> set[str]:
 
 
 def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    """Take in what was printed."""
+    """Read the printed values."""
     run = runs.run(name, roles)
     for number, step, row in _rows(path, troubles):
         try:
@@ -57,7 +56,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
 
 
 def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, str, dict[str, str]]]:
-    """Number of the line, step and cells."""
+    """Line number, step and cells."""
     step: str | None = None
     for number, raw in lines(path, troubles):
         line = _COLORS.sub("", raw).strip()

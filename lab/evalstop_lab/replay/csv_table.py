@@ -1,6 +1,6 @@
-"""CSV: a header with `step`, a column a role, and `run` unless the file is a single run.
+"""Reads CSV: a header with `step`, a column per role, and `run` unless the file is a single run.
 
-What W&B's pages export of a chart has a column a run instead, called `run - metric`.
+An exported W&B chart instead has a column per run, called `run - metric`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from evalstop_lab.replay.lines import NumberedLines
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 BETWEEN = " - "
-_ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart has joined in one
+_ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart merged into one
 
 
 def metrics(path: Path, troubles: Troubles) -> set[str]:
-    """The columns; of a chart the metrics."""
+    """The columns; for a chart the metrics."""
     header = next((cells for _, cells in _rows(path, troubles)), [])
     return {metric for _, metric in _chart(header).values()} | set(header[:1]) if _chart(header) else set(header)
 
 
 def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    """Take in every row. Without a column `run` the run is called `name`."""
+    """Read every row. Without a column `run` the run is called `name`."""
     header: list[str] = []
     chart: dict[str, tuple[str, str]] = {}
     for number, cells in _rows(path, troubles):
@@ -49,7 +49,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
 
 
 def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, list[str]]]:
-    """The header, checked, and what follows."""
+    """The validated header, and the rows."""
     numbered = NumberedLines(path, troubles)
     rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     first = True

@@ -1,6 +1,6 @@
-"""The EvalStop service itself: the runs of the project that the key in `EVALSTOP_KEY` is for.
+"""Reads runs from an EvalStop service: those of the project of the key in `EVALSTOP_KEY`.
 
-A metric plays the role that its run gave it, unless an option says otherwise; of several evals their mean is read.
+A metric has the role that its run gave it, unless an option overrides it; several evals are read as their mean.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ServiceRun:
         return read_roles(self.said["metrics"])
 
     def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-        """Fetch the observations that count, those of superseded attempts left aside."""
+        """Fetch the observations that count, without those of superseded attempts."""
         run = runs.run(self.name, roles)
         run.total_steps = self.said.get("total_steps")
         run.eval_changes = [int(change["step"]) for change in self.said.get("eval_changes", ())]
@@ -79,10 +79,10 @@ _MOMENTS = ("created_at", "ended_at")
 
 
 def runs_of(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
-    """The runs of the project, newest first, which can be read until then; what was pruned is left out."""
+    """The runs of the project, newest first, readable until `open_until` closes; pruned runs are left out."""
     key = environment("EVALSTOP_KEY")
     if key is None:
-        raise UnusableArguments(f"{address} needs a key with the scope read; put it into EVALSTOP_KEY.")
+        raise UnusableArguments(f"{address} needs a key with the scope read; set EVALSTOP_KEY.")
     remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))
     listed = remote.pages(
         lambda cursor: remote.get("/api/v1/runs", limit=RUNS_A_PAGE, cursor=cursor), "items", "next_cursor"

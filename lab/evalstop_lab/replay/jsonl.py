@@ -1,6 +1,6 @@
-"""JSON lines: one object an observation set, `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`.
+"""Reads JSON lines: one object per step, `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`.
 
-verl's file logger puts the metrics of a step under `data`, and W&B's history counts steps by a column of its own.
+verl's file logger puts the metrics of a step under `data`, and W&B's history counts steps in its own column.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def metrics(path: Path, troubles: Troubles) -> set[str]:
 
 
 def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    """Take in every row.
+    """Read every row.
 
-    A file whose first row names no run holds one run, called `name`; otherwise every row has to name its run.
+    A file whose first row names no run holds one run, called `name`; otherwise every row must name its run.
     """
     alone: bool | None = None
     reached: dict[str, int] = {}
@@ -43,7 +43,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
             run = name if alone and "run" not in row else run_of(row.get("run"))
             cell = row.get(roles.step)
             if cell is None and roles.step != "step":
-                cell = reached.get(run)  # W&B logs a step in several rows, of which some do not name it
+                cell = reached.get(run)  # W&B logs a step in several rows, some without the step
                 if cell is None:
                     continue
             step = reached[run] = step_of(cell)
@@ -75,10 +75,10 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _with_bare_tokens(path: Path, number: int, line: str) -> object:
-    """Python writes NaN and Infinity without quotes, which is no JSON; its own reader takes them."""
+    """Parse NaN and Infinity without quotes, which Python writes although they are not JSON."""
     try:
         row = json.loads(line)
-        json.dumps(row, ensure_ascii=False).encode()  # fails for half a surrogate pair, which is no text
+        json.dumps(row, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(path, f"this is no JSON ({error}); {ROW}", number) from error
     return row

@@ -1,4 +1,4 @@
-"""Logged runs through a policy: the verdicts of `monitor.step`, which the service calls, for many runs at once."""
+"""Replays logged runs through a policy: the verdicts of `monitor.step`, as in the service, for many runs at once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CHOOSER: Chooser = SmoothedMaximum()
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of a run.
+    """The result of replaying a run.
 
-    `ground`: why it was stopped, `turned` or `levelled_off`. `best_step` is the eval whose checkpoint would have been
-    kept, chosen among those up to the stop. `detectors` holds the evidence of each member of the policy by its id, as
-    it was at the stop or at the end.
+    `ground`: why it was stopped, `turned` or `levelled_off`. `best_step` is the eval of the best checkpoint, chosen
+    among those up to the stop. `detectors` has the evidence of each member of the policy by its id, at the stop or at
+    the end.
     """
 
     run: str
@@ -84,7 +84,7 @@ def _judge(policy: Policy, run: Run, past: PastRun) -> Judged:
 
 
 def _by_member(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, dict[str, Any]]:
-    """What each member found and what it was held against; a member that has seen nothing is left out."""
+    """The evidence and thresholds of each member; members without evidence are left out."""
     found = {}
     for name, member, item in zip(policy.ids, policy.members, evidence, strict=True):
         if item is not None:

@@ -1,4 +1,4 @@
-"""The lines of a file, numbered, with a progress bar when the file is long."""
+"""Reads the numbered lines of a file, with a progress bar if the file is long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINES_BETWEEN_UPDATES = 10_000
 
 
 def lines(path: Path, troubles: Troubles | None = None) -> Iterator[tuple[int, str]]:
-    """Each line that is not blank with its number, from 1; what is no text is trouble."""
+    """Yield each nonblank line with its number, from 1; invalid text is reported to `troubles`."""
     troubles = troubles or Troubles()
     try:
         with nullcontext(_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:
@@ -33,7 +33,7 @@ def lines(path: Path, troubles: Troubles | None = None) -> Iterator[tuple[int, s
                 if len(line) > LONGEST_LINE:
                     words = f"the line is longer than {LONGEST_LINE:,} bytes; one row a line"
                     troubles.add(UnreadableInput(path, words, number))
-                    return  # what has no line ends is no text
+                    return  # a file without line ends is not text
                 if line.isspace():
                     continue
                 try:
@@ -45,7 +45,7 @@ def lines(path: Path, troubles: Troubles | None = None) -> Iterator[tuple[int, s
 
 
 class NumberedLines:
-    """The lines of a file for a reader that counts rows; `number` is that of the line that was read last."""
+    """The lines of a file for a reader that counts rows; `number` is that of the last line read."""
 
     def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
         self.number = 0
@@ -58,7 +58,7 @@ class NumberedLines:
 
 
 def _standard_input() -> BinaryIO:
-    """Standard input from its beginning; what can be read only once is kept aside on disk first."""
+    """Standard input from its beginning; a pipe is copied to disk first."""
     if not sys.stdin.seekable():
         kept = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
         shutil.copyfileobj(sys.stdin.buffer, kept)

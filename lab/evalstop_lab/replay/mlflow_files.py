@@ -1,7 +1,7 @@
-"""MLflow's file store: a folder a run with `meta.yaml`, and under `metrics/` a file a metric.
+"""Reads MLflow's file store: a folder per run with `meta.yaml`, and a file per metric under `metrics/`.
 
-A line of it is `milliseconds value step`; what newer versions put behind that is passed over, and of the oldest ones,
-which knew no step, the lines count.
+A line is `milliseconds value step`; further columns of newer versions are ignored, and for the oldest versions, which
+had no step, lines are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evalstop_lab.replay.lines import lines
 from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
 
 LARGEST_META = 10_000
-"""Characters. MLflow's are of some hundred; nested a hundred thousand deep, libyaml takes the process down with it."""
+"""In characters. MLflow's have some hundred; libyaml crashes on a hundred thousand nested levels."""
 
 _LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999
 
@@ -27,7 +27,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a run."""
+    """Whether a folder is that of a run."""
     return (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir()
 
 
@@ -44,7 +44,7 @@ def tags(folder: Path) -> dict[str, str]:
 
 
 def read(folder: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    """Take in one run, called by its name in MLflow and the first of its id; of deleted ones nothing."""
+    """Read one run, named by its MLflow name and the start of its id; deleted runs are ignored."""
     meta = _meta(folder, troubles)
     if meta.get("lifecycle_stage") == "deleted":
         return
@@ -60,12 +60,12 @@ def read(folder: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) 
 
 
 def called(name: object, run_id: str) -> str:
-    """What a run of MLflow is called here: names may repeat, ids do not."""
+    """The name of an MLflow run: names may repeat, ids do not."""
     return f"{name} ({run_id[:8]})" if name else run_id
 
 
 def set_cost(run: Run, began: object, ended: object, gpus: str) -> None:
-    """Take in how long a run ran, in milliseconds since 1970, and the parameter or tag `gpus`."""
+    """Set how long a run lasted, from milliseconds since 1970, and its GPUs, from the parameter or tag `gpus`."""
     if isinstance(began, int) and isinstance(ended, int) and 0 < began <= ended <= _LAST_MILLISECOND:
         run.seconds = (ended - began) / 1000
     run.gpus = gpus_in(gpus)

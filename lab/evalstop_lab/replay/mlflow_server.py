@@ -1,6 +1,6 @@
-"""An MLflow server, through its REST API: every run of every experiment, or of the one that the address names.
+"""Reads from an MLflow server's REST API: every run of every experiment, or of the one in the address.
 
-It signs in as MLflow's own client does: by `MLFLOW_TRACKING_TOKEN`, or by `MLFLOW_TRACKING_USERNAME` and
+It authenticates like MLflow's client: with `MLFLOW_TRACKING_TOKEN`, or with `MLFLOW_TRACKING_USERNAME` and
 `MLFLOW_TRACKING_PASSWORD`.
 """
 
@@ -28,7 +28,7 @@ POINTS_A_PAGE = 25_000
 
 @dataclass(frozen=True)
 class ServerRun:
-    """A run as the search answered it."""
+    """A run from the search response."""
 
     remote: Remote
     run_id: str
@@ -39,7 +39,7 @@ class ServerRun:
     tags: Mapping[str, str]
 
     def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-        """Fetch the histories of the metrics that play a role."""
+        """Fetch the histories of the metrics with a role."""
         run = runs.run(self.name, roles)
         gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
         run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
@@ -67,7 +67,7 @@ class ServerRun:
 
         for point in self.remote.pages(ask, "metrics", "next_page_token"):
             try:
-                yield step_of(point.get("step") or 0), point.get("value")  # protobuf leaves zeros out
+                yield step_of(point.get("step") or 0), point.get("value")  # protobuf omits zeros
             except ValueError as error:
                 self._trouble(troubles, error)
 
@@ -76,7 +76,8 @@ class ServerRun:
 
 
 def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
-    """The runs of a server at this address, which may end in `?experiment=NAME`; they can be read until then."""
+    """The runs of the server at this address, which may end in `?experiment=NAME`; readable until `open_until`
+    closes."""
     parts = urlsplit(address)
     wanted = parse_qs(parts.query).get("experiment")
     user, password = environment("MLFLOW_TRACKING_USERNAME"), environment("MLFLOW_TRACKING_PASSWORD")
@@ -128,5 +129,5 @@ def _pairs(said: Any) -> dict[str, str]:
 
 
 def _whole(cell: object) -> int | None:
-    """A time in milliseconds: some servers write 64-bit numbers as text."""
+    """A time in milliseconds; some servers write 64-bit numbers as text."""
     return int(cell) if isinstance(cell, int | str) and str(cell).isdecimal() and len(str(cell)) < 20 else None

@@ -1,4 +1,4 @@
-"""A policy by its name, or from a JSON or YAML file, where an error has its line and column."""
+"""Loads a policy by name, or from a JSON or YAML file, with line and column in errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 4 << 20
 
 
 def load_policy(name_or_file: str) -> Policy:
-    """The shipped policy of this name, else the one in this file; raises UnusableArguments."""
+    """Load the shipped policy with this name, else the one in this file; raises UnusableArguments."""
     if name_or_file in POLICIES:
         return POLICIES[name_or_file]
     path = Path(name_or_file)
@@ -29,7 +29,7 @@ def load_policy(name_or_file: str) -> Policy:
 
 
 def policy_from_file(path: Path) -> Policy:
-    """Read a policy; raises UnusableArguments naming file, line, column, the key and what it may hold."""
+    """Read a policy; raises UnusableArguments with file, line, column, the key and its valid values."""
     try:
         if path.stat().st_size > LARGEST:
             raise UnusableArguments(f"{path}: it is larger than {LARGEST:,} bytes; that is no policy.")
@@ -60,7 +60,7 @@ def policy_from_file(path: Path) -> Policy:
 
 
 def _place(node: yaml.Node | None, path: tuple[str | int, ...]) -> str:
-    """The line and column of the deepest part of the path that is there."""
+    """The line and column of the deepest existing part of the path."""
     if node is None:
         return ""
     for step in path:
@@ -76,7 +76,7 @@ def _inner(node: yaml.Node, step: str | int) -> yaml.Node | None:
         found: yaml.Node = node.value[step]
         return found
     if isinstance(node, yaml.MappingNode):
-        # A scalar is shown by its key, so that a value on the next line is not pointed at without its name.
+        # A scalar is located by its key, so that a value on the next line is not shown without its name.
         return next((key if not _deep(value) else value for key, value in node.value if key.value == step), None)
     return None
 
@@ -86,7 +86,7 @@ def _deep(node: yaml.Node) -> bool:
 
 
 def _check(node: yaml.Node | None) -> None:
-    """Refuse what YAML passes over in silence or blows up on: repeated keys, aliases."""
+    """Refuse repeated keys, which YAML silently accepts, and aliases, which can expand without bound."""
     seen: set[int] = set()
     waiting = [] if node is None else [node]
     while waiting:

@@ -1,4 +1,4 @@
-"""`evalstop-lab roles`: which metrics of a log are taken for what, and why."""
+"""`evalstop-lab roles`: explains which metrics of a log have which role."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `roles` to the command line."""
     summary = "explain a log: which metrics are the eval score, proxy, KL and loss, and why"
     parser = add_source_parser(subparsers, "roles", summary, EXAMPLES)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a kind of log rather than tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per kind of log instead of tables")
     parser.set_defaults(run=run)
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explained(sources: Sequence[str], asked: Asked, troubles: Troubles) -> list[dict[str, Any]]:
-    """What the metrics of these sources are taken for; logs with the same metrics are explained once."""
+    """The roles of the metrics of these sources; logs with the same metrics are explained once."""
     kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
     with ExitStack() as stack:
         for log in (log for source in sources for log in logs_of(source, stack)):

@@ -1,4 +1,4 @@
-"""What was read: the runs, each role's points in step order, the first value of a step standing."""
+"""The runs that were read: each role's points in step order; the first value of a step stands."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from evalstop_detectors import Column, Columns, MetricRole, Observation, Score
 from evalstop_lab.errors import UnreadableInput
 
 MAX_STEP = 2**53 - 1
-"""The largest step that the service takes, too."""
+"""The largest step, the same as in the service."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column (JSON key, TensorBoard tag) plays which role, which are better when lower, which counts steps.
+    """Which column (JSON key, TensorBoard tag) has which role, which are minimized, and which counts steps.
 
-    The standard error of a column stands in a column of its name with `_stderr` at the end. A role without a column
-    is one that nothing in the log was recognised as.
+    The standard error of a column is in a column of its name with the suffix `_stderr`. A role without a column was not
+    recognized in the log.
     """
 
     columns: Mapping[MetricRole, str] = field(default_factory=lambda: {role: role.value for role in MetricRole})
@@ -31,13 +31,13 @@ class Roles:
     step: str = "step"
 
     def with_more(self, others: Roles) -> Roles:
-        """These, and what others say of roles that have no column here."""
+        """These roles, completed by those of `others`."""
         return replace(
             self, columns={**others.columns, **self.columns}, minimized=frozenset(self.minimized | others.minimized)
         )
 
     def sign(self, role: MetricRole) -> float:
-        """What turns the column so that higher is better. A KL is a distance, not a quality: it stays as it is."""
+        """The factor that makes higher values better. A KL is a distance, not a quality: it stays unchanged."""
         column = self.columns.get(MetricRole.EVAL if role is MetricRole.PAIRED else role)
         return -1.0 if role is not MetricRole.KL and column in self.minimized else 1.0
 
@@ -55,7 +55,7 @@ class Conflict:
 
 @dataclass
 class Series:
-    """One role of one run as it was read; the standard error is NaN where there is none."""
+    """One role of one run; the standard error is NaN if there is none."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -63,7 +63,7 @@ class Series:
     ascending: bool = True
 
     def add(self, step: int, value: float, stderr: float | None) -> None:
-        """Take in one point, in any order."""
+        """Add one point, in any order."""
         if self.steps and step <= self.steps[-1]:
             self.ascending = False
         self.steps.append(step)
@@ -71,7 +71,7 @@ class Series:
         self.stderrs.append(math.nan if stderr is None else stderr)
 
     def settle(self) -> list[tuple[int, float, float]]:
-        """Bring the points in step order; of a step the first one read stands. Returns what was in conflict with it."""
+        """Sort the points by step; the first one read of a step stands. Returns conflicting points."""
         if self.ascending:
             return []
         first: dict[int, int] = {}
@@ -91,10 +91,11 @@ class Series:
 
 @dataclass
 class Run:
-    """One run. `total_steps` is its planned end; None there, as in `gpus` and `seconds`, for what nobody said.
+    """One run. `total_steps` is its planned end; None if unknown, like `gpus` and `seconds`.
 
-    `seconds`: how long it ran, from its first moment on record to its last. `eval_versions`: what the measurement of
-    the eval was called at a step, where that was said; `eval_changes`: steps from which on it was another.
+    `seconds`: how long it ran, from its first recorded time to its last. `eval_versions`: the eval version at a step,
+    if
+    known; `eval_changes`: steps from which it was a different one.
     """
 
     name: str
@@ -108,28 +109,28 @@ class Run:
 
     @property
     def gpu_hours(self) -> float | None:
-        """What the run cost; None when its GPUs or its length are not known."""
+        """The GPU-hours of the run; None if its GPUs or duration are unknown."""
         return None if self.gpus is None or self.seconds is None else self.gpus * self.seconds / 3600
 
     @property
     def last_step(self) -> int:
-        """The last step at which anything was logged; 0 of nothing."""
+        """The last logged step; 0 without any."""
         return max((max(series.steps) for series in self.series.values()), default=0)
 
     def add(self, role: MetricRole, step: int, value: float, stderr: float | None) -> None:
-        """Take in one value as it was logged."""
+        """Add one logged value."""
         series = self.series.get(role)
         if series is None:
             series = self.series[role] = Series()
         series.add(step, value, stderr)
 
     def observations(self) -> list[Observation]:
-        """The settled run as detectors see it, in order, turned so that higher is better."""
+        """The observations of the settled run for detectors, in order, with higher values being better."""
         found = [item for role in self.series for item in self._of(role)]
         return sorted(found, key=lambda item: item.order)
 
     def columns(self) -> Columns | None:
-        """The same by role; None where the eval was measured in several ways."""
+        """The same by role; None if the eval was measured in several ways."""
         return None if self._list_changes() else {role: self._column(role) for role in self.series}
 
     def scores(self, until: int | None = None) -> list[Score]:
@@ -157,20 +158,20 @@ class Run:
         return Column(steps.tolist(), (sign * np.frombuffer(series.values)).tolist(), known, progress)
 
     def _list_changes(self) -> list[int]:
-        """The steps from which on the eval was measured otherwise."""
+        """The steps from which the eval was measured differently."""
         named = sorted(self.eval_versions.items())
         return sorted({*self.eval_changes, *(step for (_, old), (step, new) in pairwise(named) if new != old)})
 
 
 @dataclass
 class Troubles:
-    """What could not be read. A strict reader raises the first of it, another one keeps it and reads on."""
+    """Read errors. A strict reader raises the first one, a lenient one collects them and continues."""
 
     strict: bool = True
     found: list[UnreadableInput] = field(default_factory=list)
 
     def add(self, error: UnreadableInput) -> None:
-        """Raise the error, or remember it."""
+        """Raise the error, or collect it."""
         if self.strict:
             raise error
         self.found.append(error)
@@ -178,12 +179,12 @@ class Troubles:
 
 @dataclass
 class Runs:
-    """All runs that were read, by name in the order of their first point. Rows of one run may be anywhere."""
+    """All runs by name, in the order of their first point. Rows of one run may be anywhere."""
 
     by_name: dict[str, Run] = field(default_factory=dict)
 
     def run(self, name: str, roles: Roles) -> Run:
-        """The run of this name, new if there is none yet; one that another log began keeps the roles that it has."""
+        """The run of this name, created if needed; an existing one keeps its roles."""
         run = self.by_name.get(name)
         if run is None:
             run = self.by_name[name] = Run(name, roles=roles)
@@ -192,7 +193,7 @@ class Runs:
         return run
 
     def settle(self) -> list[Conflict]:
-        """Bring every run in order; returns the points that were logged twice with different values."""
+        """Settle every run; returns the points that were logged twice with different values."""
         return [
             Conflict(run.name, run.roles.columns[role], *conflict)
             for run in self.by_name.values()

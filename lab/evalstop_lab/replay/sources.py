@@ -1,4 +1,4 @@
-"""Which reader a source wants, what its runs are called when it does not say, and which metric plays which role."""
+"""Chooses the reader of a source, default names of runs, and the roles of metrics."""
 
 from __future__ import annotations
 
@@ -40,20 +40,18 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{role}", metavar="COLUMN", help=f"the column with the {role} (default: {role}, else by its name)"
         )
-    parser.add_argument(
-        "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
-    )
+    parser.add_argument("--minimize", action="append", default=[], metavar="COLUMN", help="a column to minimize")
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
 
 
 def add_source_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, examples: str
 ) -> argparse.ArgumentParser:
-    """Add a command on past runs: its sources, which its help lists, and the options of roles."""
+    """Add a command on past runs: its sources, which its help lists, and the role options."""
     parser = subparsers.add_parser(
         name, help=summary, epilog=examples + SOURCES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="file, folder or server, see below")
     add_role_options(parser)
     return parser
 
@@ -62,13 +60,13 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Add `--policy`, `--total-steps` and `--jobs`."""
     parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
     parser.add_argument(
-        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
+        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not report it"
     )
-    parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
+    parser.add_argument("--jobs", type=positive_number, help="processes (default: one per core for many runs)")
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
-    """What these options say."""
+    """The roles in these options."""
     named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
     return Asked(named, frozenset(args.minimize), args.step)
 
@@ -77,7 +75,7 @@ EVENTS = "events.out.tfevents"
 STATE = "trainer_state.json"
 OFFLINE = ".wandb"
 MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
-"""What an address begins with, before http:// or https://."""
+"""Prefixes of addresses, before http:// or https://."""
 
 CONNECTIONS = 8
 
@@ -92,7 +90,7 @@ _BY_SUFFIX: Mapping[str, ModuleType] = {
 }
 
 SOURCES = """A source is a file or a folder, or the address of a server:
-  runs.jsonl, runs.csv          a row an eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; what W&B
+  runs.jsonl, runs.csv          a row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; what W&B
                                 exports, too, and what verl's file logger writes
   trainer_state.json            of the Hugging Face Trainer
   logs/                         TensorBoard events, trainer states, an MLflow file store and W&B's offline runs in it
@@ -105,7 +103,7 @@ SOURCES = """A source is a file or a folder, or the address of a server:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say of the roles: a column by role, columns that are better when lower, the one of steps."""
+    """The roles in the options: a column by role, columns to minimize, and the column of steps."""
 
     named: Mapping[MetricRole, str] = field(default_factory=dict)
     minimized: frozenset[str] = frozenset()
@@ -114,9 +112,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Log:
-    """Something that is read in one go, whose metrics keep their roles throughout.
+    """A unit of reading, whose metrics keep their roles throughout.
 
-    `roles`: what its runs themselves say of their metrics. What is `remote` may be read beside others.
+    `roles`: the roles that its runs declare. A `remote` log may be read concurrently with others.
     """
 
     place: Path | str
@@ -128,10 +126,10 @@ class Log:
 
 
 def read(sources: Sequence[str | Path], asked: Asked | None = None, troubles: Troubles | None = None) -> Runs:
-    """Read all runs of these sources. Runs of one name are one run, wherever their rows stand.
+    """Read all runs of these sources. Rows with the same run name form one run.
 
-    Raises UnreadableInput naming file and line, unless `troubles` are to be remembered; then what can be read is.
-    Raises UnusableArguments for a column that was asked for and occurs nowhere.
+    Raises UnreadableInput with file and line, unless `troubles` collects errors. Raises UnusableArguments for a
+    requested column that occurs nowhere.
     """
     asked, troubles = asked or Asked(), troubles or Troubles()
     runs = Runs()
@@ -145,7 +143,7 @@ def read(sources: Sequence[str | Path], asked: Asked | None = None, troubles: Tr
 
 
 def logs_of(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
-    """The logs of a source, which can be read until then: a file is one, a folder or a server has many."""
+    """The logs of a source, readable until `open_until` closes: a file is one, a folder or a server has many."""
     text = str(source)
     if text.startswith(MLFLOW):
         for item in mlflow_server.runs_of(text.removeprefix(MLFLOW), open_until):
@@ -168,7 +166,8 @@ def logs_of(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
 def choose(
     asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Roles | None
 ) -> tuple[Roles, RecognizedRoles]:
-    """The roles of these metrics: as asked for, else as their run says, else by name; and what names alone told."""
+    """The roles of these metrics: as requested, else as their run declares, else by name; and those found only by
+    name."""
     names = metrics - NO_METRICS
     recognised = recognize_roles(names, tags)
     columns: dict[MetricRole, str] = {}
@@ -193,7 +192,7 @@ def choose(
 
 
 def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Troubles) -> set[str]:
-    """Take in one source; returns the columns that occur in it."""
+    """Read one source; returns its columns."""
     everything: set[str] = set()
     known = False
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
@@ -233,7 +232,7 @@ def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Trouble
 
 
 def _take_in(own: Runs, runs: Runs, source: str | Path) -> None:
-    """Add runs of a server, which says itself what belongs to which; a name that is taken gets its source behind it."""
+    """Add runs of a server, which identifies its runs; a name that is taken gets its source appended."""
     for run in own.by_name.values():
         if run.name in runs.by_name:
             run.name = f"{run.name} ({source})"
@@ -241,7 +240,7 @@ def _take_in(own: Runs, runs: Runs, source: str | Path) -> None:
 
 
 def _read_log(log: Log, runs: Runs, asked: Asked, troubles: Troubles) -> tuple[set[str], bool]:
-    """Take in one log; returns its columns, and whether any of them plays a role."""
+    """Read one log; returns its columns, and whether any of them has a role."""
     first = Troubles(troubles.strict)
     metrics = log.metrics(first)
     roles, _ = choose(asked, metrics, log.tags, log.roles)
@@ -278,7 +277,7 @@ def _reader(path: Path) -> ModuleType:
 
 
 def _paths(path: Path) -> Iterator[Path]:
-    """The file itself; of a folder what is known by its name, wherever it lies in it."""
+    """The file itself; in a folder the files with known names, at any depth."""
     if not path.is_dir():
         yield path
         return

@@ -1,4 +1,4 @@
-"""TensorBoard event files: the scalars of one folder are one run."""
+"""Reads TensorBoard event files: the scalars of one folder are one run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def metrics(path: Path, troubles: Troubles) -> set[str]:
 
 
 def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    """Take in the scalars of a folder or an event file.
+    """Read the scalars of a folder or an event file.
 
-    A trainer that restarted from an earlier step has superseded what it had written after that step.
+    Values written by a trainer that restarted from an earlier step supersede those after that step.
     """
     run = runs.run(name, roles)
     wanted = {tag for column in roles.columns.values() for tag in (column, f"{column}_stderr")}
@@ -45,7 +45,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
             troubles.add(UnreadableInput(path, str(error)))
 
 
-@lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
+@lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
 def _loaded(path: Path) -> tuple[Scalar, ...]:
     files = (
         [path] if path.is_file() else next((files for folder, files in find_event_files(path) if folder == path), [])
@@ -58,5 +58,5 @@ def _loaded(path: Path) -> tuple[Scalar, ...]:
             scalars = [scalar for scalar in scalars if scalar.step < portion.restarts_at]
         scalars += portion.scalars
     if not whole:
-        raise UnreadableInput(path, "this is no TensorBoard event file, or nothing is in it yet")
+        raise UnreadableInput(path, "this is not a TensorBoard event file, or it is empty")
     return tuple(scalars)

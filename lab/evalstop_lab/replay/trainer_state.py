@@ -1,6 +1,6 @@
-"""`trainer_state.json` of the Hugging Face Trainer: its `log_history`, one run a file.
+"""Reads `trainer_state.json` of the Hugging Face Trainer: its `log_history`, one run per file.
 
-A JSON file with a list of rows, as W&B's `run.history()` gives, is read in the same way.
+A JSON file with a list of rows, as from W&B's `run.history()`, is read in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 
 def metrics(path: Path, troubles: Troubles) -> set[str]:
-    """The metrics that occur."""
+    """The metrics of the file."""
     _state.cache_clear()
     keys: set[str] = set()
     for _, row in _rows(path, troubles):
@@ -26,7 +26,7 @@ def metrics(path: Path, troubles: Troubles) -> set[str]:
 
 
 def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    """Take in the log history."""
+    """Read the log history."""
     run = runs.run(name, roles)
     reached: object = None
     for index, row in _rows(path, troubles):
@@ -54,7 +54,7 @@ def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, dict[str, Any]]
             troubles.add(UnreadableInput(path, words))
 
 
-@lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
+@lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
 def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text(encoding="utf-8"))

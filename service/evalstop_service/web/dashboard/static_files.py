@@ -1,4 +1,4 @@
-"""Static files: our style sheet and scripts, and Plotly's JavaScript from its Python package."""
+"""Static files: the style sheet, the scripts, and Plotly's JavaScript from its Python package."""
 
 from __future__ import annotations
 
