@@ -13,6 +13,9 @@ from evalstop_client.service import Json
 STOPS = ["run.stop_requested", "run.stop_escalated", "run.resume_requested"]
 """The event types that a receiver acts on."""
 
+NEWS = ["run.stop_on_hold", "run.stopped", "run.stop_failed", "run.stale"]
+"""The event types that people are told of, where they name none: a stop, and what needs somebody."""
+
 PULL = "pull:"
 """Prefix of the names of pull endpoints in lists."""
 
@@ -31,7 +34,8 @@ def add_to(commands: Subcommands, text: str) -> None:
         "--event",
         action="append",
         metavar="TYPE",
-        help="types of events to send; * for all that require no action (default: those that a receiver acts on)",
+        help="types of events to send; * for all that require no action (default: those that a receiver acts on; with "
+        f"a format for people {', '.join(NEWS)})",
     )
     adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
     for name, run in (("test", send_test), ("rm", remove_endpoint)):
@@ -56,7 +60,8 @@ def list_endpoints(options: argparse.Namespace) -> int:
 
 def add_endpoint(options: argparse.Namespace) -> int:
     """Add an endpoint and print its signing secret, which cannot be shown again."""
-    connection, events = connect(options).connection, {"event_types": options.event or STOPS}
+    signs = options.format == "standard"
+    connection, events = connect(options).connection, {"event_types": options.event or (STOPS if signs else NEWS)}
     if options.address.startswith(PULL):
         made = connection.post("/pull/endpoints", {"name": options.address.removeprefix(PULL), **events})
     else:
@@ -64,7 +69,7 @@ def add_endpoint(options: argparse.Namespace) -> int:
     if options.json:
         print_json(made)
     else:
-        print(made["secret"])
+        print(made["secret"] if signs else f"endpoint {made['url']} was added")
     return OK
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from evalstop_client.cli import main
+from evalstop_client.cli.endpoints import NEWS
 from evalstop_client.cli.entry import COMMANDS, parser
 from evalstop_client.version import __version__
 
@@ -169,6 +170,14 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     assert [item["url"] for item in shell.read("endpoint", "ls")] == ["pull:login-node"]
     assert shell.read("endpoint", "rm", "pull:login-node") == {"id": fetching["id"], "removed": True}
     assert shell.read("endpoint", "ls") == []
+
+
+def test_a_channel_of_people_is_told_what_they_want_to_know(shell: Shell) -> None:
+    """Without types it gets stops and what needs somebody, not what a receiver acts on, and no secret is shown."""
+    assert shell.run("endpoint", "add", "http://127.0.0.1:9/slack", "--format", "slack").endswith("slack was added\n")
+    shell.run("endpoint", "add", "http://127.0.0.1:9/teams", "--format", "teams", "--event", "run.lost")
+    types = {item["format"]: item["event_types"] for item in shell.read("endpoint", "ls")}
+    assert types == {"slack": NEWS, "teams": ["run.lost"]}
 
 
 def test_policies_are_listed(shell: Shell) -> None:
