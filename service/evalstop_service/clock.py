@@ -14,8 +14,7 @@ def utc_now() -> datetime:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A time in UTC, which is assumed where it has no time zone; raises ValueError outside the years 1 to 9999 in
-    UTC."""
+    """A time in UTC, assumed where it has no time zone; raises ValueError outside the years 1 to 9999 in UTC."""
     try:
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except OverflowError as error:

@@ -1,5 +1,4 @@
-"""Where the eval score turned, in hindsight over a whole run; needs the extra `change-point` (ruptures and
-numpy).
+"""Where the eval score turned, in hindsight over a whole run; needs the extra `change-point` (ruptures, numpy).
 
 Source      PELT (Killick, Fearnhead & Eckley 2012) with the cost of a continuous piecewise-linear line, by `ruptures`
             (Truong, Oudre & Vayatis 2020).

@@ -164,8 +164,8 @@ class Curve:
         self._forget(n - 3 * halves[-1] - 4)
 
     def grow(self, values: Sequence[float], count: int) -> int:
-        """Extend to the first `count` of these finite values, some of which are known; returns the first index whose
-        mean changed."""
+        """Extend to the first `count` of these finite values, some of them known; returns the first index that
+        changed."""
         fit, base, before = self.fit, self._base, len(self.mean)
         # The last two values lacked neighbors for their median of five.
         changed = max(before - 2, 0)
@@ -184,8 +184,7 @@ class Curve:
         return begin
 
     def _means_of_means(self, half: int, inner: array[float], changed: int, begin: int, count: int) -> Sequence[float]:
-        """From `begin` on; `inner` holds the sums of the means, which belong to values that changed from `changed`
-        on."""
+        """From `begin` on; `inner` holds the sums of the means, whose values changed from `changed` on."""
         if not half:
             return self._tame[begin - self._base :]
         first = max(changed - half, 0)

@@ -7,8 +7,7 @@ from evalstop_detectors.observation import MetricRole
 
 
 class CountingRule:
-    """A rule on `role` that stops at a count of `k` and suspects one before it; the first `warmup_evals` are not
-    counted."""
+    """A rule on `role` that stops at a count of `k` and suspects one before it; `warmup_evals` are not counted."""
 
     __slots__ = ()
 

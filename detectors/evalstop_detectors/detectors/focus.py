@@ -123,8 +123,7 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
         return count, total, upper, lower
 
     def _with(self, hull: tuple[Candidate, ...], new: Candidate, sign: float) -> tuple[Candidate, ...]:
-        """The hull with one more point: points on or under the line from their neighbor to the new point are
-        removed."""
+        """The hull with one more point, without points on or under the line from their neighbor to it."""
         size = len(hull)
         while size >= 2 and _height(hull[size - 2], hull[size - 1], new) * sign <= 0:
             size -= 1

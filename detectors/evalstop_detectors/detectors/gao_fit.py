@@ -213,8 +213,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _past(self, fit: Fit, d: float, variance: float, dof: int) -> float:
-        """The posterior probability that the eval score falls at `d`, and has fallen from the peak by more than the
-        least share."""
+        """The posterior probability that the eval score falls at `d`, and has fallen by the least share from the
+        peak."""
         slope = _below_zero(fit.combined(fit.direction(d)), math.sqrt(variance * fit.leverage(fit.direction(d))), dof)
         peak = fit.peak(variance)
         if peak is None:
@@ -252,7 +252,7 @@ def _weight(heard: NoiseState, stderr: float | None) -> float:
 
 
 def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: float) -> tuple[float, tuple[float, float]]:
-    """The eval score, clipped to some sigmas from the prediction of the better form, and the averages of recent
+    """The eval score, clipped to some sigmas from the better form's prediction, and the averages of recent
     residuals."""
     if state.sd <= 0:
         return eval_score, state.late

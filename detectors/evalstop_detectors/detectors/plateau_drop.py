@@ -68,8 +68,7 @@ _RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best 
 
 
 class Best(Struct, frozen=True):
-    """For the earlier windows of one length: the best mean of the eval score, the block it ends with, and the proxy's
-    mean."""
+    """For the earlier windows of one length: the best mean of the eval score, its last block, and the proxy's mean."""
 
     score: float
     ends: int

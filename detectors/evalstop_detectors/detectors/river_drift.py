@@ -197,8 +197,7 @@ def begun(detector: str, params: Mapping[str, Param], inputs: Sequence[float]) -
 
 
 def largest_change(inputs: Sequence[float]) -> tuple[float, int]:
-    """The most significant change of the mean, with its sign, and the number of inputs before it; 0 if there is
-    none."""
+    """The most significant change of the mean, with its sign, and the number of inputs before it; 0 if none."""
     count, best, where = len(inputs), 0.0, 0
     sums = list(accumulate(inputs))
     for before in range(1, count):

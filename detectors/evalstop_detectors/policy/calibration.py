@@ -94,8 +94,7 @@ def default_thresholds(detector: Detector[Any]) -> Thresholds:
 
 
 def compute_stated_risk(policy: Policy) -> float | None:
-    """The largest share of healthy runs that a policy states to stop, by the thresholds of its members; None: not
-    stated.
+    """The largest share of healthy runs that a policy states to stop, by its members' thresholds; None: not stated.
 
     Shipped calibrations state it for their thresholds, and an e-process by its alpha; any other number states
     nothing. Where votes are needed, Markov's inequality bounds how often they coincide. A policy that also stops

@@ -14,8 +14,7 @@ class Call(StrEnum):
 
 
 class Ground(StrEnum):
-    """Why a run is to be stopped: its eval has turned for good, or has levelled off, so that no more gain is
-    expected."""
+    """Why a run is to be stopped: its eval has turned for good, or has levelled off with no more gain expected."""
 
     TURNED = "turned"
     LEVELLED_OFF = "levelled_off"

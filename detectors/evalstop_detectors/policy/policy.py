@@ -246,7 +246,7 @@ class Policy(Struct, frozen=True, dict=True):
         return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
 
     def alarms(self, member: int, evidence: Evidence | None) -> bool:
-        """Whether the evidence of a member, by its index, can call for anything; while none does, the verdict is
+        """Whether the evidence of a member, by its index, can call for anything; if none does, the verdict is
         `continue`."""
         if evidence is None:
             return False

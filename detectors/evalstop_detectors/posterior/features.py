@@ -199,8 +199,7 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
 
 
 def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
-    """The standard deviation of an eval, and the unit of the features: the sum of the range so far and that; never
-    0."""
+    """The standard deviation of an eval, and the unit of the features: the range so far plus that; never 0."""
     by_first, by_second = s.first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * s.second / _NORMAL_SECOND_DIFFERENCE
     width = s.best - s.low
     known = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))

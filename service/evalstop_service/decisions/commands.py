@@ -243,8 +243,7 @@ def end_run(
 
 
 def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
-    """The run, set running if it was parked and its decision no longer is: its case is deleted, and its liveness
-    checked."""
+    """The run, set running if its decision no longer parks it: its case is deleted, and its liveness checked."""
     if run.status != RunStatus.PARKED or decision.state != DecisionState.UNDONE:
         return run
     run = structs.replace(run, version=run.version + 1, updated_at=now, status=RunStatus.RUNNING)

@@ -54,8 +54,7 @@ def release_stop(database: Database, author: Author, decision_id: UUID, command:
 
 
 def change_project(database: Database, author: Author, change: ProjectChange) -> Proposal | None:
-    """Change settings of a project, or propose it if they permit more stops; returns the proposal, None if it is
-    done."""
+    """Change settings of a project, or propose it if they permit more stops; returns the proposal, None if done."""
     with database.transaction() as tx:
         project = projects.get_project(tx, author.project_id)
         widened = project_settings.describe_widening(project, change)

@@ -1,5 +1,4 @@
-"""Extends veto windows when a veto was refused or could not be stored, so that no stop is sent because of an
-overload."""
+"""Extends veto windows when a veto was refused or not stored, so that no stop is sent because of an overload."""
 
 from __future__ import annotations
 

@@ -217,8 +217,7 @@ class Committer:
             self._busy -= group.keys()
 
     async def _commit_or_split(self, group: Group) -> None:
-        """Commit a group. If it fails for a non-transient reason, retry each message alone, so that only the bad one
-        fails."""
+        """Commit a group. If it fails for a non-transient reason, retry each message alone: only the bad one fails."""
         try:
             await self._commit_with_retries(group)
         except Exception as error:

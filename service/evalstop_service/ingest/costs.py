@@ -29,8 +29,7 @@ class CostlyRuns(dict[UUID, float]):
         self._budget_seconds = budget_seconds
 
     def weigh_step(self, run_id: UUID, seconds: float) -> bool:
-        """Record the time of a step; returns whether it exceeded the budget. A step well within it makes the run normal
-        again."""
+        """Record the time of a step; returns whether it exceeded the budget. A step well within it clears the run."""
         if seconds > self._budget_seconds:
             self[run_id] = seconds
             return True

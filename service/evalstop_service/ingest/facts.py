@@ -78,8 +78,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def of_later_messages(self) -> Facts:
-        """The facts that remain true while messages of the run wait to be saved: all except those about its
-        observations."""
+        """The facts that stay true while messages of the run wait to be saved: all but those about its observations."""
         return Facts(Needs(decision=self.needs.decision), self.version, decision=self.decision)
 
 

@@ -143,8 +143,7 @@ def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunSt
 
 
 def with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
-    """The state with these roles; the run is judged again if its detectors see other metrics, its policy changes, or
-    `anew`."""
+    """The state with these roles; the run is judged again if its metrics or its policy change, or `anew`."""
     run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
     policy = restrict_policy(state.policy, run)
     if roles.metrics != state.run.metrics or policy is not state.policy or anew:

@@ -67,8 +67,7 @@ class KeyCache:
         return _accept(self.get(secret) or self._load(secret, address, urgent), address)
 
     async def authenticate_together(self, secret: str, address: str, urgent: bool = False) -> Key | None:
-        """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read of it, in a
-        thread.
+        """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read, in a thread.
 
         Otherwise all requests of a busy key would read the database at the moment when its cache entry expires.
         """

@@ -61,8 +61,7 @@ def find_version(tx: Transaction, project_id: UUID, name: str, version: int | No
 
 
 def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
-    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid, which lists all
-    policies."""
+    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid, which lists them all."""
     name, _, version = reference.partition("@")
     if version and not (version.isdecimal() and len(version) <= 9):  # the range of the database's integer
         raise Invalid(f"policy {reference!r}: a version number must follow the @, as in paper@1")

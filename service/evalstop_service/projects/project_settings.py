@@ -152,8 +152,7 @@ class RolePattern(Role):
 
 
 class RolePatterns(Body):
-    """The role patterns of a project: the first that matches a name counts, and for each role the first metric that
-    matches."""
+    """The role patterns of a project: the first that matches a name counts; each role goes to the first match."""
 
     role_patterns: Annotated[list[RolePattern], Field(max_length=100)] = Field(
         description="in the order in which they are tried"

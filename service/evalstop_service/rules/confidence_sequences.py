@@ -48,8 +48,7 @@ class Stratum:
 
 
 class Bounds(Struct, frozen=True):
-    """The lower end of an interval if all undecided cases count against the rate, and its upper end if all count for
-    it."""
+    """The lower end of an interval with all undecided cases against the rate, and the upper end with all for it."""
 
     low: float
     high: float

@@ -16,8 +16,7 @@ from evalstop_service.store.runs import Run
 
 
 def describe_run(database: Database, author: Author, run_id: UUID, change: DescriptionIn) -> None:
-    """Change owner, group, tags or notes of a run; raises NotFound. Notes are not in the audit log: they may be
-    long."""
+    """Change owner, group, tags or notes of a run; raises NotFound. The audit log omits notes: they may be long."""
     with database.transaction() as tx:
         # Locked, so that concurrent changes do not overwrite each other.
         run = runs.lock_run(tx, author.project_id, run_id)

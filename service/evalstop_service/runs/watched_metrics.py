@@ -124,8 +124,7 @@ def list_evals(metrics: Mapping[str, MetricFields]) -> list[str]:
 
 
 def find_combined_evals(run: Run) -> dict[str, float]:
-    """The evals of a run that are judged by their mean, by name, with their weights; empty if there is only one
-    eval."""
+    """The evals of a run that are judged by their mean, by name, with their weights; empty for a single eval."""
     evals = list_evals(run.metrics)
     return {metric: run.metrics[metric].get("weight", 1.0) for metric in sorted(evals)} if len(evals) > 1 else {}
 

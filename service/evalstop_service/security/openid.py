@@ -36,8 +36,7 @@ DISCOVERY_RETRY_SECONDS = 60.0
 """Pause after a failed fetch, during which the previous metadata stays in use."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-"""Accepted signature algorithms: with any other, anyone with the client's secret, or anyone at all, could sign
-tokens."""
+"""Accepted signature algorithms: with others, anyone with the client's secret, or anyone at all, could sign."""
 
 MAX_SUBJECT_CHARACTERS = 255
 """By OpenID Connect Core 1.0 (2)."""

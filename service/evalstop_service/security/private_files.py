@@ -10,7 +10,7 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 
 def create_private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can access; an existing one keeps its permissions, since it may hold other
+    """Create a folder that only its owner can access; an existing one keeps its permissions: it may hold other
     files."""
     if not folder.is_dir():
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)

@@ -82,8 +82,7 @@ class CaseCount:
 
 @dataclass(frozen=True)
 class Delay:
-    """How many steps after their turn runs were rightly flagged, and the probability with which that could be
-    observed."""
+    """Steps from their turn until runs were rightly flagged, and the probability with which that could be observed."""
 
     key: Key
     steps: int
@@ -179,8 +178,8 @@ def count_towards_stage(
 def find_shortfalls(
     tx: Transaction, project_id: UUID, listed: Sequence[Case], needed: CaseRequirements
 ) -> dict[tuple[UUID, int], Shortfall]:
-    """The reason why each of these cases does not count towards a rollout stage, by run and attempt; only those with
-    one."""
+    """Why each of these cases does not count towards a rollout stage, by run and attempt; cases that count are left
+    out."""
     if not listed:
         return {}
     days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed]
@@ -350,8 +349,7 @@ def _policies(project_id: UUID, wanted: CaseFilter) -> sa.Select[Any]:
 
 
 def _detectors(tx: Transaction) -> sa.FromClause:
-    """One row for each detector that called for a stop; none for a case that was never flagged, whatever the column
-    holds."""
+    """One row for each detector that called for a stop; none for a case that was never flagged, whatever is stored."""
     detectors = cases.c.detectors
     if tx.dialect.name == "postgresql":
         listed = sa.case((sa.func.json_typeof(detectors) == "array", detectors), else_=sa.literal_column("'[]'::json"))

@@ -99,8 +99,7 @@ class Database:
             yield tx
 
     def async_engine(self) -> AsyncEngine:
-        """An engine for an event loop, on asyncpg and in autocommit, without a pool: the caller opens and closes
-        connections."""
+        """An engine for an event loop, on asyncpg, in autocommit and without a pool: the caller manages connections."""
 
         async def connect() -> asyncpg.Connection[asyncpg.Record]:
             url = self.url.set(drivername="postgresql")

@@ -127,8 +127,7 @@ class Decision:
         return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, held, action=self.action)
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
-        """The decision in another state, with the reason of the last change; without a change of state the reason
-        stays."""
+        """The decision in another state, with the reason of the last change; the reason stays if the state does."""
         held = life.guard_kinds if life.state is DecisionState.ON_HOLD else ()
         return replace(
             self,

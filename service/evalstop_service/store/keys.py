@@ -120,8 +120,7 @@ def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
 def rotate_key(
     tx: Transaction, project_id: UUID, key_id: UUID, now: datetime, previous_until: datetime
 ) -> tuple[Key, str] | None:
-    """Give a key a new secret; the current one is accepted until `previous_until`. None if there is no such valid
-    key."""
+    """Give a key a new secret; the current one is accepted until `previous_until`. None if no such key is valid."""
     secret = generate_secret()
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & _in_use(now)
     values = {"hash": _hash(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}

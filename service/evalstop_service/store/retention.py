@@ -73,8 +73,7 @@ class DeletedRows:
 
 @contextmanager
 def hold_retention_lock(database: Database) -> Iterator[bool]:
-    """Yields whether this process holds the lock on pruning, until the block ends. The embedded database has one
-    process."""
+    """Yields whether this process holds the lock on pruning, until the block ends. On SQLite there is one process."""
     if database.embedded:
         yield True
         return

@@ -150,8 +150,7 @@ def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tu
 
 
 def _newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
-    """A metric's newest live observations. Those past the run's last step are superseded, and there may be very
-    many."""
+    """A metric's newest live observations. Those past the run's last step, possibly very many, are superseded."""
     table = observations.c
     last_step = -1 if run.last_step is None else run.last_step
     return (

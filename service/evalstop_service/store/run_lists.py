@@ -98,8 +98,7 @@ def read_list_revision(
     wanted: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> str:
-    """A value that changes whenever the result of `list_runs` for the same arguments, or a decision on those runs,
-    changes."""
+    """A value that changes whenever the result of `list_runs` for the same arguments, or a decision on it, changes."""
     return _digest(tx, _page(tx, _REVISION, project_id, wanted, limit))
 
 

@@ -28,8 +28,7 @@ def wake_workers(tx: Transaction) -> None:
 
 @contextmanager
 def calling_on_commit(database: Database, callback: Callable[[], None]) -> Iterator[None]:
-    """Within the block, call `callback`, from any thread, after each transaction of this process that wakes the
-    workers.
+    """Within the block, call `callback`, from any thread, after each transaction here that wakes the workers.
 
     It is also called after a rollback, which is harmless, and never for transactions on PostgreSQL.
     """

@@ -37,8 +37,7 @@ class AttemptResult:
 
 
 def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
-    """Claim the trial attempts of endpoints whose `open_until`, as `seen`, has passed; returns those that this worker
-    got.
+    """Claim the trial attempts of endpoints whose `open_until`, as `seen`, has passed; returns those claimed.
 
     Endpoints that another transaction has locked are skipped, so that no one waits here while holding locks on
     deliveries.

@@ -199,8 +199,7 @@ def _went_well(ended: FinishedAttempt) -> bool:
 def _ready(
     tx: Transaction, taken: list[ClaimedDelivery], now: datetime, lease_until: datetime, encryption: Encryption
 ) -> list[ClaimedDelivery]:
-    """Decrypt the secrets of claimed deliveries; put back those whose trial another worker has, or that no key
-    decrypts."""
+    """Decrypt the secrets of claimed deliveries; put back those of another worker's trial, or without a usable key."""
     turns = {claimed.endpoint_id: claimed.open_until for claimed in taken if claimed.open_until is not None}
     mine = breakers.claim_trials(tx, turns, lease_until) if turns else set()
     ready = []

@@ -64,7 +64,8 @@ def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id:
 
 
 def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
-    """Whether an event may be replayed now; only stops and resume requests may not."""
+    """Whether an event may be replayed now. Only stops and resume requests are ever denied: when they no longer
+    hold."""
     return bool(_holding(tx, tx.execute(_events(project_id).where(events.c.id == event_id)).all()))
 
 
