@@ -53,11 +53,12 @@ CRAMPED = """[...document.querySelectorAll("table")].filter((table) => {
 }).map((table) => table.className)"""
 """The tables that leave their card, or break names letter by letter."""
 
-OUT_OF_VIEW = """[...document.querySelectorAll(".nav [aria-current]")].filter((link) => {
+OUT_OF_VIEW = """[...document.querySelectorAll(".nav [aria-current], .filter [aria-current]")].filter((link) => {
     const { left, right } = link.getBoundingClientRect();
-    return left < 0 || right > innerWidth;
+    const row = link.parentElement.getBoundingClientRect();
+    return left < row.left - 1 || right > row.right + 1;
 }).map((link) => link.textContent)"""
-"""The link to the present page, where it has to be scrolled for."""
+"""The links to what is shown, where they have to be scrolled for."""
 
 
 @dataclass
@@ -143,7 +144,7 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
         rollout_stage.set_rollout_stage(tx, tenant.project.id, "cautious", 1, 0.9, 0.2, NOW)
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     fixed += [f"/policies/cautious/edit?backtest={backtest.id}", "/precision/label"]
-    fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
+    fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere", "/runs?status=lost"]
     return [*fixed, *odd], str(pending.id)
 
 

@@ -7,9 +7,11 @@ showTimes(document);
 setInterval(() => showTimes(document), 10_000);
 if (document.querySelector("main[data-events]")) live();
 
-// On a phone the links to the pages are scrolled: to the present one.
-const here = document.querySelector(".nav [aria-current]");
-if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft;
+// On a phone links that stand in a row are scrolled as far as the present one needs.
+for (const here of document.querySelectorAll(".nav [aria-current], .filter [aria-current]")) {
+  const row = here.parentElement;
+  row.scrollLeft = here.offsetLeft + here.offsetWidth - row.offsetLeft - row.clientWidth;
+}
 
 document.addEventListener("click", async (event) => {
   const copy = event.target.closest("[data-copy]");
