@@ -19,7 +19,7 @@ from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 
 MOST_CASES = 40
-_LOOKED_AT = 3 * MOST_CASES
+_EXAMINED = 3 * MOST_CASES
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def judge_outcome(given: RunOutcome, turn_step: int | None, decision: Decision |
 
 def _list_curves(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[tuple[Run, Decision | None]]:
     """The runs of the newest cases that can show their whole last attempt, with its decision."""
-    listed = case_counts.list_cases(tx, project_id, wanted, limit=_LOOKED_AT)
+    listed = case_counts.list_cases(tx, project_id, wanted, limit=_EXAMINED)
     present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
     shown = []

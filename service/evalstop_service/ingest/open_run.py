@@ -126,7 +126,7 @@ def relabel_run(
         changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
         total_steps = find_total_steps(labels)
         if total_steps != find_total_steps(run.labels):
-            changed = _plan_anew(tx, changed, total_steps, actor, now)
+            changed = _change_plan(tx, changed, total_steps, actor, now)
         runs.save_run(tx, changed)
         return changed
 
@@ -140,7 +140,7 @@ def tell_total_steps(
         refuse_pruned_run(run)
         if run.total_steps != total_steps:
             changed = replace(run, version=run.version + 1, updated_at=now)
-            runs.save_run(tx, _plan_anew(tx, changed, total_steps, actor, now))
+            runs.save_run(tx, _change_plan(tx, changed, total_steps, actor, now))
 
 
 def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, now: datetime) -> Run:
@@ -286,7 +286,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     judged_anew = ("policy_id", "eval_changes", "eval_share")
     if any(getattr(changed, name) != getattr(run, name) for name in judged_anew):
         changed = replace(changed, rewritten_version=changed.version)
-    changed = _plan_anew(tx, changed, request.planned_steps, request.actor, now)
+    changed = _change_plan(tx, changed, request.planned_steps, request.actor, now)
     moves = run.status not in OPEN or request.job not in (None, run.job)
     begins = moves and attempts.is_spent(tx, run)
     if begins:
@@ -300,7 +300,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     return changed
 
 
-def _plan_anew(tx: Transaction, run: Run, total_steps: int | None, actor: str, now: datetime) -> Run:
+def _change_plan(tx: Transaction, run: Run, total_steps: int | None, actor: str, now: datetime) -> Run:
     """The run, whose version was raised, with this planned length, if given; its detectors are rebuilt.
 
     Replacing an earlier plan is recorded in the audit log.

@@ -36,7 +36,7 @@ def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now:
 
 def load_cadence(tx: Transaction, run: Run) -> float | None:
     """The cadence of a run's reports; see `liveness.measure_cadence`."""
-    return liveness.measure_cadence(run_health.list_post_times(tx, run), run_health.POSTS_LOOKED_AT)
+    return liveness.measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:

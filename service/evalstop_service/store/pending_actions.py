@@ -111,14 +111,14 @@ def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[Ru
     """Running runs that were late with their posts at their last check, and the time of their last sign of life."""
     heartbeat_at = run_health.c.heartbeat_at
     heard_at = sa.case((heartbeat_at > runs.c.updated_at, heartbeat_at), else_=runs.c.updated_at)
-    query = _looked_after(project_id, sa.literal("silent"), heard_at)
+    query = _select_alerts(project_id, sa.literal("silent"), heard_at)
     rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), _NEWEST, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)
 
 
 def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
     """Running runs that had a watched metric without data at their last check."""
-    query = _looked_after(project_id, run_health.c.metric_faults, run_health.c.changed_at)
+    query = _select_alerts(project_id, run_health.c.metric_faults, run_health.c.changed_at)
     rows, count = _first(tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), _NEWEST, limit)
     alerts = [dict(row) for row in rows]
     return Excerpt([RunAlert(**row | {"why": _join_reasons(row["why"])}) for row in alerts], count)
@@ -128,7 +128,7 @@ def _join_reasons(faults: Sequence[MetricFault]) -> str:
     return "; ".join(f"{fault.metric}: {fault.reason}" for fault in faults)
 
 
-def _looked_after(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
+def _select_alerts(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
     query = sa.select(runs.c.id, runs.c.name, why.label("why"), since.label("since"))
     query = query.join_from(run_health, runs, runs.c.id == run_health.c.run_id)
     return query.where(

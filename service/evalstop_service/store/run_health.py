@@ -22,7 +22,7 @@ from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations, run_health
 
-POSTS_LOOKED_AT = 2000
+NEWEST_POSTS = 2000
 """How many of the newest values of each metric are used for the times of posts."""
 
 
@@ -80,13 +80,13 @@ def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHea
     return {row["run_id"]: RunHealth(**row) for row in tx.execute(query).mappings()}
 
 
-_NOT_OF_LOOKS = ("run_id", "heartbeat_at", "costly_step_seconds")
+_KEPT_BY_CHECKS = ("run_id", "heartbeat_at", "costly_step_seconds")
 
 
-def save_health(tx: Transaction, pulse: RunHealth) -> None:
+def save_health(tx: Transaction, health: RunHealth) -> None:
     """Store the result of checking a run, which is locked; heartbeats are left unchanged."""
-    values = {name: value for name, value in vars(pulse).items() if name not in _NOT_OF_LOOKS}
-    tx.execute(run_health.update().where(run_health.c.run_id == pulse.run_id).values(values))
+    values = {name: value for name, value in vars(health).items() if name not in _KEPT_BY_CHECKS}
+    tx.execute(run_health.update().where(run_health.c.run_id == health.run_id).values(values))
 
 
 def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
@@ -110,21 +110,21 @@ def find_next_check(tx: Transaction) -> datetime | None:
     return next_check_at
 
 
-def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
+def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]) -> None:
     """Postpone the next check of unchanged runs; None: no further check."""
-    if looks:
+    if next_checks:
         later = (
             run_health.update()
             .where(run_health.c.run_id == sa.bindparam("run"))
             .values(next_check_at=sa.bindparam("at"))
         )
-        tx.execute(later, [{"run": run_id, "at": at} for run_id, at in looks.items()])
+        tx.execute(later, [{"run": run_id, "at": at} for run_id, at in next_checks.items()])
 
 
 def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
     """For each watched metric the times of its newest values, as `liveness.measure_cadence` takes them."""
     return [
-        list(tx.execute(_newest(run, metric, POSTS_LOOKED_AT).with_only_columns(observations.c.received_at)).scalars())
+        list(tx.execute(_newest(run, metric, NEWEST_POSTS).with_only_columns(observations.c.received_at)).scalars())
         for metric in run.metrics
     ]
 
