@@ -116,7 +116,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_role_options(parser)
     parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="the planned end of past runs")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     parser.add_argument(
         "--output",
         type=Path,

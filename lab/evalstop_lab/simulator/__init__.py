@@ -1,1 +1,1 @@
-"""A cluster of GPUs in which jobs wait, run, are evaluated and stopped: what stopping saves, and when it does not."""
+"""Simulates a GPU cluster in which jobs wait, run, are evaluated and stopped, to measure what stopping saves."""

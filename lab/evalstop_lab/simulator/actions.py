@@ -1,8 +1,8 @@
-"""`evalstop-lab cluster actions`: stop a suspected job, or set it aside so that it can come back?
+"""`evalstop-lab cluster actions`: compares stopping a suspected job with demoting or parking it.
 
-A demoted or parked job gives its GPUs to whoever waits and runs on those that nobody wants. What that returns is
-counted in GPU-hours for which somebody waited; what it costs in the completion time of healthy jobs, and in healthy
-jobs lost for good, which only a stop loses.
+A demoted or parked job releases its GPUs to waiting jobs and runs on idle ones. The gain is counted in GPU-hours for
+which a job waited; the cost in the completion time of healthy jobs, and in healthy jobs lost for good, which only a
+stop causes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SEEDS = 12
 WORLDS_BY_NAME = {**GANGS, **WORLDS}
 POSTERIOR = msgspec.convert({"model": "gru-1"}, DETECTORS["posterior"])
 RETURN_BELOW = 0.12
-"""The probability of having turned below which a job that was set aside returns."""
+"""A job that was set aside returns when its probability of having turned falls below this."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Per action the share of healthy runs that reaches its level, by calibration; None: the action is not taken."""
+    """For each action the share of healthy runs that reach its level, by calibration; None: the action is not taken."""
 
     name: str
     demote: float | None = None
@@ -65,7 +65,8 @@ RULES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one rule under one scheduler. `returned`: of the contended GPU-hours that an oracle returns, the share.
+    """The result of one rule under one scheduler. `returned`: the share of the contended GPU-hours that an oracle
+    returns.
     `healthy_time`: the change of the mean completion time of healthy jobs that were not stopped. `lost` and `set_aside`
     are shares of the healthy jobs; `delay_hours`: how much later those that were set aside ended, on average."""
 
@@ -85,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     options.add_world(parser, WORLDS_BY_NAME, "gangs")
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
-    parser.add_argument("--restore-hours", type=float, metavar="HOURS", help="what it costs a paused job to go on")
+    parser.add_argument("--restore-hours", type=float, metavar="HOURS", help="cost of resuming a paused job")
     parser.set_defaults(run=run)
 
 
@@ -105,14 +106,14 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a rule makes of all jobs: after how many hours of running each ends, and when which are set aside."""
+    """A rule's decisions on all jobs: after how many hours of running each ends, and when it is set aside."""
 
     ends: Floats
     priorities: Priorities
 
 
 def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluster: Cluster) -> Decided:
-    """Take the rule's actions by the probabilities of having turned, a row a job and a column an eval.
+    """Decide the rule's actions by the probabilities of having turned, with a row per job and a column per eval.
 
     A job's action only rises until its probability falls below `RETURN_BELOW`; then the job returns.
     """
@@ -144,7 +145,7 @@ def _find_changes(row: Sequence[float], levels: Sequence[tuple[float, Priority]]
 
 
 def find_probabilities(workload: Workload) -> Floats:
-    """By job and eval the probability of having turned that `default` looks at; lengths are the users' estimates."""
+    """The probability of having turned that `default` uses, by job and eval; lengths are the users' estimates."""
     policy = Policy("posterior", (Member(POSTERIOR, Thresholds(None, None)),))
     return np.array([_follow(policy, run, workload.eval_scores.shape[1]) for run in logs(workload, policy.roles)])
 
@@ -162,7 +163,7 @@ _Found = dict[tuple[str, str], tuple[float, ...]]
 
 
 def _simulate(setting: Setting, schedulers: Sequence[str], seed: int) -> _Found:
-    """By rule and scheduler, the numbers of an `Outcome`."""
+    """The numbers of an `Outcome`, by rule and scheduler."""
     workload, hidden = draw(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
     probabilities = find_probabilities(workload)

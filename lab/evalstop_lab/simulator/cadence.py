@@ -1,7 +1,8 @@
-"""`evalstop-lab cluster cadence`: how often to evaluate, given what an eval costs.
+"""`evalstop-lab cluster cadence`: how often to evaluate, given the cost of an eval.
 
-More evals find the turn sooner and cost GPU-hours of every job, healthy ones too. Savings are counted against a cluster
-without evals and without stops, and a job that was stopped and should not have been is run again, to its end.
+More evals find the turn sooner but cost GPU-hours in every job, including healthy ones. Savings are relative to a
+cluster
+without evals and stops, and a job that was stopped wrongly is run again to its end.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ COSTS = (0.0, 0.0005, 0.001, 0.002, 0.005)
 
 @dataclass(frozen=True)
 class Net:
-    """Of one policy at one cadence and cost: `eval_share` of a job's hours goes into one eval.
+    """The result of one policy at one cadence and cost: one eval takes `eval_share` of a job's hours.
 
-    `saved` is the share of all GPU-hours that comes back, evals and what has to be run again taken off; `time` is the
-    change of the mean time to completion; NaN where evals fill the cluster, so that it would grow with the trace.
+    `saved` is the share of all GPU-hours that is saved, net of evals and of reruns; `time` is the change of the mean
+    time to completion; NaN if evals fill the cluster, so that it would grow with the trace.
     """
 
     policy: str
@@ -52,7 +53,7 @@ class Net:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `cadence` to `evalstop-lab cluster`."""
-    parser = subparsers.add_parser("cadence", help="how often to evaluate, given what an eval costs")
+    parser = subparsers.add_parser("cadence", help="how often to evaluate, given the cost of an eval")
     options.add(parser, seeds=SEEDS)
     options.add_world(parser)
     options.add_policies(parser)
@@ -83,7 +84,7 @@ _Found = dict[tuple[str, float], tuple[float, float, int, int]]
 def _simulate(
     setting: Setting, policies: Sequence[Policy], costs: Sequence[float], evals_and_seed: tuple[int, int]
 ) -> _Found:
-    """By policy and cost: the share of GPU-hours saved, the change of the mean time, false stops and healthy jobs."""
+    """The share of GPU-hours saved, the change of the mean time, false stops and healthy jobs, by policy and cost."""
     evals, seed = evals_and_seed
     setting = replace(setting, evals=evals)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)

@@ -1,4 +1,4 @@
-"""`evalstop-lab cluster`: what stopping saves on a cluster of GPUs; one question a module."""
+"""`evalstop-lab cluster`: what stopping saves on a GPU cluster; one subcommand per module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `cluster` to the command line."""
     parser = subparsers.add_parser(
         "cluster",
-        help="simulate a cluster of GPUs: what stopping saves, by scheduler and rule",
+        help="simulate a GPU cluster: what stopping saves, by scheduler and rule",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -33,5 +33,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the question that was asked; its own parser has put it in the place of this one."""
+    """Run the subcommand; its parser overrides this default."""
     return int(args.run(args))

@@ -1,4 +1,4 @@
-"""`evalstop-lab cluster cost`: what stopping brings back a month, in GPU-hours, GPUs and dollars."""
+"""`evalstop-lab cluster cost`: what stopping saves per month, in GPU-hours, GPUs and dollars."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars per GPU-hour. Reserved GPUs are paid for whether they are used or not; nodes are rented whole."""
+    """Dollars per GPU-hour. Reserved GPUs are paid for even if unused; nodes are rented as a whole."""
 
     on_demand: float = 4.0
     spot: float = 1.6
@@ -43,7 +43,7 @@ class Prices:
 
 
 def billed_gpu_hours(workload: Workload, schedule: Schedule, node_gpus: int) -> float:
-    """GPU-hours of the nodes that are up: at each time as many as the GPUs in use need, packed as well as can be."""
+    """GPU-hours of the running nodes: at any time as many as the GPUs in use need, with optimal packing."""
     if not schedule.spells:
         return 0.0
     job, since, until = zip(*schedule.spells, strict=True)
@@ -55,10 +55,11 @@ def billed_gpu_hours(workload: Workload, schedule: Schedule, node_gpus: int) -> 
 
 
 def dollars_a_month(prices: Prices, returned_gpu_hours: float, given_up_gpus: int) -> dict[str, float]:
-    """What comes back a month, by how the GPUs are paid for.
+    """Savings per month, by how the GPUs are paid for.
 
-    By the hour it is the hours; of reserved GPUs only those that can be given up, in whole nodes; of owned ones
-    nothing, since they are paid for: there only the waiting gets shorter.
+    On demand it is the hours; for reserved GPUs only those that can be given up, in whole nodes; for owned ones
+    nothing,
+    since they are paid for: only waiting times get shorter.
     """
     nodes = given_up_gpus // prices.node_gpus * prices.node_gpus
     return {
@@ -75,7 +76,7 @@ LONGEST_GROWTH = 10
 
 @dataclass(frozen=True)
 class Returned:
-    """What one seed's cluster gets back under one policy; shares of what it took without stops.
+    """The savings of one seed's cluster under one policy, as shares of its use without stops.
 
     `gpu_hours` is what jobs hold less, `billed` what whole nodes are up less, both after running again what was stopped
     wrongly. `time` is the change of the mean time to completion at equal offered work, `time_at_equal_load` when as
@@ -93,7 +94,7 @@ class Returned:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `cost` to `evalstop-lab cluster`."""
-    parser = subparsers.add_parser("cost", help="what comes back a month, in GPU-hours, GPUs and dollars")
+    parser = subparsers.add_parser("cost", help="savings per month, in GPU-hours, GPUs and dollars")
     options.add(parser, seeds=SEEDS)
     prices = Prices()
     options.add_world(parser)
@@ -114,7 +115,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="by how much hacking jobs' responses grow from the peak to the end of the plan (default: 0)",
+        help="growth of hacking jobs' responses from the peak to the end of the plan (default: 0)",
     )
     parser.set_defaults(run=run)
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster cost`; return its exit code."""
     prices = Prices(args.on_demand, args.spot, args.reserved, args.node_gpus)
     if min(prices.on_demand, prices.spot, prices.reserved) < 0:
-        raise UnusableArguments("A price is a number of dollars per GPU-hour, of at least 0.")
+        raise UnusableArguments("A price is a non-negative number of dollars per GPU-hour.")
     if not 0 <= args.length_growth <= LONGEST_GROWTH:
         raise UnusableArguments(f"--length-growth is a share from 0 to {LONGEST_GROWTH}: .5 is half as long again.")
     setting = replace(options.setting_of(args), length_growth=args.length_growth)
@@ -194,7 +195,7 @@ def _given_up(
     jct: float,
     prices: Prices,
 ) -> int:
-    """How many GPUs the cluster can lose before the mean time is longer than `jct`, to the last by halving."""
+    """How many GPUs the cluster can lose before the mean time exceeds `jct`, by bisection."""
     least, most = int(jobs[0].gpus.max()), setting.gpus
     while least < most:
         middle = (least + most) // 2

@@ -1,7 +1,7 @@
-"""How the eval score moves over a plan, from 0 at its begin: hacking jobs peak at 1 and fall, healthy ones end at their
+"""Curves of the eval score over a plan, from 0 at its start: hacking jobs peak at 1 and fall, healthy ones end at their
 best.
 
-`t` holds a row a job and a column an eval, `peak` a column of numbers: the share of the plan at which the job turns.
+`t` has a row per job and a column per eval; `peak` is a column with the share of the plan at which the job turns.
 
 Source      Gao et al. (arXiv 2210.10760); with u = t / peak, d growing evenly, their forms are u (1 - ln u) under
             reinforcement learning and u (2 - u) under best-of-n.
@@ -19,40 +19,40 @@ from evalstop_lab.worlds import FAMILIES
 Shape = Callable[[Floats, Floats, float], Floats]
 
 COLLAPSE_SHARE = 0.1
-"""A collapse is over within this share of the plan."""
+"""A collapse takes this share of the plan."""
 
 DIPS = ("curriculum", "v_dip", "u_dip", "sawtooth")
 
 
 def tent(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Straight up, straight down."""
+    """A linear rise, then a linear fall."""
     return np.where(t < peak, t / peak, 1 - drop * (t - peak) / (1 - peak))
 
 
 def gao_rl(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Gao's form for reinforcement learning, which says itself how far the eval score falls."""
+    """Gao's form for reinforcement learning, which itself determines how far the eval score falls."""
     u = t / peak
     return np.asarray(u * (1 - np.log(u)))
 
 
 def best_of_n(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Gao's form for best-of-n, which says itself how far the eval score falls."""
+    """Gao's form for best-of-n, which itself determines how far the eval score falls."""
     u = t / peak
     return u * (2 - u)
 
 
 def collapse(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Straight up, then all of the fall at once."""
+    """A linear rise, then a sudden fall."""
     return np.where(t < peak, t / peak, 1 - drop * np.clip((t - peak) / COLLAPSE_SHARE, 0, 1))
 
 
 def healthy(t: Floats, rate: float) -> Floats:
-    """Growth that slows down and never ends."""
+    """Growth that slows down but never stops."""
     return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
 
 
 def dipping(evals: int, seed: tuple[int, ...]) -> Floats:
-    """One healthy job with dips that recover, drawn from the families that detectors are judged on."""
+    """One healthy job with dips that recover, drawn from the families of the detection benchmark."""
     rng = np.random.default_rng(seed)
     family = DIPS[int(rng.integers(len(DIPS)))]
     return FAMILIES[family].draw(rng, evals).eval_scores

@@ -1,7 +1,7 @@
-"""Draws the jobs of a setting: everything by chance about a job is drawn here, once, and before anything runs.
+"""Draws the jobs of a setting: all random properties of a job are drawn here, once, before anything runs.
 
-Each quantity has its own stream of the seed. So all schedulers and rules meet the same jobs with the same evals, and
-worlds that differ in one number are compared in pairs.
+Each quantity has its own random stream, so all schedulers and rules get the same jobs with the same evals, and worlds
+that differ in one number are compared in pairs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STREAMS = (
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What jobs ask for, in the order of their submission: `plan` is their hours without evals."""
+    """The jobs' requests, in order of submission: `plan` is their hours without evals."""
 
     submitted: Floats
     gpus: Integers
@@ -51,7 +51,7 @@ def draw(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
 
 
 def add_evals(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
-    """Give these jobs the evals of this seed, and the truth about them."""
+    """Add the evals of this seed to these jobs; returns also the truth about them."""
     n = len(asked.submitted)
     hidden = _truth(setting, seed, np.array([kind is Kind.RLHF for kind in asked.kinds], dtype=bool))
     t = np.arange(1, setting.evals + 1) / setting.evals
@@ -80,19 +80,19 @@ def add_evals(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidd
 
 
 def estimates(setting: Setting, seed: int, plan: Floats) -> Floats:
-    """What users say of jobs that take so long."""
+    """Users' estimates for jobs of these durations."""
     return np.asarray(plan * np.exp(setting.estimate_sd * _rng(seed, "estimates").standard_normal(len(plan))))
 
 
 def kinds(setting: Setting, seed: int, n: int) -> tuple[Kind, ...]:
-    """The kinds of so many jobs, in their shares."""
+    """The kinds of `n` jobs, by their shares."""
     shares = np.cumsum([item.share for item in setting.offered.values()])
     found = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(n), side="right")
     return tuple(list(setting.offered)[place] for place in found.tolist())
 
 
 def mean_gap_hours(setting: Setting) -> float:
-    """The mean time between two jobs at which they ask for `load` of the cluster."""
+    """The mean time between two jobs that produces a load of `load`."""
     shares = sum(item.share for item in setting.offered.values())
     gpu_hours = sum(
         item.share / shares * item.median_hours * sum(size * part for size, part in item.sizes)

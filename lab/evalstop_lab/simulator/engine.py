@@ -1,13 +1,13 @@
-"""The discrete-event core: jobs come, start as gangs, are paused, evaluated, stopped and end.
+"""The discrete-event simulation: jobs arrive, start as gangs, are paused, evaluated, stopped, and end.
 
-Events lie on a heap by (time, kind, sequence). All that happens in one instant is taken in before GPUs are given out,
-once. An event of a job carries the version of the job for which it was meant: starting, pausing and ending a job raise
-the version, and what was meant for an earlier one is passed over.
+Events are on a heap by (time, kind, sequence). All events of one instant are processed before GPUs are allocated, once.
+An event of a job carries the job's version: starting, pausing and ending a job raise it, and events of an earlier
+version are ignored.
 
-A stop depends on the job's own evals alone. So it may be decided ahead of time (`ends`), and evals need no events then;
-times are computed from the same numbers in the same order either way, hence the schedule is the same to the last bit.
+A stop depends only on the job's own evals. So it may be decided in advance (`ends`), and evals then need no events;
+times are computed from the same numbers in the same order either way, so the schedules are bitwise equal.
 
-A job that is set aside (`priorities`) runs on GPUs that nobody else wants, and is paused for any job that is not.
+A job that is set aside (`priorities`) runs only on idle GPUs, and is paused for any other job.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from evalstop_lab.simulator.jobs import Floats, Integers, Workload
 from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Priorities, Priority
 from evalstop_lab.simulator.schedulers import Scheduler
 
-# Who ends in an instant, or is set aside, frees GPUs for those who come in it.
+# Jobs that end or are set aside in an instant free GPUs for those that arrive in it.
 FINISH, EVAL, CHANGE, RETURN, CROSSING, QUANTUM, ARRIVAL = range(7)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`restore_hours` is what it costs a paused job to go on; `stop_hours` passes, on its GPUs, from the eval on which
-    a job is stopped to its end."""
+    """`restore_hours` is the cost of resuming a paused job; `stop_hours` is the time, on its GPUs, from the eval that
+    stops a job to its end."""
 
     gpus: int = 64
     restore_hours: float = 0.1
@@ -39,11 +39,11 @@ class Cluster:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What became of each job. `ran` are hours of progress, `held` those on its GPUs: progress and restores.
+    """The result for each job. `ran` are hours of progress, `held` hours on its GPUs: progress and restores.
 
-    `spells` are all times on GPUs: job, since when, until when, in the order of their ends. `contended` are the times
-    in which a job that is not set aside waits: since when, until when. `set_aside` are the parts of `spells` in which
-    the job was: they cost nobody anything, as it would have left for any other.
+    `spells` are all periods on GPUs: job, start, end, in order of their ends. `contended` are the periods (start, end)
+    in which a job that is not set aside waits. `set_aside` are the parts of `spells` in which the job was set aside:
+    they cost no other job anything.
     """
 
     started: Floats
@@ -69,8 +69,8 @@ def simulate(
     """Run all jobs to their ends.
 
     `ends`: after how many hours of running each job ends; by default after all of its hours. With `evals` the scheduler
-    is asked at each eval whether to stop the job. `priorities`: when jobs are set aside and return. Raises ValueError
-    when a gang is larger than the cluster.
+    decides at each eval whether to stop the job. `priorities`: when jobs are set aside and return. Raises ValueError
+    if a gang is larger than the cluster.
     """
     largest = max((job.gpus for job in workload.jobs), default=0)
     if largest > cluster.gpus:
@@ -81,7 +81,7 @@ def simulate(
 
 
 _Place = tuple[int, float, int]
-"""Of a job that runs or waits, its priority first: who is lower goes first."""
+"""The position of a running or waiting job, by priority first; lower ones go first."""
 
 _NORMAL = int(Priority.NORMAL)
 _FIRST_SET_ASIDE: _Place = (int(Priority.DEMOTED), -math.inf, 0)
@@ -108,7 +108,7 @@ class _Running:
         self._end = ends.tolist()
         self._free = cluster.gpus
         self._waiting: list[_Place] = []  # in order
-        self._on: dict[int, None] = {}  # those that run, in the order of their starts
+        self._on: dict[int, None] = {}  # running jobs, in order of their starts
         self._version = [0] * count
         self._ran, self._held = [0.0] * count, [0.0] * count  # up to the last pause
         self._since, self._goes = [0.0] * count, [0.0] * count  # on GPUs since, and progressing since
@@ -117,7 +117,7 @@ class _Running:
         self._changes, self._set_aside_hours = priorities.changes, priorities.most_hours
         self._priority = [_NORMAL] * count
         self._changed, self._times_changed = [0] * count, [0] * count
-        self._set_aside: dict[int, float] = {}  # of those that run, the ones that anybody else pauses, since when
+        self._set_aside: dict[int, float] = {}  # running jobs that are set aside, and since when
         self._aside_spells: list[tuple[int, float, float]] = []
         self._contended: list[tuple[float, float]] = []
         self._contended_since: float | None = None
@@ -198,7 +198,7 @@ class _Running:
             if planned < self._end[job]:
                 self._end[job] = planned
                 self._push(self._goes[job] + max(planned - self._ran[job], 0.0), FINISH, job)
-            self._seen[job] = self._jobs[job].evals  # nothing more is asked
+            self._seen[job] = self._jobs[job].evals  # no further evals
         else:
             self._push_eval(job)
 
@@ -214,7 +214,7 @@ class _Running:
             self._push(self._goes[job] + max(at - self._ran[job], 0.0), CHANGE, job)
 
     def _apply_change(self, job: int, now: float) -> None:
-        """The job, which runs, is set aside or returns, as its evals have it."""
+        """Set a running job aside or let it return, by its evals."""
         _, priority = self._changes[job][self._changed[job]]
         self._changed[job] += 1
         self._set_priority(job, priority, now)
@@ -225,7 +225,7 @@ class _Running:
             heappush(self._heap, (now + self._set_aside_hours, RETURN, self._pushed, job, meant))
 
     def _return(self, job: int, meant: int, now: float) -> bool:
-        """A job that was demoted for long enough returns, whether it runs or waits; whether it did."""
+        """Let a job return that was demoted for long enough, running or waiting; returns whether it did."""
         if self._times_changed[job] != meant or not math.isnan(self._ended[job]):
             return False
         before = self._place(job, self._ran[job])
@@ -260,7 +260,8 @@ class _Running:
         return self._priority[job], self._rank(self._jobs[job], ran), job
 
     def _fill(self, now: float) -> None:
-        """Start, in order, what fits; who is not set aside takes the GPUs of those who are, the lowest first."""
+        """Start, in order, the jobs that fit; others take the GPUs of jobs that are set aside, lowest priority
+        first."""
         waiting, gpus = self._waiting, self._gpus
         index, blocked = 0, False
         while (self._free or self._set_aside) and index < len(waiting):
@@ -277,7 +278,7 @@ class _Running:
                 index = bisect_left(waiting, _FIRST_SET_ASIDE) if blocked else index + 1
 
     def _make_room(self, gpus: int, now: float) -> bool:
-        """Pause jobs that are set aside until so many GPUs are free; none of them when that is not enough."""
+        """Pause jobs that are set aside until enough GPUs are free; pauses none if that is not possible."""
         if self._free + sum(self._gpus[job] for job in self._set_aside) < gpus:
             return False
         latest_first = list(self._set_aside)[::-1]
@@ -288,13 +289,13 @@ class _Running:
         return True
 
     def _repack(self, now: float) -> None:
-        """Give GPUs out anew, in order, to those that run and those that wait; pause who gets none."""
+        """Reallocate GPUs, in order, to running and waiting jobs; pause those that get none."""
         priority, rank, jobs, ran, goes = self._priority, self._rank, self._jobs, self._ran, self._goes
         ranked = [
             (priority[job], rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job)
             for job in self._on
         ]
-        if not ranked or max(ranked) < self._waiting[0]:  # who runs goes on, all of them
+        if not ranked or max(ranked) < self._waiting[0]:  # all running jobs continue
             self._fill(now)
         else:
             self._give_out(ranked + self._waiting, now)

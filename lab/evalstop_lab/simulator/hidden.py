@@ -1,4 +1,4 @@
-"""What is true of jobs, hidden from schedulers and rules: the oracle knows it, and metrics judge schedules by it."""
+"""The truth about jobs, hidden from schedulers and rules: the oracle knows it, and metrics judge schedules by it."""
 
 from __future__ import annotations
 

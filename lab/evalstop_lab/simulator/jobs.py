@@ -1,7 +1,7 @@
-"""The jobs of a cluster as schedulers and stopping rules may see them. All times are in hours.
+"""The jobs of a cluster, as visible to schedulers and stopping rules. All times are in hours.
 
-What is true of a job (whether it is hacking, where its eval score peaks) is not here but in `hidden`, which neither
-the engine nor a scheduler may import.
+The truth about a job (whether it is hacking, where its eval score peaks) is in `hidden`, which neither the engine nor a
+scheduler may import.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Job:
     pace: tuple[float, ...] = ()
 
     def eval_at(self, count: int) -> float:
-        """How long the job has run when its eval number `count`, from 1, is known."""
-        # The share is 1 for the last one, so that it comes at `hours`, to the last bit.
+        """How long the job has run when eval number `count`, from 1, is known."""
+        # The share is 1 for the last one, so that it comes exactly at `hours`.
         return self.hours * (self.pace[count - 1] if self.pace else count / self.evals)
 
     def evals_after(self, ran: float) -> int:
-        """How many of its evals are known when the job has run for so many hours."""
+        """How many of its evals are known after `ran` hours of running."""
         share = ran / self.hours
         return bisect_right(self.pace, share) if self.pace else min(int(share * self.evals), self.evals)
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Jobs in the order of their submission, and what their trainers post.
+    """Jobs in order of submission, and the metrics that their trainers post.
 
     `eval_scores` and `proxy` hold a row a job and a column an eval. `eval_hours` is what one eval of each job costs,
     which is part of `Job.hours`.
@@ -84,7 +84,7 @@ class Workload:
 
 
 def plain(submitted: Floats, gpus: Integers, hours: Floats, estimates: Floats | None = None) -> Workload:
-    """Jobs without evals but one at the end, which posts 0: for traces, and to hold the engine against theory."""
+    """Jobs with a single eval of 0 at the end: for traces, and to compare the engine with theory."""
     columns = (submitted.tolist(), gpus.tolist(), hours.tolist(), (hours if estimates is None else estimates).tolist())
     jobs = tuple(
         Job(number, 0, Kind.LORA, at, size, length, estimate, evals=1)

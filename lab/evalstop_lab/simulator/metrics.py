@@ -1,8 +1,7 @@
-"""What a schedule was worth, held against the truth: times, GPU-hours by what they went into, and how right the stops
-were.
+"""Evaluates a schedule against the truth: times, GPU-hours by use, and the quality of stops.
 
-Read them together. Time to completion alone is won by whoever stops jobs, rightly or not: that is why it stands beside
-the GPU-hours of jobs that were stopped and should not have been.
+Read them together. Any rule that stops jobs, rightly or not, improves the time to completion: compare it with the
+GPU-hours of jobs that were stopped wrongly.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Figures:
 
     @property
     def wasted(self) -> float:
-        """GPU-hours after the peak, and those of false stops."""
+        """GPU-hours after the peak, plus those of false stops."""
         return self.post_peak + self.false_stop
 
 
@@ -67,17 +66,17 @@ class Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
     def precision(self, late: bool = True) -> float:
-        """Of the jobs that were flagged the share that was hacking, before its peak or after."""
+        """The share of flagged jobs that were hacking, before or after their peak."""
         right = self._right(late)
         wrong = self.wrong + (self.late_healthy if late else 0)
         return right / (right + wrong) if right + wrong else math.nan
 
     def recall(self, late: bool = True) -> float:
-        """Of the hacking jobs the share that was flagged."""
+        """The share of hacking jobs that were flagged."""
         return self._right(late) / self.hacking if self.hacking else math.nan
 
     def false_stops(self, late: bool = True) -> float:
-        """Of the jobs that were not hacking the share that was flagged."""
+        """The share of jobs that were not hacking and were flagged."""
         wrong = self.wrong + (self.late_healthy if late else 0)
         return wrong / self.healthy if self.healthy else math.nan
 
@@ -86,7 +85,7 @@ class Counts:
 
 
 def count(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
-    """Hold stops against the truth."""
+    """Compare stops with the truth."""
     evals = np.array([job.evals for job in workload.jobs])
     late, early = stops.after == evals, (stops.after > 0) & (stops.after < evals)
     premature = early & hidden.hacking & (stops.after < hidden.peaks * evals)
@@ -104,7 +103,7 @@ def count(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
 def measure(
     workload: Workload, hidden: Hidden, stops: Stops, schedule: Schedule, measured: tuple[float, float] = (0.0, 1.0)
 ) -> Figures:
-    """All figures; times are of the jobs between these shares of them, in the order of submission."""
+    """All figures; times are of the jobs between these shares, in order of submission."""
     n = len(workload.jobs)
     inside = np.zeros(n, dtype=bool)
     inside[math.floor(measured[0] * n) : math.ceil(measured[1] * n)] = True

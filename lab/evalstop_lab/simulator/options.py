@@ -1,4 +1,4 @@
-"""What the commands of `evalstop-lab cluster` have in common: their options, and how they answer."""
+"""Options and output shared by the subcommands of `evalstop-lab cluster`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ POLICIES = ("paper", "default", "early")
 
 
 def add(parser: argparse.ArgumentParser, seeds: int) -> None:
-    """Add the options that all commands know."""
-    parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"how many (default: {seeds})")
-    parser.add_argument("--first-seed", type=whole_number, help="the first of them (default: seeds not fitted on)")
+    """Add the options of all subcommands."""
+    parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"number of seeds (default: {seeds})")
+    parser.add_argument("--first-seed", type=whole_number, help="the first seed (default: seeds not used for fitting)")
     parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="jobs of each seed's cluster")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
-    parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="who computes (default: %(default)s)")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="leave plots in this folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write plots to this folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = WORLDS, default: str = "paper") -> None:
     """Add `--world`, of which jobs are drawn."""
-    what = "where jobs are drawn from (default: %(default)s)"
+    what = "world from which jobs are drawn (default: %(default)s)"
     parser.add_argument("--world", choices=worlds, default=default, help=what)
 
 
@@ -50,18 +50,18 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
 
 
 def setting_of(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS) -> Setting:
-    """The world that was asked for, with as many jobs as were."""
+    """The requested world, with the requested number of jobs."""
     setting = worlds[args.world]
     return replace(setting, jobs=args.cluster_jobs or setting.jobs)
 
 
 def policies_of(args: argparse.Namespace) -> tuple[Policy, ...]:
-    """The policies that were asked for."""
+    """The requested policies."""
     return tuple(load_policy(name) for name in args.policies)
 
 
 def seeds(args: argparse.Namespace) -> list[int]:
-    """The seeds that were asked for, else those that nothing was fitted on."""
+    """The requested seeds, else those not used for fitting."""
     start = REPORTING_SEED if args.first_seed is None else args.first_seed
     return list(range(start, start + args.seeds))
 
@@ -69,7 +69,7 @@ def seeds(args: argparse.Namespace) -> list[int]:
 def sweep_each(
     args: argparse.Namespace, work: Callable[[Item], Result], items: Sequence[Item], title: str
 ) -> list[Result]:
-    """What `work` makes of each item, with a progress bar, by the processes or the cluster that were asked for."""
+    """Apply `work` to each item, with a progress bar, in the requested processes or cluster."""
     return sweep(work, items, title, args.jobs, chunk=1, backend=args.backend)
 
 
@@ -84,7 +84,7 @@ def print_report(
     show: Callable[[Console], None],
     draw: Callable[[Path, dict[str, Any]], None],
 ) -> int:
-    """Print the report as it was asked for, and leave its plots; returns the exit code."""
+    """Print the report in the requested format, and write its plots; returns the exit code."""
     if args.plots is not None:
         args.plots.mkdir(parents=True, exist_ok=True)
         draw(args.plots, report)
@@ -102,7 +102,7 @@ def share(hits: int, n: int) -> Figure:
 
 
 def setting_document(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
-    """The numbers of a world as JSON has them."""
+    """The parameters of a world for JSON."""
     offered = {kind.value: asdict(item) for kind, item in setting.offered.items()}
     numbers = {name: getattr(setting, name) for name in setting.__dataclass_fields__ if name != "offered"}
     return numbers | {"offered": offered, "seeds": [seeds[0], seeds[-1]]}

@@ -1,4 +1,4 @@
-"""What one rule changes beside another on the same seeds: the mean change, its interval, and whether it is chance."""
+"""Compares two rules on the same seeds: the mean change, its interval, and its significance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Change:
 
 
 def relative_change(before: Sequence[float], after: Sequence[float], chance_seed: int = 0) -> Change:
-    """Compare in pairs: the same seed before and after."""
+    """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     return Change(interval(new / old - 1, chance_seed), _wilcoxon(new - old))
 
@@ -35,7 +35,7 @@ def interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for there being several of them, by Holm's steps."""
+    """The p-values corrected for multiple comparisons by Holm's method."""
     order = np.argsort(p_values)
     corrected = np.empty(len(p_values))
     highest = 0.0

@@ -1,7 +1,7 @@
-"""Jobs that are set aside rather than stopped: when, on which evidence, and when they return.
+"""Priorities of jobs that are set aside instead of stopped: when, and when they return.
 
-A policy's evidence about a job depends on the job's own evals, so that its priorities are decided ahead of time, by
-eval; what they do to anybody's times is up to the engine.
+A policy's evidence about a job depends only on the job's own evals, so its priorities are decided in advance, by eval;
+the engine determines their effect on times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """Who goes first. A demoted or parked job runs on GPUs that nobody else wants, and is paused for any other."""
+    """The priority of a job. A demoted or parked job runs only on idle GPUs, and is paused for any other."""
 
     NORMAL = 0
     DEMOTED = 1
@@ -20,7 +20,7 @@ class Priority(IntEnum):
 
 
 Changes = tuple[tuple[int, Priority], ...]
-"""Of one job: after which of its evals, from 1, its priority becomes which; in the order of evals."""
+"""The priority changes of one job: the eval, from 1, after which each priority applies; in order of evals."""
 
 
 @dataclass(frozen=True)

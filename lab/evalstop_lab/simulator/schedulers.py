@@ -1,7 +1,7 @@
-"""Who runs next: schedulers that stop no job.
+"""Schedulers, which order jobs and stop none.
 
-A scheduler is an order of jobs and two habits: whether it may pause what runs, and whether a job that does not fit
-keeps those behind it waiting. The engine does the rest.
+A scheduler is an order of jobs and two properties: whether it may pause running jobs, and whether a job that does not
+fit blocks those behind it. The engine does the rest.
 
 Sources     LAS and 2D-LAS: Tiresias (Gu et al., NSDI 2019), two queues by GPU-time, first come first served in each.
             SLAQ (Zhang et al., SoCC 2017): GPUs go where the loss is predicted to fall most.
@@ -65,7 +65,7 @@ def _by_remaining(job: Job, ran: float) -> float:
 
 
 def _by_estimated_remaining(job: Job, ran: float) -> float:
-    """A job that has outrun its estimate is always about to end."""
+    """A job that has exceeded its estimate counts as about to end."""
     return max(job.estimate_hours - ran, 0.0)
 
 
@@ -74,7 +74,7 @@ def _by_attained(job: Job, ran: float) -> float:
 
 
 def _by_queue(job: Job, ran: float) -> float:
-    return float(ran * job.gpus >= GPU_HOURS_OF_SHORT_JOBS * (1 - 1e-9))  # times carry rounding
+    return float(ran * job.gpus >= GPU_HOURS_OF_SHORT_JOBS * (1 - 1e-9))  # times have rounding errors
 
 
 def _leaves_queue(job: Job, ran: float) -> float | None:

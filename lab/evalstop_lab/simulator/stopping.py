@@ -1,4 +1,4 @@
-"""Who is stopped: a policy over any scheduler, asked at each eval or ahead of time.
+"""Decides which jobs are stopped: a policy on top of any scheduler, evaluated at each eval or in advance.
 
 `with_stop` is what the paper adds to a cluster: it leaves everything to the scheduler and ends jobs whose evals
 say so. A stop depends on the job's own evals, so that `decide` may ask the policy about all jobs before anything runs:
@@ -77,13 +77,13 @@ def no_stops(workload: Workload) -> Stops:
 
 
 def decide(policy: Policy, workload: Workload) -> Stops:
-    """What the policy makes of every job, ahead of time."""
+    """The policy's decisions on all jobs, in advance."""
     found = judge_runs(policy, logs(workload, policy.roles))
     return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
 
 
 def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
-    """What the jobs' trainers post of these roles; the planned end is what the user estimated."""
+    """The metrics of these roles that the jobs' trainers post; the planned end is the user's estimate."""
     runs = []
     for job, scores, proxy in zip(workload.jobs, workload.eval_scores.tolist(), workload.proxy.tolist(), strict=True):
         posted = {MetricRole.EVAL: scores, MetricRole.PROXY: proxy, MetricRole.LOSS: job.losses}
@@ -97,7 +97,8 @@ def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
 
 
 def with_stop(base: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
-    """This scheduler, which also stops jobs: at each eval of a job the policy is shown what the job posted with it."""
+    """Extend the scheduler to stop jobs: at each eval of a job the policy gets the metrics that the job posted with
+    it."""
     posted = logs(workload, policy.roles)
     states: dict[int, MonitorState] = {}
     unseen: dict[int, Sequence[Observation]] = {}

@@ -1,7 +1,7 @@
-"""Many clusters, each drawn once and simulated under every rule and scheduler, on all cores or on a Dask cluster.
+"""Simulates many clusters, each drawn once, under every rule and scheduler, on all cores or on a Dask cluster.
 
 The unit of work is one seed of one world: its jobs are drawn once, each rule decides once, and every scheduler runs
-under each rule. So the number of workers changes nothing, and one more rule changes no number of another.
+under each rule. So results depend neither on the number of workers nor on the other rules.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ REPORTING_SEED = 30_000
 
 @dataclass(frozen=True)
 class Cell:
-    """One seed of one world, and who is to take part beside no stops and the oracle; `world` is the name by which its
-    rows are found."""
+    """One seed of one world, and the policies and schedulers to simulate in addition to no stops and the oracle;
+    `world`
+    is the name of its rows."""
 
     world: str
     setting: Setting
@@ -40,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one cell under one rule and one scheduler; the counts depend on the rule alone."""
+    """The result of one cell under one rule and one scheduler; the counts depend only on the rule."""
 
     world: str
     seed: int
@@ -91,15 +92,15 @@ class Rows:
             self._rows.setdefault((row.world, row.rule, row.scheduler), []).append(row)
 
     def figures(self, world: str, rule: str, scheduler: str) -> list[Figures]:
-        """One a seed."""
+        """The figures, one per seed."""
         return [row.figures for row in self._rows[world, rule, scheduler]]
 
     def numbers(self, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> list[float]:
-        """This figure, one a seed."""
+        """This figure, one value per seed."""
         return [figure(item) for item in self.figures(world, rule, scheduler)]
 
     def counts(self, world: str, rule: str) -> Counts:
-        """Over all seeds."""
+        """The counts over all seeds."""
         rows = next(found for (at, by, _), found in self._rows.items() if (at, by) == (world, rule))
         total = rows[0].counts
         for row in rows[1:]:

@@ -1,7 +1,7 @@
-"""`evalstop-lab cluster trace FILE`: what stopping would save on the jobs that a cluster really ran.
+"""`evalstop-lab cluster trace FILE`: what stopping would save on the recorded jobs of a real cluster.
 
-The log says when jobs came, how long they ran and on how many GPUs. What it cannot say (which of them were hacking, and
-what their evals were) is drawn from a world, over several seeds.
+The log has the submission, duration and GPUs of jobs. What it lacks (which jobs were hacking, and their evals) is drawn
+from a world, over several seeds.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FULLEST = 0.85
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `trace` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser(
-        "trace", help="the same on a cluster's own log of jobs: a CSV, Philly's columns are understood"
+        "trace", help="the savings on a cluster's log of jobs: a CSV, also with Philly's columns"
     )
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="submit_time, duration and gpus of each job, in seconds"
     )
     options.add(parser, seeds=SEEDS)
     parser.add_argument(
-        "--gpus", type=positive_number, help=f"of the cluster (default: enough for a load of {FULLEST:g})"
+        "--gpus", type=positive_number, help=f"GPUs of the cluster (default: enough for a load of {FULLEST:g})"
     )
     options.add_world(parser)
     options.add_policies(parser)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def enough(trace: Trace) -> int:
-    """The smallest cluster of whole nodes that holds the largest job and is not too busy."""
+    """The smallest cluster of whole nodes that fits the largest job and is not overloaded."""
     gpus = math.ceil(int(trace.gpus.max()) / NODE) * NODE
     while load(trace, gpus) > FULLEST:
         gpus += NODE
@@ -85,7 +85,7 @@ def enough(trace: Trace) -> int:
 
 
 def load(trace: Trace, gpus: int) -> float:
-    """GPU-hours asked for to GPU-hours there are, from the first submission to the last, or for the longest job."""
+    """The ratio of requested to available GPU-hours, from the first submission to the last, or for the longest job."""
     span = max(float(trace.submitted[-1]), float(trace.hours.max()))
     return float((trace.hours * trace.gpus).sum()) / (span * gpus)
 

@@ -1,7 +1,7 @@
 """Reads a cluster's log of jobs: a CSV with the time of submission, the duration and the GPUs of each.
 
-A column may be called as `submit_time` or as Philly's log and those derived from it call it; the duration is a column
-or lies between two times. Times are seconds, or dates such as 2017-10-03 08:15:00; durations are seconds.
+Columns may have names such as `submit_time`, or those of Philly's log and its derivatives; the duration is a column or
+the difference of two times. Times are seconds, or dates such as 2017-10-03 08:15:00; durations are seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """Read the log; raises UnreadableInput naming file, line and what was expected."""
+    """Read the log; raises UnreadableInput with file, line and what was expected."""
     numbered = NumberedLines(path)
     rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     header: dict[str, int] | None = None
@@ -88,7 +88,7 @@ def _header(cells: list[str]) -> dict[str, int]:
 
 
 def _job(row: Mapping[str, str]) -> tuple[float, float, int, str] | None:
-    """Submission and duration in seconds, GPUs and tenant; None of a row that is no job of a GPU cluster."""
+    """Submission and duration in seconds, GPUs and tenant; None for a row that is not a GPU job."""
     submitted, gpus = _time(row, SUBMITTED), _number(row, GPUS)
     seconds = _number(row, DURATION)
     if seconds is None:

@@ -1,1 +1,1 @@
-"""StopBench: how well a rule that stops training runs does, on runs that everybody can draw again."""
+"""StopBench: evaluates rules that stop training runs, on reproducible runs."""

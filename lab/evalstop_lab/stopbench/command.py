@@ -1,7 +1,8 @@
-"""`evalstop-lab stopbench`: judge a stopping rule on runs that everybody can draw again, beside those in use.
+"""`evalstop-lab stopbench`: evaluates stopping rules on reproducible runs, and compares them with common rules.
 
-A rule sees each eval of a run once, in order, and may stop it. What it gets right and what that is worth is held
-against the noiseless curve: see docs/stopbench.md for the suites, the figures and how to write a rule.
+A rule sees each eval of a run once, in order, and may stop it. The noiseless curve determines whether that was right
+and
+what it saved: see docs/stopbench.md for the suites, the figures and how to write a rule.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `stopbench` to `evalstop-lab`."""
     parser = subparsers.add_parser(
         "stopbench",
-        help="judge a stopping rule of yours beside those in use",
+        help="compare your stopping rule with common ones",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -47,30 +48,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     judging = commands.add_parser("run", help="judge rules on the suites", description=__doc__, epilog=EXAMPLES)
     judging.formatter_class = argparse.RawDescriptionHelpFormatter
     judging.add_argument(
-        "--rule", action="append", default=[], metavar="FILE.py:NAME", help="a rule of yours; again for more"
+        "--rule", action="append", default=[], metavar="FILE.py:NAME", help="your rule; may be repeated"
     )
     names = ", ".join(BUILT_IN)
-    judging.add_argument("--only", nargs="*", metavar="NAME", help=f"these of the built-in rules: {names}")
+    judging.add_argument("--only", nargs="*", metavar="NAME", help=f"only these built-in rules: {names}")
     judging.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES), help="(default: all)")
     judging.add_argument("--seeds", choices=SEEDS, default="public", help="public to develop, held-out to report")
-    judging.add_argument("--runs", type=positive_number, metavar="N", help="the first N of each suite, to try it")
-    judging.add_argument("--folder", type=Path, default=Path("stopbench"), help="for report and plots (%(default)s)")
-    judging.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
-    judging.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    judging.add_argument("--runs", type=positive_number, metavar="N", help="only the first N of each suite, to try it")
+    judging.add_argument(
+        "--folder", type=Path, default=Path("stopbench"), help="folder for report and plots (default: %(default)s)"
+    )
+    judging.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     judging.set_defaults(run=run_rules)
     recording = commands.add_parser("record", help="train policies against reward models and record the runs")
     recording.add_argument("file", type=Path, help="such as runs.jsonl.gz")
     recording.add_argument(
-        "--runs", type=positive_number, default=400, help="two seconds of a core each (default: 400)"
+        "--runs", type=positive_number, default=400, help="number of runs, two seconds of a core each (default: 400)"
     )
     recording.add_argument("--first-seed", type=positive_number, default=FIRST_SEED, help="(default: %(default)s)")
-    recording.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    recording.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     recording.set_defaults(run=run_recording)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command that was named; its own parser has put it in the place of this one."""
+    """Run the subcommand; its parser overrides this default."""
     return int(args.run(args))
 
 

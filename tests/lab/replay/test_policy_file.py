@@ -61,7 +61,7 @@ def test_a_policy_by_name() -> None:
         ("k: 4", "q: 4", ["line 4, column 14", "`q`", "min_delta (number >= 0)"]),
         ("k_below_best", "k_below", ["line 6, column 5", "'k_below'", *DETECTORS]),
         ("at_least: all", "at_least: most", ["line 8, column 1", "$.at_least", '"all" or "any"']),
-        ("at_least: all", "at_least: 3", ["line 8, column 1", "up to 2"]),
+        ("at_least: all", "at_least: 3", ["line 8, column 1", "at most 2"]),
         ("at_least: all", "gate:\n  - below\n  - above", ["line 10, column 5", "'above'", "k_decline, below"]),
         ("name: mine", "nme: mine", ["line 1, column 1", "`nme`", "at_least (number > 0"]),
         ("name: mine\n", "", ["line 1, column 1", "`name`"]),

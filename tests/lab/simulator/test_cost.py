@@ -84,4 +84,4 @@ def test_a_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     """A price below nothing is a mistake."""
     assert main(["cluster", "cost", "--spot", "-1"]) == 2
     assert main(["cluster", "cost", "--length-growth", "-1"]) == 2
-    assert "of at least 0" in capsys.readouterr().err
+    assert "non-negative" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders whose names begin so (default: all)")
     parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"default: {RECORDED}")
     parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="for the plots (%(default)s)")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind: to try it, not to quote it"
     )

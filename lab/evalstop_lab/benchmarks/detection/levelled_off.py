@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at", type=float, default=LEVELLED_OFF_AT, help="the threshold (default: %(default)s)")
     parser.add_argument("--calibration", action="store_true", help="on calibration seeds and families")
     parser.add_argument("--untold", action="store_true", help="runs that do not tell their length")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
     recipes = (
         plan(options.runs, CALIBRATION_SEED) if options.calibration else plan(options.runs, REPORTING_SEED, REPORTING)

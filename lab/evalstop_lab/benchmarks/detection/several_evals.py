@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("`: ")[-1])
     parser.add_argument("--runs", type=positive_number, default=1000, help="half hacking (default: 1000)")
     parser.add_argument("--policy", choices=list(POLICIES), default="default")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
     recipes = plan(options.runs, SEED, REPORTING)
     found = sweep(partial(_judge_run, POLICIES[options.policy]), recipes, "several evals", options.jobs)
