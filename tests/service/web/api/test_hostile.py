@@ -145,7 +145,7 @@ def test_batches_have_an_end(admin: httpx.Client) -> None:
     run = said(admin.post("/runs", json={"name": "r"}), 201)
     path = f"/runs/{run['id']}/observations"
     points = [{"metric": "eval", "step": step, "value": 0.5} for step in range(10_001)]
-    assert "10001 points" in str(problem(admin.post(path, json={"observations": points}), 422)["errors"])
+    assert "10001 observations" in str(problem(admin.post(path, json={"observations": points}), 422)["errors"])
     problem(admin.post(path, json={"observations": []}), 422)
     assert "10000" in str(problem(admin.post(path, json={"observations": [0] * 1_000_000}), 422)["errors"])
     assert said(admin.get(path, params={"metric": "eval"}), 200)["items"] == []
