@@ -14,7 +14,7 @@ STOPS = ["run.stop_requested", "run.stop_escalated", "run.resume_requested"]
 """The event types that a receiver acts on."""
 
 NEWS = ["run.stop_on_hold", "run.stopped", "run.stop_failed", "run.stale"]
-"""The event types that people are told of, where they name none: a stop, and what needs somebody."""
+"""The default event types of endpoints for people: a stop, and what needs a person."""
 
 PULL = "pull:"
 """Prefix of the names of pull endpoints in lists."""

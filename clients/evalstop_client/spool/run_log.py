@@ -16,7 +16,7 @@ DEFAULT_ROLES = {"eval", "proxy", "kl", "loss"}
 """The roles of a run whose trainer declares none; each metric has the name of its role."""
 
 ANSWERS_WITHOUT_EVAL = 20
-"""After so many answers without an eval it may be among what nobody watches; before, it is seldom due."""
+"""After this many answers without an eval, the eval may be among the unwatched metrics; before, it is rarely due."""
 
 
 def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: WarningLog) -> None:

@@ -55,7 +55,7 @@ def check_url(url: str) -> str:
 def check_event_type(name: str) -> str:
     """Return an event type that an endpoint can subscribe to; raises ValueError when there is no such type."""
     if name != "*" and name not in SUBSCRIBABLE:
-        raise ValueError(f'"*" for all that asks nobody to act, or one of {", ".join(SUBSCRIBABLE)}')
+        raise ValueError(f'"*" for all that require no action, or one of {", ".join(SUBSCRIBABLE)}')
     return name
 
 

@@ -85,11 +85,11 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     root: Path = options.folder
     if not root.is_dir():
         raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
-    said = {name: values[-1] for name, values in pairs(options.label, "label").items()}
+    labels = {name: values[-1] for name, values in pairs(options.label, "label").items()}
     opening = {
         "metrics": _roles(options.metric) or AUTO,
         # The process receiver adds its label there for jobs that start this command beside their trainer.
-        "labels": {**parse_labels(os.environ.get("EVALSTOP_LABELS", "")), **said},
+        "labels": {**parse_labels(os.environ.get("EVALSTOP_LABELS", "")), **labels},
         **({"total_steps": options.total_steps} if options.total_steps else {}),
         **({"policy": options.policy} if options.policy else {}),
         **({"mode": options.mode} if options.mode else {}),

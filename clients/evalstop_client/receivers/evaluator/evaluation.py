@@ -87,10 +87,10 @@ def read_scores(output: bytes) -> Scores:
         if not line.strip():
             continue
         try:
-            said = json.loads(line)
-            if isinstance(said, dict) and "mean" in said:
-                return Summary(float(said["mean"]), float(said["stderr"]))
-            scores.append(float(said["score"] if isinstance(said, dict) else said))
+            document = json.loads(line)
+            if isinstance(document, dict) and "mean" in document:
+                return Summary(float(document["mean"]), float(document["stderr"]))
+            scores.append(float(document["score"] if isinstance(document, dict) else document))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise EvaluationFailed(f"line {number} of the output is not a score: {line[:80]!r}") from None
         if len(scores) > MAX_SCORES:
@@ -110,7 +110,7 @@ def read_logged_scores(log: bytes) -> Scores:
 
 def _is_score(line: bytes) -> bool:
     try:
-        said = json.loads(line) if line.lstrip().startswith(b"{") else None
+        document = json.loads(line) if line.lstrip().startswith(b"{") else None
     except (ValueError, RecursionError):
         return False
-    return isinstance(said, dict) and ("score" in said or "mean" in said)
+    return isinstance(document, dict) and ("score" in document or "mean" in document)

@@ -67,9 +67,7 @@ class KubernetesJobControl:
         kind, namespace, name, uid = self._named(labels)
         item = self._api.get(kind, namespace, name)
         if isinstance(item, Missing):  # it may have been replaced within a higher workload, which may still exist
-            raise RequestRefused(
-                f"there is no {kind} {name} in namespace {namespace}; what became of it cannot be told"
-            )
+            raise RequestRefused(f"there is no {kind} {name} in namespace {namespace}; its state is unknown")
         if item["metadata"]["uid"] != uid:
             raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
         kind, item = self._topmost(kind, item)

@@ -71,9 +71,9 @@ class Journal:
             known = self._stops.get(request.decision_id)
             if known is not None and not _may_begin_anew(known.stop, request):
                 return None
-            begun = JournalEntry(request, Stop(started_at=at, parks=request.parks))
-            self._store(begun)
-            return begun
+            entry = JournalEntry(request, Stop(started_at=at, parks=request.parks))
+            self._store(entry)
+            return entry
 
     def keep(self, request: StopRequest, stop: Stop) -> None:
         """Record the state of a stop."""

@@ -78,7 +78,7 @@ class Puller:
         except Exception:  # any error: the next event must not be lost; this one comes again
             logger.exception("an event could not be handled")
             return
-        said = str(reply.body.get("error", ""))[:300] if reply.status >= 300 else ""
-        answer = self._service.post(f"{self._path}/settle", {**claim, "status": reply.status, "error": said})
+        detail = str(reply.body.get("error", ""))[:300] if reply.status >= 300 else ""
+        answer = self._service.post(f"{self._path}/settle", {**claim, "status": reply.status, "error": detail})
         if isinstance(answer, Refused):
             logger.error("the service does not accept the settlement: %s", answer.reason)

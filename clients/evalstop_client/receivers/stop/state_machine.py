@@ -64,7 +64,7 @@ class StopTimeouts:
 
     checkpoint_seconds: float = 120.0  # from the request for a checkpoint to the cancel; 0: no request
     cancel_seconds: float = 90.0  # from the cancel to the kill, and between kills
-    give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; polling goes on
+    give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; polling continues
     abandon_seconds: float = 7 * 86_400.0  # from the request until a job that does not end is given up
     report_seconds: float = 7 * 86_400.0  # tries to report
     poll_seconds: float = 1.0  # between two checks of the job

@@ -111,15 +111,15 @@ class Receiver:
         if self._leaving:
             return Reply(503, {"error": "The receiver is shutting down; the next one will handle it."})
         try:
-            begun = self.context.memory.begin(request, self.context.clock())
+            entry = self.context.memory.begin(request, self.context.clock())
         except OSError as error:
             logger.error("cannot write a stop to the journal, so it is not started: %s", error)
             return Reply(503, {"error": f"The receiver cannot write to its journal: {error}"})
-        if begun is not None:
+        if entry is not None:
             self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
             verb = "park" if request.parks else "stop"
             logger.info("received a request to %s run %s (decision %s)", verb, request.run_name, request.decision_id)
-            self._pursue(begun)  # on shutdown, the next receiver continues from the journal
+            self._pursue(entry)  # on shutdown, the next receiver continues from the journal
             return Reply(202, {"accepted": request.decision_id})
         with self._changed:
             pursuit = self._under_way.get(request.decision_id)

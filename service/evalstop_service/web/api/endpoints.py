@@ -66,7 +66,7 @@ class EndpointOut(Answer):
 
     id: UUID = Field(description="id of the endpoint")
     url: str = Field(description="where events are posted; `pull:NAME`: a receiver fetches them")
-    event_types: list[str] = Field(description="the types of events that it gets; `*`: all that ask nobody to act")
+    event_types: list[str] = Field(description="the types of events that it gets; `*`: all that require no action")
     format: Format = Field(description="the format of its events")
     enabled: bool = Field(description="false: nothing is sent there")
     created_at: Time = Field(description="when it was created")

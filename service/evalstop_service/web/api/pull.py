@@ -43,7 +43,7 @@ class PullEndpointIn(Body):
     )
     event_types: EventTypes = Field(
         [*STOP_EVENTS],
-        description="the types of events that it gets; `*`: all that ask nobody to act",
+        description="the types of events that it gets; `*`: all that require no action",
         examples=[sorted(URGENT_EVENTS)],
     )
 

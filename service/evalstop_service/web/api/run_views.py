@@ -59,7 +59,7 @@ class AssessmentOut(Answer):
     """Whether the eval of a run turned, and the means that were compared; null: too few evals."""
 
     run_outcome: RunOutcome = Field(
-        description="turned: the eval fell for good; healthy: it did not; undecided: it cannot be told"
+        description="turned: the eval fell for good; healthy: it did not; undecided: unknown"
     )
     reason: str = Field(description="the rule that applied, with its numbers")
     evals: int = Field(description="number of finite evals")
@@ -87,7 +87,7 @@ class CaseOut(Answer):
     """An ended attempt as counted in the figures."""
 
     run_outcome: RunOutcome = Field(
-        description="turned: the eval fell for good; healthy: it did not; undecided: it cannot be told"
+        description="turned: the eval fell for good; healthy: it did not; undecided: unknown"
     )
     derived: bool = Field(description="true: from its evals; false: by a person")
     turn_step: int | None = Field(description="the step where it turned; null: it did not, or is unknown")

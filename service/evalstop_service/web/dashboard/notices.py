@@ -36,7 +36,7 @@ _NOTICES = {
     ),
     "labeled": Notice("Label saved. It stays on record; a new label takes its place."),
     "paused": Notice("Stopping is paused.", "/settings/resume"),
-    "resumed": Notice("Stopping goes on. What is sent before you pause again stays sent.", "/settings/pause"),
+    "resumed": Notice("Stops are resumed. Those sent before you pause again are not recalled.", "/settings/pause"),
 }
 
 

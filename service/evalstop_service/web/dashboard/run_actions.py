@@ -113,6 +113,6 @@ def _apply_command(
     reason: str,
     target: str,
 ) -> Response:
-    said = command(site.clock(), visitor.actor, forms.parse_reason(reason))
-    decision = commands.apply_command(site.database, visitor.project.id, decision_id, said)
+    action = command(site.clock(), visitor.actor, forms.parse_reason(reason))
+    decision = commands.apply_command(site.database, visitor.project.id, decision_id, action)
     return forms.redirect_back(decision.run_id, target)

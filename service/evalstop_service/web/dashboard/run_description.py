@@ -24,11 +24,11 @@ def describe(
     run_id: UUID, site: SiteOf, visitor: Operator, owner: Text = "", group: Text = "", tags: Text = "", notes: Text = ""
 ) -> Response:
     """Change the description of a run; empty fields are removed. Tags are separated by commas."""
-    said = {
+    fields = {
         "owner": forms.clean_text(owner) or None,
         "group": forms.clean_text(group) or None,
         "tags": parse_names(forms.remove_control_characters(tags)),
         "notes": notes.replace("\r\n", "\n").strip(),
     }
-    describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, said))
+    describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, fields))
     return forms.redirect_back(run_id, "")

@@ -160,7 +160,7 @@ def load_eval_segments(
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
-    said = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
+    descriptions = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
     drawn = load_eval_segments(tx, page_of_runs)
     return [
         Row(
@@ -169,7 +169,7 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
             sparkline.draw_sparkline(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
-            said[run.id],
+            descriptions[run.id],
         )
         for run in page_of_runs
     ]

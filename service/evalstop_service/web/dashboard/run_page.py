@@ -81,7 +81,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         stored = run_health.load_health(tx, [run.id]).get(run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = [one for one in proposals.list_open(tx, run.project_id, site.clock()) if one.subject in subjects]
-        said = run_descriptions.load_descriptions(tx, [run.id])[run.id]
+        description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
         shares = _load_shares(tx, run)
         policy_versions = policies.list_versions(tx, visitor.project.id)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
@@ -117,7 +117,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         params=params,
-        said=said,
+        said=description,
         link=make_link,
         turn_step=charted_series.find_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},

@@ -339,7 +339,7 @@ def test_what_was_done_can_be_taken_back_where_that_is_so(house: House) -> None:
     expect(toast).to_contain_text("Stopping is paused.")
     assert both_schemes(page) == []
     toast.get_by_role("button", name="Undo").click()
-    expect(toast).to_contain_text("Stopping goes on.")
+    expect(toast).to_contain_text("Stops are resumed.")
     expect(page.locator("#pause")).not_to_contain_text("paused since")
     page.reload()
     expect(toast).to_be_hidden()

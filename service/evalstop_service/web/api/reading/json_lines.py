@@ -147,13 +147,13 @@ def read(line: bytes) -> RunObservations:
         else:
             point = _decode_line(line)
             run_id, points, marks = point.run_id, [point], _MARKS
-        told = RunObservations(str(run_id), tuple([point.to_observation() for point in points]))
+        result = RunObservations(str(run_id), tuple([point.to_observation() for point in points]))
     except UNREADABLE as error:
         _refuse(line)
         raise BadLine("The line is not valid", str(error)[:200]) from error
     if b"\\" in line or not _says_nothing_twice(line, marks, points):
         _refuse(line)
-    return told
+    return result
 
 
 def _says_nothing_twice(text: bytes, marks: int, points: Any) -> bool:

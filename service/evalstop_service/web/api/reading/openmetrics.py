@@ -85,8 +85,8 @@ def _samples(text: str, strict: bool) -> list[Sample]:
         return list(_taken(families(text)))
     except Exception as error:  # the parser raises various errors
         kind = "OpenMetrics" if strict else "the text format of Prometheus"
-        said = _ADDRESS.sub("...", str(error))[:300]
-        raise Invalid(f"the body is not {kind}: {said or type(error).__name__}; nothing was stored") from error
+        message = _ADDRESS.sub("...", str(error))[:300]
+        raise Invalid(f"the body is not {kind}: {message or type(error).__name__}; nothing was stored") from error
 
 
 def _taken(families: Iterable[Any]) -> Iterator[Sample]:

@@ -161,11 +161,11 @@ class Intake:
                 self._line += 1
             else:
                 try:
-                    told = read(line) if len(line) < _LONG_LINE_BYTES else await asyncio.to_thread(read, line)
+                    result = read(line) if len(line) < _LONG_LINE_BYTES else await asyncio.to_thread(read, line)
                 except BadLine as bad:
                     self._refuse(bad)
                 else:
-                    self._gather(told.run_id, told.points, lines=1)
+                    self._gather(result.run_id, result.points, lines=1)
             if count % _LINES_AT_A_TIME == 0 or self._size >= self._limits.gathered:
                 await self._give_way()
 
