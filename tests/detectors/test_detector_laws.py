@@ -125,7 +125,7 @@ def test_a_run_without_planned_steps_makes_no_progress() -> None:
     for progress in (None, math.nan, math.inf):
         _, evidence = detector.step(detector.start(), Observation(MetricRole.PROXY, 1, 0.0, progress=progress))
         assert evidence.value == 0
-        assert "did not say" in evidence.note
+        assert "no planned number" in evidence.note
 
 
 @pytest.mark.parametrize("detector", [KDecline(warmup_evals=2), KBelowBest(warmup_evals=2)])

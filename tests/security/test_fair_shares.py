@@ -78,7 +78,7 @@ def test_requests_of_one_key_leave_threads_for_others(flooded: Flooded) -> None:
             pass
         assert count < THREADS / 2
         refused = problem(busy.get("/runs"), 429)
-        assert "share" in refused["detail"]
+        assert "the most for one sender" in refused["detail"]
         said(other.get("/runs"), 200)
         said(busy.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
         said(other.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)

@@ -135,7 +135,7 @@ def ours_found(ours: SlurmJobControl) -> Job:
 
 def test_unknown_job_is_gone_only_where_nothing_is_hidden(programs: Path) -> None:
     """Where PrivateData hides jobs, one that is not shown may run: that it is gone is not claimed."""
-    with pytest.raises(RequestRefused, match="cannot be proved"):
+    with pytest.raises(RequestRefused, match="cannot be confirmed"):
         action(programs, PRIVATE="accounts,jobs").find_job(request(LABELS))
     open_one = action(programs, PRIVATE="none")
     assert isinstance(open_one.check_job(ours_found(open_one)), Gone)

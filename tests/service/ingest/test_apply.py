@@ -109,5 +109,5 @@ def test_another_projects_run(scene: Scene) -> None:
 
 def test_an_unknown_run(scene: Scene) -> None:
     """News of a run that was never opened is refused, with what to do."""
-    with pytest.raises(NotFound, match="open one"):
+    with pytest.raises(NotFound, match="create one"):
         take(scene.database, scene.project_id, new_id(), Observations(tuple(evals(0.1))), NOW)
