@@ -59,10 +59,11 @@ def test_restarted(own_postgres: Restartable, on_own_postgres: Installation, emb
 
 @pytest.mark.timeout(240)
 def test_connections_are_cut(installation: Installation, embedded_database: Database) -> None:
-    """All its connections are cut ten times under load: no client notices, and every point is counted once."""
+    """All its connections are cut ten times under load: no open run notices, and every point is counted once."""
     end = threading.Event()
     trainers = trainers_of(installation, end)
     with training(trainers, end):
+        wait_until(lambda: all(trainer.acknowledged for trainer in trainers), "every run is open")
         for _ in range(CUTS):
             more(trainers, 12)
             with installation.scene.database.transaction() as tx:

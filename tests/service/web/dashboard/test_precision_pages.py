@@ -9,6 +9,7 @@ from html import unescape
 
 import httpx
 import pytest
+from evalstop_service.decisions import commands
 from evalstop_service.projects import api_keys
 from evalstop_service.store import outcomes, projects
 from evalstop_service.store.database import Database
@@ -126,10 +127,9 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     """In a browser the charts stand, a click in the overview judges, and new cases move what is shown, without a
     complaint and without another host."""
     tenant, page = add_tenant(embedded_database, now), window.page
-    run = open_run(embedded_database, tenant, now, "ppo", mode="enforce")
-    decision = report(embedded_database, tenant, run.id, HACKING, now).decision
-    assert decision is not None
-    confirm(embedded_database, tenant, decision.id, now)
+    run = open_run(embedded_database, tenant, now, "ppo")
+    report(embedded_database, tenant, run.id, HACKING, now)
+    commands.finish_run(embedded_database, tenant.project.id, run.id, "completed", now)
     write(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
     write(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
     window.sign_in(tenant)
@@ -140,7 +140,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     for chart in ("over-time", "delay", "calibration"):
         page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")
     page.wait_for_selector('.live[data-live="on"]')
-    write(embedded_database, run, 2, now, outcome="wrong", run_outcome="healthy")
+    write(embedded_database, run, 1, now, outcome="wrong", run_outcome="healthy")
     page.get_by_text("80.0 %").first.wait_for()
     page.set_viewport_size({"width": 375, "height": 800})
     page.reload()
