@@ -297,9 +297,7 @@ class Committer:
                     left[run_id].pop(0).answer(objection)
                     del needs[run_id]
             facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
-            moved |= {
-                run_id for run_id, loaded_facts in facts.items() if loaded_facts.version != needs[run_id][0].version
-            }
+            moved |= {run_id for run_id, known in facts.items() if known.version != needs[run_id][0].version}
             left = {run_id: entries for run_id, entries in left.items() if entries}
 
     async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
@@ -309,8 +307,7 @@ class Committer:
         wanted: dict[UUID, list[Message]] = {}
         for run_id, entries in left.items():
             state, messages = self._cache.find_state(run_id), [entry.message for entry in entries]
-            # Another project's run is looked up like one that does not exist, so that the response time reveals
-            # nothing.
+            # Another project's run is looked up as a missing one is, so that the response time reveals nothing.
             is_own = state is not None and state.run.project_id in [message.project_id for message in messages]
             if state is not None and is_own and not state.shared and not (doubted and run_id in doubted):
                 loaded[run_id] = state

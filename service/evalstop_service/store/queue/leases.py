@@ -94,6 +94,22 @@ class FinishedAttempt:
     status_code: int | None = None
     answer: str | None = None
 
+    @property
+    def was_tried(self) -> bool:
+        """Whether a request was sent."""
+        return not isinstance(self.result, Released)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the endpoint answered that it wants no more events."""
+        return isinstance(self.result, Dead) and self.result.gone
+
+    @property
+    def went_well(self) -> bool:
+        """Whether the endpoint works: it accepted the event, or answered that it never will."""
+        answered = self.status_code is not None and self.status_code < 500
+        return isinstance(self.result, Delivered) or (isinstance(self.result, Dead) and answered)
+
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
@@ -150,11 +166,9 @@ def settle_deliveries(
     """
     if not ended:
         return Settlement(frozenset(), frozenset())
-    gone = {
-        attempt.claimed.endpoint_id for attempt in ended if isinstance(attempt.result, Dead) and attempt.result.gone
-    }
-    tried = [attempt for attempt in ended if not isinstance(attempt.result, Released)] if breaker is not None else []
-    shaky = {attempt.claimed.endpoint_id for attempt in tried if attempt.claimed.failures or not _went_well(attempt)}
+    gone = {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}
+    tried = [attempt for attempt in ended if attempt.was_tried] if breaker is not None else []
+    shaky = {attempt.claimed.endpoint_id for attempt in tried if attempt.claimed.failures or not attempt.went_well}
     if gone or shaky:  # endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock
         lock = sa.select(targets.c.id).where(targets.c.id.in_(gone | shaky)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
@@ -163,37 +177,18 @@ def settle_deliveries(
     still_held = [
         attempt for attempt in ended if present.get(attempt.claimed.id) == ("waiting", attempt.claimed.attempts)
     ]
-    for endpoint_id in sorted(
-        {
-            attempt.claimed.endpoint_id
-            for attempt in still_held
-            if isinstance(attempt.result, Dead) and attempt.result.gone
-        }
-    ):
+    for endpoint_id in sorted({attempt.claimed.endpoint_id for attempt in still_held if attempt.is_gone}):
         endpoints.disable_endpoint(tx, endpoint_id)
     opened = frozenset[UUID]()
     if breaker is not None and shaky:
-        counted = [
-            attempt
-            for attempt in still_held
-            if attempt.claimed.endpoint_id in shaky and not isinstance(attempt.result, Released)
-        ]
-        opened = breakers.record_results(
-            tx,
-            [AttemptResult(attempt.claimed.endpoint_id, attempt.at, _went_well(attempt)) for attempt in counted],
-            breaker,
-        )
+        counted = [attempt for attempt in still_held if attempt.was_tried and attempt.claimed.endpoint_id in shaky]
+        results = [AttemptResult(attempt.claimed.endpoint_id, attempt.at, attempt.went_well) for attempt in counted]
+        opened = breakers.record_results(tx, results, breaker)
     return Settlement(
         frozenset(attempt.claimed.id for attempt in still_held),
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
         opened,
     )
-
-
-def _went_well(ended: FinishedAttempt) -> bool:
-    """Whether the endpoint works: it accepted the event, or answered that it never will."""
-    answered = ended.status_code is not None and ended.status_code < 500
-    return isinstance(ended.result, Delivered) or (isinstance(ended.result, Dead) and answered)
 
 
 def _ready(
@@ -331,7 +326,7 @@ def _row(ended: FinishedAttempt) -> dict[str, Any]:
         "ended_at": ended.at,
         "took_ms": ended.duration_ms,
         "code": ended.status_code,
-        "tried": not isinstance(result, Released),
+        "tried": ended.was_tried,
         "sent_to": claimed.url,
         "answer": ended.answer,
     }
@@ -379,7 +374,7 @@ _CLAIM_POSTGRESQL = (
 )
 SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at, taken.open_until,
     endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until,
-    endpoints.signing_key,    events.body, endpoints.format, endpoints.failures
+    endpoints.signing_key, events.body, endpoints.format, endpoints.failures
 FROM taken
 JOIN endpoints ON endpoints.id = taken.endpoint_id
 JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id
