@@ -71,9 +71,16 @@ class ComparedRun:
 
 @router.get("")
 def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
-    """The page: a table of the runs and their differing fields, and the frame of the charts."""
+    """The page: a table of the runs and their differing fields, and the frame of the charts.
+
+    With too few or too many runs, a page that says how to choose others.
+    """
+    group_link = make_link("/runs", {"group": asked.group})
     with site.database.reading() as tx:
-        runs = _load_runs(tx, visitor, asked)
+        try:
+            runs = _load_runs(tx, visitor, asked)
+        except Invalid as error:
+            return render_page("compare_choice.html", 422, visitor=visitor, detail=str(error), list_link=group_link)
         differing, rows = _load_rows(tx, runs)
     return render_page(
         "compare.html",
@@ -85,7 +92,7 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, asked: As
         x_axes=X_AXES,
         anchors=ANCHORS,
         series=make_link("/runs/compare/series.json", {"run": [str(run.id) for run in runs]}),
-        group_link=make_link("/runs", {"group": asked.group}),
+        group_link=group_link,
         most=MOST_RUNS,
         here_url=str(request.url),
     )
@@ -115,10 +122,10 @@ def _load_runs(tx: Transaction, visitor: Visitor, asked: Comparison) -> list[Run
     if not ids and asked.group is not None:
         runs = run_lists.list_runs(tx, visitor.project.id, RunFilter(group=asked.group), MOST_RUNS)
         if len(runs) < LEAST_RUNS:
-            raise Invalid("this group has fewer than two runs: there is nothing to compare")
+            raise Invalid("This group has fewer than two runs: there is nothing to compare.")
         return runs
     if not LEAST_RUNS <= len(ids) <= MOST_RUNS:
-        raise Invalid(f"choose {LEAST_RUNS} to {MOST_RUNS} runs to compare, not {len(ids)}")
+        raise Invalid(f"Choose {LEAST_RUNS} to {MOST_RUNS} runs to compare, not {len(ids)}.")
     return [visitor.load_run(tx, run_id) for run_id in ids]
 
 

@@ -27,6 +27,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.api.list_filters import RunQuery
 from evalstop_service.web.dashboard import formatting, forms, sparkline
+from evalstop_service.web.dashboard.compare import LEAST_RUNS, MOST_RUNS
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
@@ -122,6 +123,8 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         filters=filters,
         policies=[(name, name) for name in names],
         hidden=filters.list_values(),
+        least_compared=LEAST_RUNS,
+        most_compared=MOST_RUNS,
         compare_group=make_link("/runs/compare", {"group": filters.group}),
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: visitor.link(filters.link(status=choice, **first)) for choice in ("", *STATUSES)},

@@ -125,6 +125,7 @@ def test_what_cannot_be_compared_is_said(
         for asked in (path, path.replace("compare", "compare/series.json")):
             answer = visitor.get(asked)
             assert (answer.status_code, words in answer.text) == (422, True), asked
+            assert ("Choose runs</a>" in answer.text, "Sign out" in answer.text) == (asked is path,) * 2
     for path in (
         link(ids[0], uuid4()),
         link(ids[0], elsewhere.id),
@@ -151,6 +152,23 @@ def test_a_group_is_compared_by_its_name(
 
 
 # --- In a browser. ---
+
+
+@pytest.mark.real
+def test_too_few_ticked_runs_stay_in_the_list(window: Window, embedded_database: Database, now: datetime) -> None:
+    """With one run ticked, Compare selected says how many to choose, and the list stays with its tick."""
+    tenant = add_tenant(embedded_database, now)
+    turns, climbs = open_two(embedded_database, tenant, now)
+    page = window.page
+    window.sign_in(tenant)
+    page.check(f"#pick-{turns.id}")
+    page.get_by_role("button", name="Compare selected").click()
+    expect(page.locator("#compare [role=status]")).to_have_text("Choose 2 to 10 runs in the list, not 1.")
+    expect(page.locator(f"#pick-{turns.id}")).to_be_checked()
+    page.check(f"#pick-{climbs.id}")
+    page.get_by_role("button", name="Compare selected").click()
+    expect(page.locator("h1")).to_have_text("Compare 2 runs")
+    assert window.is_clean()
 
 
 @pytest.mark.real

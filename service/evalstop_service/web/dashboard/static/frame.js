@@ -39,3 +39,16 @@ async function copyText(button) {
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
+
+// The list of runs: too few or too many ticked runs are not sent off.
+document.addEventListener("submit", (event) => {
+  const form = event.target.closest("#compare");
+  if (!form) return;
+  const { least, most } = form.dataset;
+  const ticked = new FormData(form).getAll("run").length;
+  if (Number(least) <= ticked && ticked <= Number(most)) return;
+  event.preventDefault();
+  const status = form.querySelector("[role=status]");
+  status.textContent = `Choose ${least} to ${most} runs in the list, not ${ticked}.`;
+  status.className = "problem small";
+});
