@@ -64,7 +64,7 @@ def last_improvement(values: Sequence[float], min_delta: float) -> int:
 
 def fixed_progress(detector: FixedProgress, history: Sequence[Observation]) -> Answer:
     told = [item.progress for item in history if item.progress is not None and math.isfinite(item.progress)]
-    return max([0.0, *told]), None
+    return min(max([0.0, *told]), 1.0), None
 
 
 def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Answer:

@@ -191,7 +191,7 @@ def reachable(weights: Sequence[float]) -> st.SearchStrategy[float]:
 @st.composite
 def thresholds(draw: st.DrawFn, detector: AnyDetector) -> Thresholds:
     """Those that the parameters imply, or a policy's own."""
-    own = st.none() | st.sampled_from([0.5, 1.0, 2.0, 7.5])
+    own = st.none() | st.sampled_from([value for value in (0.5, 1.0, 2.0, 7.5) if value <= detector.kind.upper_bound])
     return draw(st.just(default_thresholds(detector)) | st.builds(Thresholds, suspect_at=own, stop_at=own))
 
 

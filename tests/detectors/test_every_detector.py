@@ -112,6 +112,16 @@ def leaves_of(tree: Any) -> Any:
 
 @every_detector
 @given(data=st.data())
+def test_its_evidence_is_of_its_kind(name: str, data: st.DataObject) -> None:
+    """All evidence has the detector's kind, and lies from 0 to the largest value of that kind."""
+    detector = data.draw(DETECTORS_DRAWN[name])
+    for evidence in fold(detector, data.draw(series(detector.roles))):
+        assert evidence.kind is detector.kind
+        assert 0 <= evidence.value <= detector.kind.upper_bound
+
+
+@every_detector
+@given(data=st.data())
 def test_non_finite_values_do_not_poison(name: str, data: st.DataObject) -> None:
     """NaN and infinities between the values change no evidence on the values, and by themselves move none."""
     detector = data.draw(DETECTORS_DRAWN[name])

@@ -84,6 +84,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "bocpd"
+    kind: ClassVar[Kind] = Kind.POSTERIOR
     state_type: ClassVar[type[BocpdState]] = BocpdState
 
     level_evals: Annotated[float, Meta(gt=1, le=1e6)] = 100.0

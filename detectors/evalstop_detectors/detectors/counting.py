@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole
 
@@ -10,6 +12,8 @@ class CountingRule:
     """A rule on `role` that stops at a count of `k` and suspects one before it; `warmup_evals` are not counted."""
 
     __slots__ = ()
+
+    kind: ClassVar[Kind] = Kind.COUNT
 
     k: int
     warmup_evals: int

@@ -62,6 +62,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "cusum"
+    kind: ClassVar[Kind] = Kind.STATISTIC
     state_type: ClassVar[type[CusumState]] = CusumState
 
     reference: Literal["best", "mean"] = "mean"

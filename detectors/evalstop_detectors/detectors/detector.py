@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -30,6 +31,11 @@ class Kind(StrEnum):
     LOG_E_VALUE = "log_e_value"
     STATISTIC = "statistic"
     POSTERIOR = "posterior"
+
+    @property
+    def upper_bound(self) -> float:
+        """The largest value of such evidence; infinity if it has none."""
+        return 1.0 if self in (Kind.FRACTION, Kind.P_VALUE, Kind.POSTERIOR) else math.inf
 
 
 class Evidence(Struct, frozen=True):
@@ -75,6 +81,7 @@ class Detector(Protocol[S]):
     """
 
     name: ClassVar[str]
+    kind: ClassVar[Kind]
     state_type: ClassVar[type[Any]]
 
     @property

@@ -99,6 +99,7 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "divergence"
+    kind: ClassVar[Kind] = Kind.STATISTIC
     state_type: ClassVar[type[DivergenceState]] = DivergenceState
 
     least_evals: Count = 6

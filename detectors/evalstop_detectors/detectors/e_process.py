@@ -97,6 +97,7 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "e_process"
+    kind: ClassVar[Kind] = Kind.LOG_E_VALUE
     state_type: ClassVar[type[EProcessState]] = EProcessState
 
     alpha: Annotated[float, Meta(ge=1e-9, le=0.5)] = 0.01

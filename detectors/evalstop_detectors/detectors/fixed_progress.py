@@ -40,6 +40,7 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "fixed_progress"
+    kind: ClassVar[Kind] = Kind.FRACTION
     state_type: ClassVar[type[FixedProgressState]] = FixedProgressState
 
     fraction: Annotated[float, Meta(gt=0, le=1)] = 0.6
@@ -57,7 +58,7 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
 
     def step(self, state: FixedProgressState, observation: Observation) -> tuple[FixedProgressState, Evidence]:
         if observation.progress is not None and math.isfinite(observation.progress):
-            state = FixedProgressState(max(state.progress or 0.0, observation.progress))
+            state = FixedProgressState(min(max(state.progress or 0.0, observation.progress), 1.0))
         if state.progress is None:
             return state, Evidence(Kind.FRACTION, 0.0, None, "the run has no planned number of steps")
         return state, Evidence(

@@ -57,6 +57,7 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "floor"
+    kind: ClassVar[Kind] = Kind.STATISTIC
     state_type: ClassVar[type[FloorState]] = FloorState
 
     k: Annotated[int, Meta(ge=1, le=50)] = 3

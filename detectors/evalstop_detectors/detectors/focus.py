@@ -69,6 +69,7 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "focus"
+    kind: ClassVar[Kind] = Kind.STATISTIC
     state_type: ClassVar[type[FocusState]] = FocusState
 
     rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = None

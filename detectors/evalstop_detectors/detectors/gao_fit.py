@@ -133,6 +133,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "gao_fit"
+    kind: ClassVar[Kind] = Kind.POSTERIOR
     state_type: ClassVar[type[GaoFitState]] = GaoFitState
 
     least_evals: Annotated[int, Meta(ge=5, le=1_000_000)] = 10

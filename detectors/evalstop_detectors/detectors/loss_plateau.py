@@ -41,6 +41,7 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "loss_plateau"
+    kind: ClassVar[Kind] = Kind.COUNT
     state_type: ClassVar[type[LossPlateauState]] = LossPlateauState
 
     patience: Count = 10

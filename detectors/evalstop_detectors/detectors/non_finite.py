@@ -40,6 +40,7 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "non_finite"
+    kind: ClassVar[Kind] = Kind.COUNT
     state_type: ClassVar[type[NonFiniteState]] = NonFiniteState
 
     role: MetricRole = MetricRole.EVAL

@@ -116,6 +116,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "plateau_drop"
+    kind: ClassVar[Kind] = Kind.STATISTIC
     state_type: ClassVar[type[PlateauDropState]] = PlateauDropState
 
     sigmas: Annotated[float, Meta(ge=0, le=100)] = 1.5

@@ -149,6 +149,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "posterior"
+    kind: ClassVar[Kind] = Kind.POSTERIOR
     has_outlook: ClassVar[bool] = True
     state_type: ClassVar[type[PosteriorState]] = PosteriorState
 

@@ -80,6 +80,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: ClassVar[str] = "river_drift"
+    kind: ClassVar[Kind] = Kind.COUNT
     state_type: ClassVar[type[RiverDriftState]] = RiverDriftState
 
     detector: str = "PageHinkley"

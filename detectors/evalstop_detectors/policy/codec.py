@@ -127,8 +127,11 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     guarded: list[msgspec.Raw] = []
 
 
-def policy_from_document(document: object) -> Policy:
-    """Read a policy from parsed JSON or YAML; raises InvalidPolicy, which names the key and its valid values."""
+def policy_from_document(document: object, *, stored: bool = False) -> Policy:
+    """Read a policy from parsed JSON or YAML; raises InvalidPolicy, which names the key and its valid values.
+
+    `stored`: the document was accepted earlier, perhaps by a release that did not refuse unreachable thresholds.
+    """
     try:
         parsed = msgspec.convert(document, PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -140,6 +143,8 @@ def policy_from_document(document: object) -> Policy:
         _member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own)
         for index, (item, name) in enumerate(zip(parsed.members, ids, strict=True))
     )
+    if not stored:
+        _check_reachable(members)
     weights = [member.weight for member in members]
     if Ground.LEVELLED_OFF in parsed.stop_on and not any(tells_outlook(m.detector) for m in members if m.weight):
         words = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
@@ -272,6 +277,15 @@ def _check_gate(parsed: PolicyDocument, ids: Sequence[str]) -> None:
     for index, name in enumerate(parsed.gate):
         if name not in ids:
             raise _invalid(("gate", index), f"there is no member {name!r}; a gate may name {', '.join(ids)}")
+
+
+def _check_reachable(members: Sequence[Member]) -> None:
+    for index, member in enumerate(members):
+        most = member.detector.kind.upper_bound
+        for key, value in msgspec.structs.asdict(member.thresholds).items():
+            if value is not None and value > most:
+                words = f"{key} is {value}, but the evidence of {member.detector.name} is from 0 to {most:g}"
+                raise _invalid(("members", index, key), f"{words}; give a number above 0 and at most {most:g}, or null")
 
 
 def _gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: 
     if backtest is None:
         return False
     try:
-        policy = policy_from_document(backtest.document)
+        policy = policy_from_document(backtest.document, stored=True)
         while backtest.ended_at is None:
             started = time.perf_counter()
             progressed = _replay_some(database, backtest, policy, clock)

@@ -120,7 +120,7 @@ def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:
     cannot read it."""
     stored = policies.get_policy(tx, policy_id)
     try:
-        return policy_from_document(stored.document)
+        return policy_from_document(stored.document, stored=True)
     except InvalidPolicy as error:
         log.warning(
             "policy %s (%s) was stored by a later release and cannot be read: %s", policy_id, stored.reference, error

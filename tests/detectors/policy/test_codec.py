@@ -98,6 +98,20 @@ def test_a_document_is_written_out_in_full() -> None:
     assert (document["at_least"], document["eval_required"]) == (1, True)
 
 
+@pytest.mark.parametrize("name", ["posterior", "bocpd", "gao_fit", "fixed_progress"])
+def test_thresholds_that_evidence_cannot_reach_are_refused(name: str) -> None:
+    """A probability or share has no threshold above 1, by a risk neither; a policy stored with one is still read."""
+    member = {"detector": name, "stop_at": 1}
+    assert policy_from_document({"name": "p", "members": [member]}).members[0].thresholds.stop_at == 1
+    unreachable = {"name": "p", "members": [member | {"stop_at": 1.7}]}
+    with pytest.raises(InvalidPolicy, match=r"1\.7.*from 0 to 1"):
+        policy_from_document(unreachable)
+    own = [{"detector": name, "params": {}, "thresholds": [{"rate": 0.123, "threshold": 1.7}]}]
+    with pytest.raises(InvalidPolicy, match=r"1\.7.*from 0 to 1"):
+        policy_from_document({"name": "p", "members": [member | {"stop_at": {"risk": 0.123}}], "calibration": own})
+    assert policy_from_document(unreachable, stored=True).members[0].thresholds.stop_at == 1.7
+
+
 def test_null_thresholds_mean_never() -> None:
     """A threshold of null is never reached; one that is left out is the detector's own."""
     members = [{"detector": "k_decline", "stop_at": None}, {"detector": "k_decline"}]
@@ -216,6 +230,8 @@ PARAMS = (*FIRST, "params")
         ((*FIRST, "stop_at"), float("nan"), ["`$.members[0].stop_at`", "> 0"]),
         ((*FIRST, "suspect_at"), float("inf"), ["`$.members[0].suspect_at`", "number > 0"]),
         ((*FIRST, "suspect_at"), "2", ["`$.members[0].suspect_at`", "number > 0", "or null"]),
+        (("members", 1, "stop_at"), 1.7, ["`$.members[1].stop_at`", "is 1.7", "from 0 to 1", "or null"]),
+        (("members", 1, "suspect_at"), 1.0000001, ["`$.members[1].suspect_at`", "is 1.0000001", "at most 1"]),
         (PARAMS, [], ["`$.members[0].params`", "object"]),
         (PARAMS, {"patience": 3}, ["`patience`", "`$.members[0].params`", "min_delta", "warmup_evals"]),
         ((*PARAMS, "k"), 0, ["`$.members[0].params.k`", "from 1 to 1000000"]),

@@ -47,6 +47,7 @@ class FakeDetector(Struct, frozen=True):
     """Only tells which role it would look at; the evidence is given by the test."""
 
     name: ClassVar[str] = "fake"
+    kind: ClassVar[Kind] = Kind.COUNT
     state_type: ClassVar[type[None]] = type(None)
 
     role: MetricRole = MetricRole.EVAL

@@ -26,7 +26,7 @@ from evalstop_service.ingest import (
     running_in_thread,
 )
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store import runs, tables
+from evalstop_service.store import policies, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -35,7 +35,7 @@ from evalstop_service.web.problems import problem_of
 
 from tests.faults.records import deadlocks
 from tests.service.committers import on_loop
-from tests.service.scenes import FALLING, Scene, evals, set_up, waiting_for_a_lock
+from tests.service.scenes import FALLING, NOW, Scene, evals, set_up, waiting_for_a_lock
 
 DEADLINE_SECONDS = 30.0
 
@@ -129,6 +129,20 @@ def test_a_policy_of_a_later_release_refuses_for_now(scene: Scene, committer: Co
     assert isinstance(taken, Receipt)
     assert taken.accepted == 1
     assert scene.rows(tables.observations, behind) == []
+
+
+def test_a_stored_policy_that_would_be_refused_now_is_still_read(scene: Scene, committer: Committer) -> None:
+    """Runs go on under a policy that was stored before thresholds out of reach were refused."""
+    member = {"detector": "posterior", "stop_at": 1.7}
+    with scene.database.transaction() as tx:
+        project = projects.get_project(tx, scene.project_id)
+        policies.add_policy(tx, project, "old", {"name": "old", "members": [member]}, NOW)
+    run = scene.open(policy="old")
+
+    async def submit() -> Receipt:
+        return await committer.submit(posting(scene, run, 0.5))
+
+    assert on_loop(submit()).accepted == 1
 
 
 def test_one_fault_is_one_answer(scene: Scene, committer: Committer) -> None:

@@ -48,7 +48,7 @@ def replay_policy(
         if any(series.is_long_series(tx, run.id, metric) for metric in list_watched(run)):
             return _answer(TOO_LONG)
         try:
-            tried = _with_threshold(policy_from_document(reference.document), stop_at)
+            tried = _with_threshold(policy_from_document(reference.document, stored=True), stop_at)
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
             return _answer(f"{reference.name} cannot be replayed: {error}.")

@@ -226,6 +226,9 @@ def test_policies(admin: httpx.Client) -> None:
     assert "nosuch" in problem(admin.post("/runs", json={"name": "x", "policy": "nosuch"}), 422)["detail"]
     detail = problem(admin.post("/policies", json=body | {"members": []}), 422)["detail"]
     assert "members" in detail
+    out_of_reach = body | {"members": [{"detector": "posterior", "stop_at": 1.7}]}
+    detail = problem(admin.post("/policies", json=out_of_reach), 422)["detail"]
+    assert "stop_at is 1.7, but the evidence of posterior is from 0 to 1" in detail
 
 
 def test_projects(service: Service) -> None:
