@@ -76,6 +76,7 @@ from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.fair_shares import FairShares
+from evalstop_service.web.loop_shares import LoopShares
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.held_bodies import HeldBodies
@@ -193,6 +194,7 @@ def create_app(
         clock,
         settings.max_body_bytes,
         held.long,
+        LoopShares(service_metrics.delayed.inc),
     )
     app.front = SlowRefusals(RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log))
     return app

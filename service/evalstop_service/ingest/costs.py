@@ -52,7 +52,7 @@ class ReplayShares:
         """Why a message has to wait: it would replay its run, and its key has used up its share."""
         if not needs.series or message.sender is None:
             return None
-        if wait := self._limit.find_wait(str(message.sender)):
+        if wait := self._limit.find_wait(message.sender):
             return TooOften("late observations of this key caused too many replays; retry later", wait)
         return None
 
@@ -68,4 +68,4 @@ class ReplayShares:
     def charge(self, message: Message, seconds: float) -> None:
         """Charge a key for the CPU time of a replay caused by its message."""
         if message.sender is not None:
-            self._limit.charge(str(message.sender), seconds * 1000)
+            self._limit.charge(message.sender, seconds * 1000)

@@ -32,6 +32,7 @@ class ServiceMetrics:
     """Counters, gauges and histograms of one process, in a separate registry.
 
     `observations`: by result (accepted, duplicate, conflict). `refused`: refused requests, by reason.
+    `delayed`: requests that waited for their key's share of the event loop.
     `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
     one. `loaded_runs`: how a run's monitor was loaded before a batch (hit, moved_on, restored, rebuilt), and how often
     the cache was stale, so that a batch was applied twice.
@@ -54,6 +55,10 @@ class ServiceMetrics:
             ("result", "accepted", "duplicate", "conflict"),
         )
         self.refused = self._counter("evalstop_refused_requests", "Requests that were refused.", ("reason",))
+        self.delayed = self._counter(
+            "evalstop_delayed_requests",
+            "Requests that waited because their key had used its share of the event loop.",
+        )
         self.commit_observations = self._histogram("evalstop_commit_observations", "Observations in one commit.", SIZES)
         self.commit_requests = self._histogram("evalstop_commit_requests", "Requests in one commit.", SIZES)
         self.commit_seconds = self._histogram(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 MOST_BUCKETS = 10_000
@@ -27,9 +27,9 @@ class RateLimit:
         self.rate = rate
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and since when
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens left, and since when
 
-    def spend(self, who: str, cost: float = 1.0) -> float:
+    def spend(self, who: Hashable, cost: float = 1.0) -> float:
         """Spend `cost` tokens and return 0, or spend nothing and return the seconds to wait.
 
         A cost above the bucket's size needs a full bucket and leaves a debt.
@@ -43,22 +43,22 @@ class RateLimit:
             self._keep(who, left - cost, now)
             return 0.0
 
-    def charge(self, who: str, cost: float) -> None:
+    def charge(self, who: Hashable, cost: float) -> None:
         """Spend tokens for work already done; the balance may become negative."""
         with self._lock:
             now = self._monotonic()
             self._keep(who, self._read(who, now) - cost, now)
 
-    def find_wait(self, who: str) -> float:
+    def find_wait(self, who: Hashable) -> float:
         """The seconds until one token is available, without spending it."""
         with self._lock:
             return max(0.0, (1.0 - self._read(who, self._monotonic())) / self.rate.per_second)
 
-    def _read(self, who: str, now: float) -> float:
+    def _read(self, who: Hashable, now: float) -> float:
         left, since = self._buckets.get(who, (self.rate.burst, now))
         return min(self.rate.burst, left + (now - since) * self.rate.per_second)
 
-    def _keep(self, who: str, left: float, now: float) -> None:
+    def _keep(self, who: Hashable, left: float, now: float) -> None:
         self._buckets[who] = left, now
         self._buckets.move_to_end(who)
         if len(self._buckets) > MOST_BUCKETS:

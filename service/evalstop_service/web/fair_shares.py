@@ -9,7 +9,8 @@ key |
 | event streams | open pages, 200 | 20 per session |
 | costly | tests of endpoints, replays, backtests and new policies | 30 at once, then one every 2 s, per key |
 
-Ingestion has separate shares: of bodies (`middleware.held_bodies`), and of the queue before the commit.
+Ingestion has separate shares: of bodies (`middleware.held_bodies`), of the event loop (`loop_shares`), and of replays
+(`ingest.costs`).
 """
 
 from __future__ import annotations

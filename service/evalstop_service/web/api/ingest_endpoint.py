@@ -30,6 +30,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
+from evalstop_service.web.loop_shares import LoopShares
 from evalstop_service.web.middleware.held_bodies import BodyPool, Room
 from evalstop_service.web.middleware.security_headers import HEADERS
 
@@ -56,7 +57,7 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 class IngestEndpoint:
     """ASGI middleware in front of the app; `max_bytes` is the app's limit for a body, `pool` counts bodies that
-    arrive in chunks."""
+    arrive in chunks, `shares` limits the time of a key."""
 
     path = "/api/v1/runs/{run_id}/observations"
 
@@ -68,16 +69,19 @@ class IngestEndpoint:
         clock: Clock,
         max_bytes: int,
         pool: BodyPool,
+        shares: LoopShares,
     ) -> None:
         self._app = app
         self._committer, self._key_cache, self._clock = committer, key_cache, clock
         self._max_bytes = max_bytes
         self._pool = pool
+        self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         secret = self._find_secret(scope) if path is not None else None
         if path is None or secret is None:
+            self._note_sender(scope)
             await self._app(scope, receive, send)
             return
         try:
@@ -97,14 +101,23 @@ class IngestEndpoint:
         ):
             await self._app(scope, receive, send)
             return
+        begun = await self._shares.begin(key.id)
+        try:
+            await self._answer(scope, receive, send, key, key.project_id, path[1])
+        finally:
+            self._shares.end(key.id, begun)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
+    ) -> None:
         body, rest = await self._read(key, receive)
         points = read(body) if rest is None else None
         if points is None:
             await self._app(scope, _again(body, rest, receive), send)
             return
-        scope["endpoint"], scope["path_params"] = self, {"run_id": path[1]}
-        logs.add_log_context(run_id=path[1], project_id=key.project_id)
-        message = Message(key.project_id, _parse_id(path[1]), Observations(points), key.id)
+        scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
+        logs.add_log_context(run_id=run_id, project_id=project_id)
+        message = Message(project_id, _parse_id(run_id), Observations(points), key.id)
         try:
             receipt = await self._committer.submit(message)
         except Exception as error:
@@ -139,6 +152,16 @@ class IngestEndpoint:
         finally:
             self._pool.release(sender, size)
 
+    def _note_sender(self, scope: Scope) -> None:
+        """Note who sends a request that another part of the app answers: a known key, or a session."""
+        for name, value in scope.get("headers", ()):
+            if name == b"authorization":
+                key = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
+                if key is not None:
+                    self._shares.note_sender(key.id)
+            elif name == b"cookie":
+                self._shares.note_sender("session")
+
     def _find_secret(self, scope: Scope) -> str | None:
         """The bearer secret of a request that this endpoint can handle: one with a short, plain JSON body."""
         headers: dict[bytes, bytes] = {}
@@ -172,8 +195,7 @@ def read(body: bytes) -> tuple[PostedObservation, ...] | None:
     except UNREADABLE:
         return None
     points = batch.observations
-    # The decoder takes the last of duplicate names. Then a name occurs more often than there are observations, as it
-    # also
+    # The decoder takes the last of duplicate names. Then a name occurs more often than there are observations. So it
     # does when a metric has a field's name or a field is null: the FastAPI route distinguishes these cases.
     count, stderrs, times = body.count, body.count(b'"stderr"'), body.count(b'"time"')
     if (
