@@ -15,8 +15,8 @@ from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.store.queue.breakers import BreakerLimits
-from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules, settle_and_claim
 
 from tests.fixtures.projects import create_project

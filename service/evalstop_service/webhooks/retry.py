@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-from evalstop_service.store.queue.leases import Dead, Delivered, Result, Retry
+from evalstop_service.store.queue.attempts import Dead, Delivered, Result, Retry
 
 GONE = 410
 """The endpoint wants no more events and is disabled."""

@@ -18,7 +18,7 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import leases
-from evalstop_service.store.queue.leases import Delivered, FinishedAttempt
+from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.subscriptions import EVERY_EVENT

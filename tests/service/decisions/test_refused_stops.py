@@ -9,7 +9,7 @@ from evalstop_service.decisions import deadlines
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.queue import leases
-from evalstop_service.store.queue.leases import FinishedAttempt
+from evalstop_service.store.queue.attempts import FinishedAttempt
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 

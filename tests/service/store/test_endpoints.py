@@ -7,7 +7,7 @@ from datetime import timedelta
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.leases import Dead
+from evalstop_service.store.queue.attempts import Dead
 
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from evalstop_service.store.queue.leases import Dead, Delivered, Retry
+from evalstop_service.store.queue.attempts import Dead, Delivered, Retry
 from evalstop_service.webhooks.retry import REJECTIONS, Answer, Backoff, judge_answer
 from hypothesis import given
 from hypothesis import strategies as st

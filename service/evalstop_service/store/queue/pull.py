@@ -17,7 +17,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Result
+from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import UtcTime, deliveries, events
 
 PREFIX = "pull:"

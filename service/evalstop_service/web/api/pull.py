@@ -17,7 +17,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS
 from evalstop_service.store import decisions
 from evalstop_service.store.queue import pull, queues
-from evalstop_service.store.queue.leases import ClaimedDelivery
+from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Integral, Line, Time

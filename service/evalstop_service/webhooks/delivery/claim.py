@@ -12,8 +12,9 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues, veto_windows
+from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt
 from evalstop_service.store.queue.breakers import BreakerLimits
-from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Settlement
+from evalstop_service.store.queue.leases import Settlement
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from uuid import UUID
 
-from evalstop_service.store.queue.leases import ClaimedDelivery
+from evalstop_service.store.queue.attempts import ClaimedDelivery
 
 
 class _Queue:

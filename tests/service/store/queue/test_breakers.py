@@ -7,8 +7,8 @@ from datetime import timedelta
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Result, Retry
 from evalstop_service.store.queue.breakers import BreakerLimits
-from evalstop_service.store.queue.leases import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Result, Retry
 
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, take
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.leases import Dead
+from evalstop_service.store.queue.attempts import Dead
 
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 

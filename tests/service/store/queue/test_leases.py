@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries, leases, outbox
-from evalstop_service.store.queue.leases import (
+from evalstop_service.store.queue.attempts import (
     ClaimedDelivery,
     Dead,
     Delivered,

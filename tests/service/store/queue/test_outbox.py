@@ -13,7 +13,8 @@ from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries, leases, outbox, queues
-from evalstop_service.store.queue.leases import Dead, FinishedAttempt, Retry, Settlement
+from evalstop_service.store.queue.attempts import Dead, FinishedAttempt, Retry
+from evalstop_service.store.queue.leases import Settlement
 from evalstop_service.store.queue.outbox import StopReach
 
 from tests.fixtures.postgres_server import connected

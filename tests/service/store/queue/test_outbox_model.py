@@ -12,7 +12,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries, outbox, queues
-from evalstop_service.store.queue.leases import ClaimedDelivery, Dead, Delivered, Result, Retry
+from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, Result, Retry
 from evalstop_service.store.tables import deliveries as delivery_rows
 from evalstop_service.store.tables import delivery_attempts
 from hypothesis import HealthCheck, settings

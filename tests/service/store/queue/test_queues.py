@@ -10,7 +10,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import queues
-from evalstop_service.store.queue.leases import Delivered, Retry
+from evalstop_service.store.queue.attempts import Delivered, Retry
 from evalstop_service.store.tables import deliveries, events, runs
 
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take

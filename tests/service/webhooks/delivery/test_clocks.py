@@ -10,8 +10,8 @@ from functools import partial
 
 from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue.attempts import Delivered
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.queue.leases import Delivered
 from evalstop_service.webhooks.delivery.clock_skew import ClockSkewRepair
 from evalstop_service.webhooks.delivery.database_clock import DatabaseClock
 from evalstop_service.webhooks.delivery.send import Sender

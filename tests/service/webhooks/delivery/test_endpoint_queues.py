@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue.leases import ClaimedDelivery
+from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
 from hypothesis import given
 from hypothesis import strategies as st

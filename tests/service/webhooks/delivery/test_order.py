@@ -11,7 +11,7 @@ from uuid import UUID
 
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases, pull, queues
-from evalstop_service.store.queue.leases import Dead, Delivered, Retry
+from evalstop_service.store.queue.attempts import Dead, Delivered, Retry
 from evalstop_service.webhooks.retry import Backoff
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
