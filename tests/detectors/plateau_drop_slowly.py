@@ -109,7 +109,9 @@ def weigh(
 ) -> Evidence:
     """The evidence after a block was filled; what is `known` was so before the last eval."""
     if len(eval_scores) < 6:
-        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {6 - len(eval_scores)} more evals")
+        return Evidence(
+            Kind.STATISTIC, 0.0, None, f"needs {6 - len(eval_scores)} more eval{'s' if len(eval_scores) < 5 else ''}"
+        )
     (sd, inflation), (proxy_sd, proxy_inflation) = noise(known_eval, known_stderrs), noise(known_proxy)
     if sd == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")

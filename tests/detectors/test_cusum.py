@@ -149,7 +149,7 @@ def test_the_notes_say_what_is_missing() -> None:
         state, evidence = detector.step(state, observation)
         notes.append(evidence.note)
     assert notes[0] == "needs 5 more evals"
-    assert notes[4] == "needs 1 more evals"
+    assert notes[4] == "needs 1 more eval"
     assert notes[6] == "the eval score has not moved yet"
     assert notes[8].startswith("the eval score lies below")
 

@@ -145,4 +145,4 @@ def test_a_short_run_says_what_is_missing() -> None:
     state, _ = detector.step(detector.start(), Observation(MetricRole.PROXY, 0, 1.0))
     for index, observation in enumerate(eval_series([3.0, 2.0, 1.0])):
         state, evidence = detector.step(state, observation)
-        assert evidence.note == f"needs {5 - index} more evals with a proxy before them"
+        assert evidence.note == f"needs {5 - index} more eval{'s' * (index < 4)}, each with a proxy before it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,6 +119,15 @@ def test_its_evidence_is_of_its_kind(name: str, data: st.DataObject) -> None:
     for evidence in fold(detector, data.draw(series(detector.roles))):
         assert evidence.kind is detector.kind
         assert 0 <= evidence.value <= detector.kind.upper_bound
+
+
+@every_detector
+@given(data=st.data())
+def test_its_notes_count_one_thing_in_the_singular(name: str, data: st.DataObject) -> None:
+    """No note says "1 evals"."""
+    detector = data.draw(DETECTORS_DRAWN[name])
+    for evidence in fold(detector, data.draw(series(detector.roles))):
+        assert not re.search(r"(?<![\d.])1 (more |consecutive )?(evals|values|declines)\b", evidence.note)
 
 
 @every_detector

@@ -31,6 +31,7 @@ from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, es
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count
 
 _FIRST = 8
 _LARGEST = 1e6
@@ -115,10 +116,9 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         first = (*state.first, observation.step)[-_FIRST:]
         unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
         if unit == 0:
-            missing = (
-                f"needs {_FIRST - noise.seen} more evals" if noise.seen < _FIRST else "the eval score has not moved yet"
-            )
-            return BocpdState(noise, first, evidence=Evidence(Kind.POSTERIOR, 0.0, None, missing))
+            missing = format_count(_FIRST - noise.seen, "more eval")
+            note = f"needs {missing}" if noise.seen < _FIRST else "the eval score has not moved yet"
+            return BocpdState(noise, first, evidence=Evidence(Kind.POSTERIOR, 0.0, None, note))
         values = noise.recent[-_FIRST:]
         zero = add_up(values) / _FIRST
         state = BocpdState(NoiseState(), (), noise.origin, zero, unit, (RunLength(0, 1.0, 0.0, _ALPHA),))
@@ -157,7 +157,8 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         if turn is None:
             evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no change of the eval score's level is likely")
         else:
-            note = f"probability that the eval score's level has fallen below its best, most likely {length} evals ago"
+            ago = format_count(length, "eval")
+            note = f"probability that the eval score's level has fallen below its best, most likely {ago} ago"
             evidence = Evidence(Kind.POSTERIOR, min(lower, 1.0), turn, note)
         return BocpdState(state.noise, state.first, state.origin, state.zero, state.unit, tuple(grown), evidence)
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole
+from evalstop_detectors.wording import format_count
 
 
 class CountingRule:
@@ -27,9 +28,9 @@ class CountingRule:
     def thresholds(self) -> Thresholds:
         return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
 
-    def describe(self, seen: int, count: int, turn_step: int | None, what: str) -> Evidence:
-        """The evidence of `count` consecutive `what`, after `seen` finite values."""
-        note = f"{count} consecutive {what}, k = {self.k}"
+    def describe(self, seen: int, count: int, turn_step: int | None, noun: str, of: str) -> Evidence:
+        """The evidence of `count` consecutive `noun`s `of` something, after `seen` finite values."""
+        note = f"{format_count(count, f'consecutive {noun}')} of {of}, k = {self.k}"
         if seen < self.warmup_evals:
-            note = f"warming up: {seen} of {self.warmup_evals} values of {self.role} seen"
+            note = f"warming up: {seen} of {format_count(self.warmup_evals, 'value')} of {self.role} seen"
         return Evidence(Kind.COUNT, float(count), turn_step, note)

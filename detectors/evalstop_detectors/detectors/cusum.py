@@ -29,6 +29,7 @@ from evalstop_detectors.checkpoint.noise import LARGEST, NoiseState, advance, es
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count
 
 _SOONEST = 4
 
@@ -97,7 +98,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
         soonest = max(_SOONEST, self.window) if self.reference == "best" else _SOONEST
         total, missing = 0.0, ""
         if seen < soonest:
-            missing = f"needs {soonest - seen} more evals"
+            missing = f"needs {format_count(soonest - seen, 'more eval')}"
         elif sd == 0:
             missing = "the eval score has not moved yet"
         else:

@@ -28,6 +28,7 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState
 from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.wording import format_count, format_percent
 
 _BLOCKS = 128
 _WINDOWS = frozenset({4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128})
@@ -144,7 +145,8 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
         eval_noise = noise.advance(state.eval_noise, eval_score, stderr)
         proxy_noise = noise.advance(state.proxy_noise, proxy)
         pairs = state.pairs + 1
-        value, at, note = 0.0, None, f"needs {self.least_evals - pairs} more evals with a proxy before them"
+        missing = format_count(self.least_evals - pairs, "more eval")
+        value, at, note = 0.0, None, f"needs {missing}, each with a proxy before it"
         if pairs >= self.least_evals:
             of_eval = noise.estimate(eval_noise)
             noisy = of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
@@ -244,7 +246,7 @@ def _joined(values: Floats) -> Floats:
 
 
 def _words(value: float, at: int | None, blocks: int, stride: int, explained: float) -> str:
-    spared = f"; the proxy explains {100 * explained:.0f} % of the eval score's noise" if explained > 0 else ""
+    spared = f"; the proxy explains {format_percent(explained)} of the eval score's noise" if explained > 0 else ""
     if at is None:
         return f"the eval score does not fall while the proxy rises{spared}"
     evals = (blocks - at) * stride

@@ -65,8 +65,8 @@ class EmaDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
         if observation.finite:
             state = self._advance(state, observation)
         averages = state.averages
-        what = f"declines of the moving average of {self.role}"
-        return state, self.describe(averages.seen, averages.declines, averages.turn_step, what)
+        of = f"the moving average of {self.role}"
+        return state, self.describe(averages.seen, averages.declines, averages.turn_step, "decline", of)
 
     def _advance(self, state: EmaDeclineState, observation: Observation) -> EmaDeclineState:
         seen = state.averages.seen

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.wording import format_percent
 
 
 class FixedProgressState(Struct, frozen=True):
@@ -62,5 +63,5 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
         if state.progress is None:
             return state, Evidence(Kind.FRACTION, 0.0, None, "the run has no planned number of steps")
         return state, Evidence(
-            Kind.FRACTION, state.progress, None, f"{100 * state.progress:.0f} % of the planned steps are done"
+            Kind.FRACTION, state.progress, None, f"{format_percent(state.progress)} of the planned steps are done"
         )

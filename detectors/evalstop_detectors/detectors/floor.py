@@ -24,6 +24,7 @@ from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count
 
 _START = 3
 _LARGEST = 1e6
@@ -92,11 +93,11 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
         allowed = max(self.sigmas * sd * math.sqrt(1 + 1 / _START), self.share * (top - start))
         missing = _START + self.k - noise.seen
         if missing > 0:
-            evidence = Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")
+            evidence = Evidence(Kind.STATISTIC, 0.0, None, f"needs {format_count(missing, 'more eval')}")
         elif allowed == 0:
             evidence = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
         else:
             value = min(max((start - max(noise.recent[-self.k :])) / allowed, 0.0), _LARGEST)
-            note = f"the last {self.k} evals lie below the first {_START} by {value:.2g} times the allowance"
+            note = f"the first {_START} evals lie above the last {self.k} by {value:.2g} times the allowance"
             evidence = Evidence(Kind.STATISTIC, value, first_step if value > 0 else None, note)
         return FloorState(noise, first_step, start, top, evidence)

@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.wording import format_count
 
 _SOONEST = 4
 _REMEMBERED = 64
@@ -157,12 +158,13 @@ def _best(hull: Sequence[Candidate], count: int, total: float, sign: float) -> t
 
 def _evidence(seen: int, sd: float, fall: float, before: Candidate, count: int) -> Evidence:
     if seen < _SOONEST:
-        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {_SOONEST - seen} more evals")
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {format_count(_SOONEST - seen, 'more eval')}")
     if sd == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
     sigmas = min(fall / sd, _LARGEST_SIGMAS)
     value = sigmas * sigmas / 2
     if value == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has no lower mean than before")
-    note = f"log likelihood ratio of a lower mean in the last {count - before[0]} evals than in {before[0]} before"
+    last = format_count(count - before[0], "eval")
+    note = f"log likelihood ratio of a lower mean in the last {last} than in {before[0]} before"
     return Evidence(Kind.STATISTIC, value, before[2], note)

@@ -31,6 +31,7 @@ from evalstop_detectors.checkpoint.noise import NoiseState
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats
 _LATE = 0.15  # weight of the newest residual in the average of recent ones
@@ -187,7 +188,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _judged(self, state: GaoFitState, step: int) -> GaoFitState:
         if state.pairs < self.least_evals:
-            return _silent(state, f"needs {self.least_evals - state.pairs} more evals with a KL before them")
+            missing = format_count(self.least_evals - state.pairs, "more eval")
+            return _silent(state, f"needs {missing}, each with a KL before it")
         d, fits = state.recent[-1][1], state.fits
         if d <= 0 or not fits:
             return _silent(state, "the KL has not moved enough to fit the eval score over it")

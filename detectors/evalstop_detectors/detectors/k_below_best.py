@@ -64,7 +64,7 @@ class KBelowBest(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
         if observation.finite:
             state = self._advance(state, observation)
         turn_step = state.best_step if state.below else None
-        return state, self.describe(state.seen, state.below, turn_step, f"values of {self.role} below its best")
+        return state, self.describe(state.seen, state.below, turn_step, "value", f"{self.role} below its best")
 
     def _advance(self, state: KBelowBestState, observation: Observation) -> KBelowBestState:
         if state.best is None or observation.value > state.best:

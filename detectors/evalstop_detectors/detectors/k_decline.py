@@ -63,7 +63,7 @@ class KDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
         if observation.finite:
             state = count_decline(state, observation.step, observation.value, self.min_delta, self.warmup_evals)
-        return state, self.describe(state.seen, state.declines, state.turn_step, f"declines of {self.role}")
+        return state, self.describe(state.seen, state.declines, state.turn_step, "decline", self.role)
 
 
 def count_decline(state: KDeclineState, step: int, value: float, min_delta: float, warmup_evals: int) -> KDeclineState:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.wording import format_count
 
 
 class LossPlateauState(Struct, frozen=True):
@@ -65,5 +66,5 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
             else:
                 state = LossPlateauState(state.best, state.best_step, state.since + 1)
         turn_step = state.best_step if state.since else None
-        note = f"{state.since} values since the loss last improved, patience {self.patience}"
+        note = f"{format_count(state.since, 'value')} since the loss last improved, patience {self.patience}"
         return state, Evidence(Kind.COUNT, float(state.since), turn_step, note)

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, fold_steps
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.wording import format_count
 
 
 class NonFiniteState(Struct, frozen=True):
@@ -74,7 +75,7 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _evidence(role: MetricRole, state: NonFiniteState) -> Evidence:
     turn_step = state.last_finite_step if state.run_length else None
-    note = f"{state.run_length} consecutive values of {role} are NaN or infinite"
+    note = f"NaN or infinite: {format_count(state.run_length, 'consecutive value')} of {role}"
     return Evidence(Kind.COUNT, float(state.run_length), turn_step, note)
 
 

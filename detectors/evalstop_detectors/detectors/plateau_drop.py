@@ -42,6 +42,7 @@ from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clip
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
 from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count, format_percent
 
 BLOCKS = 128
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -244,7 +245,7 @@ class Fall(NamedTuple):
 def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: Noise, proxy_noise: Noise) -> Evidence:
     """The evidence of these falls, when a block is closed."""
     if state.noise.seen < SOONEST:
-        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {SOONEST - state.noise.seen} more evals")
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {format_count(SOONEST - state.noise.seen, 'more eval')}")
     if noise.sd == 0:
         return UNMOVED
     scores, size, evals = state.scores, state.size, len(state.scores) * state.size
@@ -277,8 +278,7 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
         value,
         state.steps[turn],
         f"the last {length_seen * size} of {evals} evals lie below the best by at least"
-        f" {100 * depth_seen:.0f} % of the gain;"
-        f" proxy {proxy}",
+        f" {format_percent(depth_seen)} of the gain; proxy {proxy}",
     )
 
 

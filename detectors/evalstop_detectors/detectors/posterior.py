@@ -71,6 +71,7 @@ from evalstop_detectors.posterior.paired import (
     log_certificate,
     raise_bets,
 )
+from evalstop_detectors.wording import format_count, format_percent
 
 SOONEST = 3  # evals; no evidence before
 APART = 1.6  # times as long below the best as at the last request
@@ -82,7 +83,7 @@ SAID_FROM = 0.1  # below this the note gives no probability
 
 _NO_VALUES = Column((), ())
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
-_QUIET = f"less than {100 * SAID_FROM:.0f} % likely to have turned"
+_QUIET = f"less than {format_percent(SAID_FROM)} likely to have turned"
 
 
 class Outlook(NamedTuple):
@@ -296,7 +297,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
                 note += f" (e-value 10^{log_certificate(state.log_bets):.1f})"
             if self.requests is not None and self._is_held(state) and value > self.requests.at:
                 value = self.requests.at
-                note += f"; held at {100 * value:.0f} %: a sudden fall, and a paired evaluation is awaited"
+                note += f"; held at {format_percent(value)}: a sudden fall, and a paired evaluation is awaited"
             evidence = replace(evidence, value=value, note=note)
         return state if evidence == state.evidence else replace(state, evidence=evidence)
 
@@ -381,9 +382,11 @@ def _trace(columns: Columns, course: Course) -> Iterator[tuple[tuple[int, int], 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:
     evals, probability = int(features.evals), outlook.turned
     if evals < SOONEST:
-        return Evidence(Kind.POSTERIOR, 0.0, None, f"needs {SOONEST - evals} more evals")
+        return Evidence(Kind.POSTERIOR, 0.0, None, f"needs {format_count(SOONEST - evals, 'more eval')}")
     low, _, high = outlook.to_gain
-    words = f"{100 * low:.0f} % to {100 * high:.0f} % of the range so far may still be gained (10 to 90 % quantile)"
+    words = (
+        f"{format_percent(low)} to {format_percent(high)} of the range so far may still be gained (10 to 90 % quantile)"
+    )
     levelled = Evidence(Kind.FRACTION, outlook.covered, None, words)
     if probability < SAID_FROM:
         return Evidence(Kind.POSTERIOR, 0.0, None, _QUIET, levelled)
@@ -391,8 +394,9 @@ def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, prog
     below = (features.best - features.level) / width if width > 0 else 0.0
     plan = "known" if progress is not None and 0 < progress < 1 else "not known"
     note = (
-        f"{100 * probability:.1f} % likely to have turned for good: {int(features.since)} evals since the best,"
-        f" {100 * below:.0f} % of the range below it, length of the run {plan}"
+        f"{format_percent(probability, 1)} likely to have turned for good:"
+        f" {format_count(int(features.since), 'eval')} since the best,"
+        f" {format_percent(below)} of the range below it, length of the run {plan}"
     )
     turn_step = best_step if features.since else None  # a run at its best has not turned yet
     return Evidence(Kind.POSTERIOR, probability, turn_step, note, levelled)

@@ -37,6 +37,7 @@ from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count
 
 if TYPE_CHECKING:
     from river import base
@@ -106,7 +107,9 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         if observation.finite:
             state = self._advance(state, observation)
         if state.noise.seen < _FIRST:
-            return state, Evidence(Kind.COUNT, 0.0, None, f"needs {_FIRST - state.noise.seen} more evals")
+            return state, Evidence(
+                Kind.COUNT, 0.0, None, f"needs {format_count(_FIRST - state.noise.seen, 'more eval')}"
+            )
         if state.unit == 0:
             return state, Evidence(Kind.COUNT, 0.0, None, "the eval score has not moved yet")
         note = f"drifts of the eval score downward by river's {self.detector}, less those upward"

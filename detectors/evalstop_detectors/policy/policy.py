@@ -22,6 +22,7 @@ from evalstop_detectors.detectors.detector import (
 )
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
+from evalstop_detectors.wording import format_count
 
 LEVELLED_OFF_AT = 0.97
 """The covered share of its range from which a run has levelled off. On calibration seeds, of 0.83 to 0.99 the value
@@ -320,9 +321,9 @@ class Policy(Struct, frozen=True, dict=True):
         if closed := self._closed(evidence):
             return f"{closed} must also call for one, but does not"
         if evals < self.min_evals:
-            return f"{evals} of the {self.min_evals} evals needed were seen"
+            return f"the run has {format_count(evals, 'eval')} of the {self.min_evals} needed"
         if step < self.warmup_steps:
-            return f"the run is in its first {self.warmup_steps} steps"
+            return f"the warm-up lasts until step {self.warmup_steps}"
         return None
 
     def _doubt(self, stopping: Called) -> str | None:

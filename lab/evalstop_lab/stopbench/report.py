@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.figure import saved_figure, show_percent
-from evalstop_lab.report import new_table
+from evalstop_lab.report import format_percent, new_table
 
 MARKERS = "osD^vP*X<>h"
 
@@ -79,7 +79,7 @@ def _share(share: Mapping[str, float]) -> str:
 
 
 def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+    return "-" if math.isnan(value) else format_percent(value)
 
 
 def _number(value: float, digits: int) -> str:

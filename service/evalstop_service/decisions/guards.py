@@ -25,6 +25,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 from evalstop_detectors import Action, Policy
+from evalstop_detectors.wording import format_count, format_percent
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.projects import policies
@@ -73,7 +74,7 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
         return
     stops, ended = decisions.count_issued_stops(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
     if most is not None and stops >= most:
-        reason = f"{stops} runs were stopped within an hour; the limit of the project is {most}"
+        reason = f"{format_count(stops, 'stop')} within an hour; the limit of the project is {most}"
         yield Guard(GuardKind.STOPS_PER_HOUR, reason, {"stops": stops, "stops_per_hour": most})
     if share is not None and stops > 0:  # one stop is always allowed
         # The share is of the runs that there would be if none had been stopped. Running runs are counted only up to
@@ -81,10 +82,8 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
         enough = math.ceil((stops + 1) / share - 1e-9)
         total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))
         if total < enough and (stops >= FEWEST_STOPS or total >= FEWEST_RUNS):
-            reason = (
-                f"this stop would be {stops + 1} of {total} runs ({100 * (stops + 1) / total:.0f} %) in the last hour; "
-                f"the limit is {100 * share:.0f} %"
-            )
+            stopped = f"{stops + 1} of {total} runs ({format_percent((stops + 1) / total)}) in the last hour"
+            reason = f"this stop would be {stopped}; the limit is {format_percent(share)}"
             yield Guard(GuardKind.STOPS_SHARE, reason, {"stops": stops, "runs": total, "stops_share": share})
 
 

@@ -26,6 +26,7 @@ from datetime import datetime
 from uuid import UUID
 
 import msgspec
+from evalstop_detectors.wording import format_percent
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
@@ -96,21 +97,16 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
        history.
     2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
     """
+    needed = f"{format_percent(required, 1)} are required"
     if stage is not Stage.SHADOW:
         if since.bounds.high < required:
-            most = f"at most {100 * since.bounds.high:.1f} % of its stops were right since it became {stage}"
-            return Move(Stage.SHADOW, f"{most}, and {100 * required:.1f} % are required")
+            most = format_percent(since.bounds.high, 1)
+            return Move(Stage.SHADOW, f"at most {most} of its stops were right since it became {stage}, and {needed}")
         if of_version.value is not None and of_version.value < required:
-            return Move(
-                Stage.SHADOW,
-                f"{100 * of_version.value:.1f} % of its stops were right, and {100 * required:.1f} % are required",
-            )
+            return Move(Stage.SHADOW, f"{format_percent(of_version.value, 1)} of its stops were right, and {needed}")
     least = min(of_version.bounds.low, since.bounds.low)
     if stage in _NEXT and least >= required:
-        return Move(
-            _NEXT[stage],
-            f"at least {100 * least:.1f} % of its stops were right, and {100 * required:.1f} % are required",
-        )
+        return Move(_NEXT[stage], f"at least {format_percent(least, 1)} of its stops were right, and {needed}")
     return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from evalstop_detectors import CombinedState, EvalValue, Score, combine_values, start_combining
+from evalstop_detectors.wording import format_percent
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict
@@ -108,9 +109,8 @@ def name_fallen_evals(before: RunState, state: RunState, points: Iterable[Posted
     falls = zip(combined.falls, state.watch.combined, strict=True)
     fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
     total = math.fsum(fall for fall, _ in fallen)
-    named = [
-        f"{metric} ({100 * fall / total:.0f} % of the fall)" for fall, metric in fallen if fall >= LEAST_SHARE * total
-    ]
+    shares = [(fall / total, metric) for fall, metric in fallen if fall >= LEAST_SHARE * total]
+    named = [f"{metric} ({format_percent(share)} of the fall)" for share, metric in shares]
     return f"fallen evals: {', '.join(named)}" if named else ""
 
 

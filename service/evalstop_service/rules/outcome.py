@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from evalstop_detectors import Score, select_version
 from evalstop_detectors.checkpoint import noise
+from evalstop_detectors.wording import format_count, format_percent
 
 from evalstop_service.rules.run_results import RunAssessment, Window
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
@@ -51,13 +52,15 @@ def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunA
         return RunAssessment(RunOutcome.UNDECIDED, reason, count, width)
 
     if count < 2 * width:
-        return undecided(f"there are {count} finite evals, and {2 * width} are needed to compare two means")
+        return undecided(
+            f"it has {format_count(count, 'finite eval')}, and {2 * width} are needed to compare two means"
+        )
     lost = sum(not math.isfinite(score.value) for score in scores[-width:])
     if 2 * lost > width:
         return undecided(f"{lost} of the last {width} evals are not finite")
     if decided_step is not None and finite[-width].step <= decided_step:
         later = sum(score.step > decided_step for score in finite)
-        return undecided(f"there are {later} evals after the decision, and {width} are needed to judge it")
+        return undecided(f"it has {format_count(later, 'eval')} after the decision, and {width} are needed to judge it")
     return _compare_means(finite, width)
 
 
@@ -147,7 +150,7 @@ def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, s
         return RunOutcome.HEALTHY, "the eval ended as high as it ever was"
     share = drop / unit if unit > 0 else 0.0
     errors = drop / stderr if stderr > 0 else math.inf
-    reason = f"the eval ended {100 * share:.0f} % of its gain below its best, {errors:.1f} standard errors"
+    reason = f"the eval ended {format_percent(share)} of its gain below its best, {errors:.1f} standard errors"
     if share > SHARE_OF_GAIN and errors > SIGNIFICANT:
         return RunOutcome.TURNED, reason
     if share < SHARE_OF_GAIN or errors < INSIGNIFICANT:

@@ -267,8 +267,8 @@ def test_a_stop_has_its_reason_and_numbers() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"min_evals": 5}, "4 of the 5 evals needed were seen"),
-        ({"warmup_steps": 7}, "the run is in its first 7 steps"),
+        ({"min_evals": 5}, "the run has 4 evals of the 5 needed"),
+        ({"warmup_steps": 7}, "the warm-up lasts until step 7"),
         ({"at_least": 2}, "the detectors that call for one weigh 1 of the 2 needed"),
     ],
 )

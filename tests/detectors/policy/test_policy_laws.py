@@ -370,7 +370,7 @@ def test_a_levelled_off_run_is_held_back_as_any() -> None:
     verdict = policy_of([1.0], stop_on=tuple(Ground), min_evals=9).judge([LEVELLED], step=3, evals=3)
     assert verdict.verdict is Call.SUSPECT
     assert verdict.reason.startswith("levelled off: fake: ")
-    assert verdict.reason.endswith("; no stop: 3 of the 9 evals needed were seen")
+    assert verdict.reason.endswith("; no stop: the run has 3 evals of the 9 needed")
 
 
 def test_who_can_tell_that_it_has_levelled_off() -> None:

@@ -89,7 +89,7 @@ def test_a_decision_is_judged_by_what_came_after_it() -> None:
     """The evals for which a run was stopped do not prove that this was right."""
     fallen = [*RISE, *RISE[::-1]]
     end = 10 * (len(fallen) - 1)
-    assert "there are 2 evals after the decision, and 4 are needed" in judged(fallen, decided_step=end - 20).reason
+    assert "it has 2 evals after the decision, and 4 are needed" in judged(fallen, decided_step=end - 20).reason
     assert judged(fallen, decided_step=end).run_outcome is RunOutcome.UNDECIDED
     assert judged(fallen, decided_step=end - 40).run_outcome is RunOutcome.TURNED
 
