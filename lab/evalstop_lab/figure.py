@@ -29,4 +29,4 @@ def saved_figure(
 def show_percent(*axes: Any, decimals: int | None = None) -> None:
     """Write the numbers of these axes in percent."""
     for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1.0, decimals))
+        axis.set_major_formatter(PercentFormatter(1.0, decimals, symbol=" %"))

@@ -130,11 +130,11 @@
           type: runs.length > MANY ? "scattergl" : "scatter",
           mode: "markers",
           name: `${label}: ${said}`,
-          x: some.map((run) => 1 - run.passed[index].saved),
-          y: some.map((run) => run.passed[index].later),
+          x: some.map((run) => 100 * (1 - run.passed[index].saved)),
+          y: some.map((run) => 100 * run.passed[index].later),
           text: some.map((run) => run.name.replaceAll("<", "&lt;")),
           customdata: some.map((run) => run.name),
-          hovertemplate: "%{text}<br>stopped at %{x:.0%} of its steps<br>later %{y:+.0%}<extra></extra>",
+          hovertemplate: "%{text}<br>stopped at %{x:.0f} % of its steps<br>later %{y:+.0f} %<extra></extra>",
           marker: { color: color(said), size: 7, opacity: 0.75, symbol: index ? "diamond-open" : "circle" },
         });
       }
@@ -146,8 +146,8 @@
     }
     Plotly.react(place, traces, layout({
       margin: { l: 56, r: 16, t: 12, b: 44 },
-      xaxis: axis({ title: { text: "stopped at this share of its steps" }, tickformat: ".0%", range: [0, 1.02] }),
-      yaxis: axis({ title: { text: "better later, of its range" }, tickformat: "+.0%", zeroline: true, zerolinecolor: color("text") }),
+      xaxis: axis({ title: { text: "stopped at this share of its steps" }, tickformat: ".0f", ticksuffix: " %", range: [0, 102] }),
+      yaxis: axis({ title: { text: "better later, of its range" }, tickformat: "+.0f", ticksuffix: " %", zeroline: true, zerolinecolor: color("text") }),
       legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
     }), OPTIONS);
     place.removeAllListeners?.("plotly_click");

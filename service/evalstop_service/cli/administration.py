@@ -9,6 +9,8 @@ import sys
 from datetime import timedelta
 from uuid import UUID
 
+from evalstop_detectors.wording import format_percent
+
 from evalstop_service import configuration
 from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, tell
@@ -155,7 +157,7 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
 
 def _bar(done: int, of: int) -> None:
     share = done / of if of else 1.0
-    print(f"\r[{'#' * int(40 * share):40}] {share:4.0%}", end="", file=sys.stderr, flush=True)
+    print(f"\r[{'#' * int(40 * share):40}] {format_percent(share):>5}", end="", file=sys.stderr, flush=True)
 
 
 def pause(settings: Settings, options: argparse.Namespace) -> int:

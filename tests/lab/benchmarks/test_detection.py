@@ -27,12 +27,12 @@ def test_a_quick_run_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.Capt
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "report.json").read_text())
     rows = {(row["contender"], row["at"]): row for row in report["rows"]}
-    assert {("k_decline", "1%"), ("k_decline", "5%"), ("policy paper", "as shipped"), ("oracle", "1%")} <= set(rows)
+    assert {("k_decline", "1 %"), ("k_decline", "5 %"), ("policy paper", "as shipped"), ("oracle", "1 %")} <= set(rows)
     paper = rows["policy paper", "as shipped"]
     assert paper["recorded"]["recall"]["hits"] == 47
     assert paper["recall"] == rows["k_decline k=3", "as shipped"]["recall"]
-    assert rows["oracle", "1%"]["false_stops"]["hits"] == 0
-    assert set(rows["k_decline", "1%"]["left_out"]) & HELD_OUT
+    assert rows["oracle", "1 %"]["false_stops"]["hits"] == 0
+    assert set(rows["k_decline", "1 %"]["left_out"]) & HELD_OUT
     for name in ("roc.png", "sooner.png"):
         assert (tmp_path / name).stat().st_size > 10_000
 

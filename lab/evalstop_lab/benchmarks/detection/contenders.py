@@ -17,6 +17,7 @@ from evalstop_detectors.policy.calibration import default_thresholds
 from river import drift
 
 from evalstop_lab.calibrate.evidence import Records, records, to_alarm
+from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import Label, World
 from evalstop_lab.worlds.answers import Evaluator
 
@@ -82,7 +83,9 @@ def list_contenders() -> list[Contender]:
         for name in ("ADWIN", "PageHinkley", "KSWIN")
     ]
     entries.append(
-        Contender("oracle", "oracle", run_oracle, {f"{rate:.0%}": math.log(1 / rate) for rate in (0.01, 0.05)})
+        Contender(
+            "oracle", "oracle", run_oracle, {format_percent(rate, 0): math.log(1 / rate) for rate in (0.01, 0.05)}
+        )
     )
     return entries
 

@@ -15,6 +15,7 @@ from evalstop_detectors import Score as EvalScore
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
 from evalstop_lab.calibrate.evidence import Records, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
+from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, of_group
 from evalstop_lab.worlds.scoring import (
     Fate,
@@ -81,7 +82,7 @@ def find_operating_points(contender: Contender, calibration: Sequence[JudgedWorl
     ]
     if not contender.calibrated:
         return own
-    return [OperatingPoint(f"{rate:.0%}", find_alarm(calibration, rate), rate) for rate in RATES] + own
+    return [OperatingPoint(format_percent(rate, 0), find_alarm(calibration, rate), rate) for rate in RATES] + own
 
 
 def find_alarm(healthy: Sequence[JudgedWorld], rate: float) -> float:
