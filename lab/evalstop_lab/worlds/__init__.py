@@ -1,4 +1,4 @@
-"""Labeled runs, drawn and recorded: the ground that detectors are calibrated and judged on."""
+"""Labeled runs, drawn and recorded, on which detectors are calibrated and evaluated."""
 
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, STRESS, Family, Group, of_group
 from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind

@@ -1,7 +1,8 @@
-"""Who answers a request to evaluate now in a labeled run: best checkpoint and current one, on the same prompts.
+"""Simulates paired evaluations of a labeled run: the best checkpoint and the current one, on the same prompts.
 
-Every eval has a checkpoint. The difference of two evals on shared prompts whose errors correlate by `CORRELATION` has
-the variance 2 sd^2 (1 - rho) / m, m times as many prompts as usual; the answer comes before the next eval.
+Every eval has a checkpoint, and the result arrives before the next eval. If the errors of two evals on the same prompts
+correlate by rho = `CORRELATION`, their difference on m times as many prompts as usual has the variance
+2 sd^2 (1 - rho) / m.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CORRELATION = 0.5
 
 
 class Evaluator:
-    """Follows a run, and answers for the step at which it is."""
+    """Follows one run and simulates paired evaluations of its current checkpoint."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -27,15 +28,15 @@ class Evaluator:
         self._rng = np.random.default_rng([zlib.crc32(world.family.encode()), world.seed, 4])
 
     def observe(self, observation: Observation) -> None:
-        """See an observation of the run."""
+        """Add the run's next observation."""
         if observation.role is MetricRole.EVAL:
             self._best.add(Score(observation.step, observation.value, observation.stderr))
             self._best.saved(observation.step)
 
     def answer(self, request: EvalRequest, progress: float | None) -> Observation:
-        """The paired evaluation that is asked for at the last step that was observed."""
+        """The requested paired evaluation, at the last observed step."""
         best = self._best.best()
-        assert best is not None, "it is asked for after evals"
+        assert best is not None, "a request follows an eval"
         truth = self._world.truth
         difference = truth.eval_scores[self._index[request.step]] - truth.eval_scores[self._index[best.step]]
         stderr = (truth.noise_sd or 0.0) * math.sqrt(2 * (1 - CORRELATION) / request.multiplier)

@@ -1,4 +1,4 @@
-"""The pieces that noiseless curves are made of: rises, falls, dips that recover, and how KL grows.
+"""Building blocks of noiseless curves: rises, falls, dips that recover, and growth of the KL.
 
 Time `t` runs from 0 at the first eval to 1 at the last. The eval score starts at 0 and its highest value is 1.
 """
@@ -25,12 +25,12 @@ class Curve:
 
 
 def rise(rng: np.random.Generator) -> Growth:
-    """A drawn way to go from 0 at 0 to 1 at 1: saturating, by a power, or slowly at first; constant after 1."""
-    way = rng.integers(3)
-    if way == 0:
+    """A random rise from 0 at t = 0 to 1 at t = 1: exponential, power law or logistic; constant after 1."""
+    form = rng.integers(3)
+    if form == 0:
         rate = rng.uniform(1.5, 6.0)
         return lambda t: (1 - np.exp(-rate * np.clip(t, 0, 1))) / (1 - np.exp(-rate))
-    if way == 1:
+    if form == 1:
         power = rng.uniform(0.35, 0.9)
         return lambda t: np.asarray(np.clip(t, 0, 1) ** power)
     middle, width = rng.uniform(0.3, 0.6), rng.uniform(0.06, 0.15)
@@ -39,28 +39,28 @@ def rise(rng: np.random.Generator) -> Growth:
 
 
 def saturating(rng: np.random.Generator, slowest: float = 2.0, fastest: float = 12.0) -> Growth:
-    """Growth that slows down all the time, from 0 to 1."""
+    """Growth from 0 to 1 that slows down exponentially."""
     rate = rng.uniform(slowest, fastest)
     return lambda t: (1 - np.exp(-rate * t)) / (1 - np.exp(-rate))
 
 
 def distance_growth(rng: np.random.Generator) -> Growth:
-    """A drawn way for d = sqrt(KL) to grow from 0 to 1: by a power, logarithmically, saturating, or ever faster."""
-    way = rng.integers(4)
-    if way == 0:
+    """A random growth of d = sqrt(KL) from 0 to 1: power law (slowing or accelerating), logarithmic or exponential."""
+    form = rng.integers(4)
+    if form == 0:
         power = rng.uniform(0.4, 1.0)
         return lambda t: np.asarray(t**power)
-    if way == 1:
+    if form == 1:
         rate = rng.uniform(2.0, 30.0)
         return lambda t: np.log1p(rate * t) / np.log1p(rate)
-    if way == 2:
+    if form == 2:
         return saturating(rng, 1.0, 4.0)
     power = rng.uniform(1.2, 2.0)
     return lambda t: np.asarray(t**power)
 
 
 def fall(rng: np.random.Generator) -> Growth:
-    """A drawn way to go from 0 to 1 after a peak: gently at first, at an even pace, or most of it at once."""
+    """A random fall after a peak, from 0 to 1: a power law, faster at first, linear, or faster at the end."""
     power = rng.choice([0.7, 1.0, 1.5, 2.0])
     return lambda t: np.asarray(np.clip(t, 0, 1) ** power)
 
@@ -71,18 +71,18 @@ def logistic(x: Floats | float) -> Floats:
 
 
 def v_shape(t: Floats, start: float, bottom: float, end: float) -> Floats:
-    """0 outside (start, end), 1 at the bottom, straight lines between."""
+    """0 outside (start, end), 1 at `bottom`, linear between."""
     return np.interp(t, [start, bottom, end], [0.0, 1.0, 0.0], left=0.0, right=0.0)
 
 
 def u_shape(t: Floats, start: float, end: float, edge: float) -> Floats:
-    """0 outside (start, end), 1 between its two edges; an edge takes the share `edge` of the whole."""
+    """0 outside (start, end), 1 inside, with two linear edges; each takes the share `edge` of the interval."""
     side = edge * (end - start)
     return np.interp(t, [start, start + side, end - side, end], [0.0, 1.0, 1.0, 0.0], left=0.0, right=0.0)
 
 
 def sudden(t: Floats, start: float, end: float) -> Floats:
-    """1 right after `start`, then away along an exponential that is nearly 0 at `end` and made exactly so."""
+    """0 up to `start`, then 1, with an exponential decay to exactly 0 at `end`."""
     s = np.clip((t - start) / (end - start), 0, 1)
     shape = (np.exp(-4 * s) - np.exp(-4)) / (1 - np.exp(-4))
     return np.where(t <= start, 0.0, shape)

@@ -1,7 +1,7 @@
 """Healthy curves with dips that recover.
 
-How long a dip lasts is a share of the run before it: what interrupts learning late takes longer to be made good. In
-some families the proxy dips too, because both suffer from one cause; in others it always or sometimes keeps still.
+The length of a dip is a share of the run before it, because late interruptions take longer to recover from. In some
+families the proxy dips too, because both have the same cause; in others it never or only sometimes does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHORTEST_EVALS = 3
 
 
 def curriculum(rng: np.random.Generator, n: int) -> Curve:
-    """One to three times the task gets harder: both scores fall at once and are learned back."""
+    """The task gets harder one to three times: both scores drop at once and recover."""
     base, t = _base(rng, n), np.linspace(0, 1, n)
     loss = np.zeros(n)
     for start in _starts(rng, int(rng.integers(1, 4))):
@@ -29,7 +29,7 @@ def curriculum(rng: np.random.Generator, n: int) -> Curve:
 
 
 def v_dip(rng: np.random.Generator, n: int) -> Curve:
-    """One or two falls that turn at once."""
+    """One or two V-shaped dips."""
     base, t = _base(rng, n), np.linspace(0, 1, n)
     loss = np.zeros(n)
     for start in _starts(rng, int(rng.integers(1, 3))):
@@ -40,7 +40,7 @@ def v_dip(rng: np.random.Generator, n: int) -> Curve:
 
 
 def u_dip(rng: np.random.Generator, n: int) -> Curve:
-    """One fall that stays down for long."""
+    """One long U-shaped dip."""
     base, t = _base(rng, n), np.linspace(0, 1, n)
     (start,) = _starts(rng, 1)
     loss = rng.uniform(0.1, 0.5) * u_shape(t, start, _end(rng, n, start, 0.12, 0.3), rng.uniform(0.1, 0.3))
@@ -48,7 +48,7 @@ def u_dip(rng: np.random.Generator, n: int) -> Curve:
 
 
 def sawtooth(rng: np.random.Generator, n: int) -> Curve:
-    """Falls and returns in turn for half the run or more: slow down and fast up, or as a wave."""
+    """Periodic dips over half of the run or more: a slow fall and a fast rise, or a cosine wave."""
     base, t = _base(rng, n), np.linspace(0, 1, n)
     start, end = rng.uniform(0.15, 0.4), rng.uniform(0.85, 0.95)
     cycles = int(rng.integers(3, 8))
@@ -62,7 +62,7 @@ def sawtooth(rng: np.random.Generator, n: int) -> Curve:
 
 
 def restart(rng: np.random.Generator, n: int) -> Curve:
-    """A crash: the run goes on from an earlier checkpoint and learns again. KL and proxy fall back too."""
+    """The run crashes and continues from an earlier checkpoint. KL and proxy return to that checkpoint too."""
     when = int(n * rng.uniform(0.25, 0.75))
     lag = max(2, int(when * rng.uniform(0.08, 0.3)))
     index = np.concatenate([np.arange(when), np.arange(when - lag, n - lag)])
@@ -72,7 +72,7 @@ def restart(rng: np.random.Generator, n: int) -> Curve:
 
 
 def step_back(rng: np.random.Generator, n: int) -> Curve:
-    """A sudden fall, flat for a while, then back by a straight line."""
+    """A sudden drop, a flat part, then a linear recovery."""
     base, t = _base(rng, n), np.linspace(0, 1, n)
     (start,) = _starts(rng, 1)
     end = _end(rng, n, start, 0.1, 0.25)
@@ -82,7 +82,7 @@ def step_back(rng: np.random.Generator, n: int) -> Curve:
 
 
 def swells(rng: np.random.Generator, n: int) -> Curve:
-    """Two to four dips like bells, of different depth and length, the later ones often deeper."""
+    """Two to four bell-shaped dips of different depth and length, of which later ones are often deeper."""
     base, t = _base(rng, n), np.linspace(0, 1, n)
     loss = np.zeros(n)
     for start in _starts(rng, int(rng.integers(2, 5))):
@@ -93,7 +93,7 @@ def swells(rng: np.random.Generator, n: int) -> Curve:
 
 
 def _base(rng: np.random.Generator, n: int) -> Curve:
-    """A healthy run without dips; half of them are still learning when the dip comes."""
+    """A healthy run without dips; half of them are still improving at the dip."""
     if rng.random() < 0.3:
         return companions(rng, saturating(rng, 2.0, 8.0)(np.linspace(0, 1, n)))
     draw: Callable[[np.random.Generator, int], Curve] = (saturate, plateau, stairs, late_jump)[int(rng.integers(4))]
@@ -101,23 +101,23 @@ def _base(rng: np.random.Generator, n: int) -> Curve:
 
 
 def _starts(rng: np.random.Generator, count: int) -> list[float]:
-    """Where dips begin: in order, and so that the last one is over before the run is."""
+    """The starts of the dips, in order, early enough that the last dip ends before the run."""
     edges = np.linspace(0.2, 0.75, count + 1)
     return [float(rng.uniform(low, high)) for low, high in pairwise(edges)]
 
 
 def _end(rng: np.random.Generator, n: int, start: float, shortest: float, longest: float) -> float:
-    """Where a dip ends that lasts between these shares of the run before it, and at least some evals."""
+    """The end of a dip: its length is between these shares of the run before it, and at least `SHORTEST_EVALS`."""
     return float(start + max(rng.uniform(shortest, longest) * start, SHORTEST_EVALS / (n - 1)))
 
 
 def _sometimes(rng: np.random.Generator) -> float:
-    """In half of the runs the proxy keeps still, in the others it loses part or all of what the eval score loses."""
+    """The share of the eval score's loss that the proxy has too: 0 in half of the runs, 0.3 to 1 in the others."""
     return float(rng.uniform(0.3, 1.0)) if rng.random() < 0.5 else 0.0
 
 
 def _dipped(base: Curve, loss: Floats, common: float) -> Curve:
-    """Take away the share `loss` of what the eval score has reached, and of the proxy the part of it that is common."""
+    """Reduce the eval score by the share `loss`, and the proxy by the share `common` of that."""
     return Curve(base.eval_scores * (1 - loss), base.proxy * (1 - common * loss), base.kl)
 
 

@@ -1,7 +1,7 @@
-"""The example runs that `evalstop demo-data` fills a project with: `evalstop-lab example-runs`.
+"""`evalstop-lab example-runs`: writes the example runs of `evalstop demo-data`.
 
-The service carries them along as one packed file, because it knows nothing of the lab: runs drawn from `worlds` and the
-recorded ones, rounded to what a page can show. The same seed and the same recordings make the same file.
+The service ships them as one compressed file, because it cannot import the lab: drawn runs and recorded ones, with
+rounded values. The same seed and the same recordings produce the same file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EXAMPLES = """examples:
 
 
 def packed(worlds: Sequence[World]) -> bytes:
-    """The runs as the service reads them: packed JSON, the same bytes for the same runs."""
+    """Encode the runs as gzipped JSON, the format that the service reads; equal runs give equal bytes."""
     document = {"runs": [document_of(world) for world in worlds]}
     return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
 
 
 def document_of(world: World) -> dict[str, Any]:
-    """One run: what was measured at each step, null where nothing was, and the truth, null where it is ambiguous."""
+    """One run: the measured values at each step, and whether it turned; null if missing or ambiguous."""
     turned = {Label.HACKING: True, Label.HEALTHY: False}.get(world.truth.label)
     return {
         "family": world.family,
@@ -51,10 +51,10 @@ def document_of(world: World) -> dict[str, Any]:
 
 
 def drawn(count: int, seed: int = SEED) -> list[World]:
-    """So many runs, half of which turn, of all families, with 24 to 60 evals."""
+    """Draw `count` runs of all families, with 24 to 60 evals; half of them turn."""
     return [
-        make(family, one, length=LENGTHS[index % len(LENGTHS)])
-        for index, (family, one) in enumerate(plan(count, seed0=seed))
+        make(family, run_seed, length=LENGTHS[index % len(LENGTHS)])
+        for index, (family, run_seed) in enumerate(plan(count, seed0=seed))
     ]
 
 
@@ -62,14 +62,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `example-runs` to the subcommands of `evalstop-lab`."""
     parser = subparsers.add_parser(
         "example-runs",
-        help="make the file of runs that `evalstop demo-data` shows",
+        help="write the file of example runs of `evalstop demo-data`",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recorded", type=Path, help="recorded runs, one JSON object a line")
-    parser.add_argument("out", type=Path, help="where the packed file goes")
-    parser.add_argument("--drawn", type=int, default=160, help="how many runs are drawn besides (default: 160)")
+    parser.add_argument("recorded", type=Path, help="recorded runs, one JSON object per line")
+    parser.add_argument("out", type=Path, help="the file to write")
+    parser.add_argument("--drawn", type=int, default=160, help="number of drawn runs (default: 160)")
     parser.set_defaults(run=run)
 
 

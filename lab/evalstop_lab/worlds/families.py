@@ -1,4 +1,4 @@
-"""The families of runs: each draws a noiseless curve; the catalog says which of them calibration may see."""
+"""The catalog of families of runs: each draws noiseless curves; some are excluded from calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Draw = Callable[[np.random.Generator, int], Curve]
 
 
 class Group(StrEnum):
-    """What kind of run a family holds."""
+    """The kind of a family's runs."""
 
     HEALTHY = "healthy"
     DIP = "dip"
@@ -31,7 +31,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class Family:
-    """A way to draw noiseless curves, all of one label."""
+    """Draws noiseless curves, all of one label."""
 
     name: str
     group: Group
@@ -44,10 +44,10 @@ FAMILIES: dict[str, Family] = {
     for name, draw in draws.items()
 }
 
-# Neither thresholds nor parameters may be chosen with these in sight: they stand for what nobody thought of.
+# Never used to choose thresholds or parameters: they represent curves that nobody anticipated.
 HELD_OUT = frozenset({"step_back", "swells", "drift_and_jump", "waves_down", "two_falls"})
 
-# Reported by themselves and in no mix: a sag within the tolerance of the label is healthy by definition only.
+# Reported separately: a sag within the tolerance of the label is healthy only by definition.
 STRESS = frozenset({"sag"})
 
 CALIBRATION = tuple(name for name in FAMILIES if name not in HELD_OUT | STRESS)
@@ -55,5 +55,5 @@ REPORTING = tuple(name for name in FAMILIES if name not in STRESS)
 
 
 def of_group(*groups: Group, among: tuple[str, ...] = REPORTING) -> tuple[str, ...]:
-    """The names of the families of these groups."""
+    """The names of the families in these groups."""
     return tuple(name for name in among if FAMILIES[name].group in groups)

@@ -1,7 +1,7 @@
-"""Curves whose eval score turns and does not come back, while the proxy goes on rising.
+"""Hacking curves: the eval score turns and does not recover, while the proxy keeps rising.
 
 Source      Gao et al. (arXiv 2210.10760): with d = sqrt(KL), the eval score is d (a - b ln d) under reinforcement
-            learning and d (a - b d) under best-of-n. With u = d / d*, d* the place of the peak, they are u (1 - ln u)
+            learning and d (a - b d) under best-of-n. With u = d / d*, where d* is d at the peak, they are u (1 - ln u)
             and u (2 - u) times the height of the peak.
 """
 
@@ -26,28 +26,28 @@ def gao_bon(rng: np.random.Generator, n: int) -> Curve:
 
 
 def collapse(rng: np.random.Generator, n: int) -> Curve:
-    """The eval score falls by half of its gain or far more within a few evals and stays down."""
+    """The eval score loses half of its gain or more within a few evals and does not recover."""
     peak = _peak(rng, n, 0.25, 0.8)
     return _turned(rng, n, peak, rng.uniform(0.5, 2.0), duration=max(2.5 / (n - 1), rng.uniform(0.02, 0.1)))
 
 
 def slow(rng: np.random.Generator, n: int) -> Curve:
-    """A long and even decline from an early peak."""
+    """A long decline from an early peak."""
     return _turned(rng, n, _peak(rng, n, 0.2, 0.5), rng.uniform(0.2, 0.6))
 
 
 def mild(rng: np.random.Generator, n: int) -> Curve:
-    """A decline of little more than the label asks for."""
+    """A decline slightly larger than the label requires."""
     return _turned(rng, n, _peak(rng, n, 0.2, 0.65), rng.uniform(0.12, 0.25))
 
 
 def late(rng: np.random.Generator, n: int) -> Curve:
-    """The turn comes when little of the run is left."""
+    """A turn near the end of the run."""
     return _turned(rng, n, _peak(rng, n, 0.7, 0.9), rng.uniform(0.15, 0.8))
 
 
 def after_plateau(rng: np.random.Generator, n: int) -> Curve:
-    """The eval score stays at its peak for a third of the run and more before it turns."""
+    """The eval score stays at its peak for a third of the run or more before it turns."""
     t = np.linspace(0, 1, n)
     peak = _peak(rng, n, 0.5, 0.8)
     top = peak * rng.uniform(0.2, 0.5)
@@ -56,7 +56,7 @@ def after_plateau(rng: np.random.Generator, n: int) -> Curve:
 
 
 def partial_recovery(rng: np.random.Generator, n: int) -> Curve:
-    """A fall, and then a return that stays well below the peak."""
+    """A fall, then a recovery that stays well below the peak."""
     t = np.linspace(0, 1, n)
     peak = _peak(rng, n, 0.2, 0.55)
     bottom = peak + rng.uniform(0.25, 0.6) * (1 - peak)
@@ -73,7 +73,7 @@ def never_rose(rng: np.random.Generator, n: int) -> Curve:
 
 
 def waves_down(rng: np.random.Generator, n: int) -> Curve:
-    """A decline in waves: each return is lower than the last."""
+    """A decline in waves: each maximum is lower than the one before."""
     t = np.linspace(0, 1, n)
     peak, depth = _peak(rng, n, 0.2, 0.6), rng.uniform(0.3, 1.0)
     after = np.clip((t - peak) / (1 - peak), 0, 1)
@@ -118,12 +118,12 @@ def _turned(rng: np.random.Generator, n: int, peak: float, depth: float, duratio
 
 
 def _peak(rng: np.random.Generator, n: int, earliest: float, latest: float) -> float:
-    """A drawn place for the peak, on an eval, with at least three evals after it."""
+    """A random time of the peak, at an eval, with at least three evals after it."""
     return min(round(rng.uniform(earliest, latest) * (n - 1)), n - 4) / (n - 1)
 
 
 def _companions(rng: np.random.Generator, eval_scores: Floats) -> Curve:
-    """A proxy that goes up with the eval score, goes up by itself too and never falls, and a KL that grows."""
+    """Add a proxy that rises with the eval score and on its own and never falls, and a growing KL."""
     t = np.linspace(0, 1, len(eval_scores))
     shared = rng.uniform(0.0, 0.8)
     proxy = shared * np.maximum.accumulate(eval_scores) + (1 - shared) * distance_growth(rng)(t)

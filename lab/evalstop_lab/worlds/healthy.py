@@ -1,4 +1,4 @@
-"""Healthy curves without dips: the eval score ends where it is highest, or within the tolerance of the label."""
+"""Healthy curves without dips: the eval score ends at its maximum, or within the tolerance of the label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalstop_lab.worlds.truth import Floats
 
 
 def saturate(rng: np.random.Generator, n: int) -> Curve:
-    """Growth that slows down and never ends."""
+    """Growth that slows down but never stops."""
     t = np.linspace(0, 1, n)
     return companions(rng, saturating(rng, 1.0, 6.0)(t))
 
@@ -23,14 +23,14 @@ def plateau(rng: np.random.Generator, n: int) -> Curve:
 
 
 def slow_start(rng: np.random.Generator, n: int) -> Curve:
-    """Nothing for a long time, then growth."""
+    """No growth for a long time, then growth."""
     t = np.linspace(0, 1, n)
     middle, width = rng.uniform(0.3, 0.7), rng.uniform(0.03, 0.12)
     return companions(rng, _normal(logistic((t - middle) / width)))
 
 
 def late_jump(rng: np.random.Generator, n: int) -> Curve:
-    """A plateau for most of the run, then a jump to a higher one."""
+    """A plateau for most of the run, then a jump to a higher plateau."""
     t = np.linspace(0, 1, n)
     low, when, width = rng.uniform(0.3, 0.8), rng.uniform(0.5, 0.9), rng.uniform(0.005, 0.03)
     return companions(rng, _normal(low * saturating(rng, 8.0, 20.0)(t) + (1 - low) * logistic((t - when) / width)))
@@ -49,7 +49,7 @@ def stairs(rng: np.random.Generator, n: int) -> Curve:
 
 
 def drift_and_jump(rng: np.random.Generator, n: int) -> Curve:
-    """An almost unnoticeable rise over the whole run, with one or two small jumps upward."""
+    """A slow rise over the whole run, with one or two small jumps upward."""
     t = np.linspace(0, 1, n)
     eval_scores = rng.uniform(0.3, 0.7) * t
     for when in rng.uniform(0.1, 0.85, int(rng.integers(1, 3))):
@@ -58,7 +58,7 @@ def drift_and_jump(rng: np.random.Generator, n: int) -> Curve:
 
 
 def sag(rng: np.random.Generator, n: int) -> Curve:
-    """A peak, then a slow loss of 2 to 7 % of the gain: healthy by definition, a turn to any sharp enough test."""
+    """A peak, then a slow loss of 2 to 7 % of the gain: healthy by definition, though a sensitive test finds a turn."""
     t = np.linspace(0, 1, n)
     peak = rng.uniform(0.3, 0.7)
     rising = saturating(rng, 2.0, 5.0)(np.clip(t / peak, 0, 1))
@@ -66,10 +66,9 @@ def sag(rng: np.random.Generator, n: int) -> Curve:
 
 
 def companions(rng: np.random.Generator, eval_scores: Floats) -> Curve:
-    """The proxy and the KL of a healthy run: the proxy follows the eval score, in half of the runs with a small rise of
-    its own.
+    """Add the proxy and KL of a healthy run; `eval_scores` must have no dips.
 
-    `eval_scores` is to be without dips here.
+    The proxy follows the eval score, and in half of the runs also rises slightly on its own.
     """
     t = np.linspace(0, 1, len(eval_scores))
     own = rng.uniform(0.05, 0.4) if rng.random() < 0.5 else 0.0

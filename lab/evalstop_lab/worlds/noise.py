@@ -1,4 +1,4 @@
-"""The kinds of noise that evals carry, each scaled to a standard deviation that is asked for."""
+"""The kinds of eval noise, each scaled to a given standard deviation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 class NoiseKind(StrEnum):
-    """How evals depart from the noiseless curve."""
+    """The distribution of the differences between measured and noiseless scores."""
 
     GAUSSIAN = "gaussian"
     STUDENT_T3 = "student_t3"
@@ -30,8 +30,8 @@ DRAWN_KINDS = tuple(kind for kind in NoiseKind if kind is not NoiseKind.RECORDED
 
 @dataclass(frozen=True)
 class Noise:
-    """`level` is the standard deviation as a share of the unit of the run, `correlation` that of the eval score's noise
-    with the proxy's, `stderr_given` whether the run comes with its standard errors."""
+    """The noise of a run. `level`: its standard deviation as a share of the run's unit. `correlation`: of the eval
+    score's noise with the proxy's. `stderr_given`: whether the run reports standard errors."""
 
     kind: NoiseKind
     level: float
@@ -41,7 +41,7 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Noisy:
-    """Measured values (NaN where an eval is missing), and the standard error of each as a trainer would know it."""
+    """Measured values, NaN where an eval is missing, and the standard error of each that a trainer would report."""
 
     values: Floats
     stderr: Floats
@@ -50,15 +50,15 @@ class Noisy:
 def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float, common: Floats) -> Noisy:
     """Measure `clean` with noise of standard deviation `sd`; `common` is standard normal noise shared with the proxy.
 
-    Of binomial noise `clean` must lie in (0, 1) and `sd` is met as its mean square; outliers come on top of `sd`, and
-    AR(1) noise has `sd` as its marginal one.
+    Binomial noise requires `clean` in (0, 1); `sd` is then its root mean square. Outliers are added to noise of `sd`.
+    For AR(1) noise `sd` is the marginal standard deviation.
     """
     known = np.full(len(clean), sd)
     if sd == 0:
         return Noisy(_with_gaps(rng, clean) if kind is NoiseKind.MISSING else clean.copy(), known)
     match kind:
         case NoiseKind.STUDENT_T3:
-            # A normal over an independent root of chi-square keeps the share that is common with the proxy.
+            # A normal over the root of an independent chi-square preserves the correlation with the proxy.
             scale = np.sqrt(rng.chisquare(3, len(clean)))  # sd of the quotient is 1 for 3 degrees of freedom
             return Noisy(clean + sd * common / scale, known)
         case NoiseKind.AR1:
@@ -78,7 +78,7 @@ def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float,
 
 
 def prompts(shares: Floats, sd: float) -> int:
-    """How many prompts give these shares the mean square error `sd`."""
+    """The number of prompts at which these shares have the root mean square error `sd`."""
     return max(1, round(float(np.mean(shares * (1 - shares))) / sd**2))
 
 
@@ -91,7 +91,7 @@ def _autoregressive(innovations: Floats, phi: float) -> Floats:
 
 
 def _swelling(rng: np.random.Generator, n: int) -> Floats:
-    """Standard deviations that change threefold over the run, up or down, with a mean square of 1."""
+    """Standard deviations that grow or shrink threefold over the run, with a mean square of 1."""
     direction = rng.choice([-1.0, 1.0])
     sds = np.exp(direction * np.linspace(-0.55, 0.55, n))
     return np.asarray(sds / np.sqrt(np.mean(sds**2)))
@@ -100,13 +100,13 @@ def _swelling(rng: np.random.Generator, n: int) -> Floats:
 def _counted(rng: np.random.Generator, shares: Floats, sd: float) -> Noisy:
     n = prompts(shares, sd)
     hits = rng.binomial(n, shares)
-    # One hit and one miss are added, so that a share of 0 or 1 does not claim to be certain.
+    # With one hit and one miss added, a share of 0 or 1 has a standard error above 0.
     smoothed = (hits + 1) / (n + 2)
     return Noisy(hits / n, np.sqrt(smoothed * (1 - smoothed) / n))
 
 
 def _with_gaps(rng: np.random.Generator, values: Floats) -> Floats:
-    """Without an eighth of the values, and without a stretch of up to a tenth; the first and the last stay."""
+    """Remove an eighth of the values at random, and a gap of up to a tenth; the first and the last value stay."""
     kept = rng.random(len(values)) >= 0.125
     length = int(rng.integers(1, max(2, len(values) // 10 + 1)))
     start = int(rng.integers(1, max(2, len(values) - length)))

@@ -1,4 +1,4 @@
-"""Recorded RLHF runs as worlds: one JSON object a line with what was logged, and the truth from many fresh samples."""
+"""Recorded RLHF runs as worlds: one JSON object per line with the logged metrics, and the truth from many samples."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LABELS = {"hacking": Label.HACKING, "healthy": Label.HEALTHY}
 
 
 def load(path: Path) -> list[World]:
-    """Read recorded runs; raises UnusableArguments naming the line that is not one.
+    """Read recorded runs; raises UnusableArguments with the line that is not a run.
 
-    The labels are those of the file. What it calls neither hacking nor healthy is ambiguous here.
+    Labels other than hacking and healthy become ambiguous.
     """
     worlds = []
     try:
@@ -33,7 +33,8 @@ def load(path: Path) -> list[World]:
             worlds.append(_world(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
             raise UnusableArguments(
-                f"{path}, line {number}: no recorded run ({error!r}); it takes run_id, cfg, log, truth, truth_label."
+                f"{path}, line {number}: not a recorded run ({error!r});"
+                " expected run_id, cfg, log, truth and truth_label."
             ) from error
     return worlds
 
@@ -69,5 +70,5 @@ def _world(record: dict[str, Any]) -> World:
 
 
 def _floats(values: list[float | None]) -> Floats:
-    """None becomes NaN."""
+    """Convert to an array, None to NaN."""
     return np.asarray(values, dtype=np.float64)

@@ -1,8 +1,8 @@
-"""How good verdicts were, held against the truth: pure functions, each figure with an interval of 95 %.
+"""Scores verdicts against the truth. All functions are pure, and each figure has a 95 % interval.
 
-Read the figures together. Recall without the false stops beside it says nothing; the median delay is over right stops
-only, so that a rule that finds only the easy turns looks fast: `delay_of_all` counts a missed turn as never. What is
-ambiguous is counted and otherwise left out.
+Read the figures together. Recall means nothing without false stops. The median delay is over right stops only, so a
+rule that finds only the easy turns looks fast; `delay_of_all` counts a missed turn as infinite. Ambiguous runs are
+counted but enter no other figure.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ RESAMPLES = 400
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was made of a run: where it was stopped, if it was, and the step of the checkpoint that was kept."""
+    """The result of a rule on one run: the step of its stop (None: not stopped) and of the kept checkpoint."""
 
     stop_step: int | None
     best_step: int | None = None
 
 
 class Fate(StrEnum):
-    """What a verdict meant for its run.
+    """Whether a rule was right about a run.
 
-    `at_the_end`: the stop came at the last eval or later and saved nothing; it is neither right nor wrong.
+    `at_the_end`: a stop at the last eval or later, which saves nothing; it is neither right nor wrong.
     """
 
     RIGHT = "right"
@@ -47,7 +47,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Share:
-    """`hits` of `n` and the interval of their share; of nothing the value is NaN and the interval is [0, 1]."""
+    """The share `hits` / `n` with its interval; if `n` is 0, the value is NaN and the interval [0, 1]."""
 
     hits: int
     n: int
@@ -61,7 +61,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Figure:
-    """A quantile or a mean of `n` numbers, with its interval; NaN of no numbers."""
+    """A quantile or a mean of `n` numbers with its interval; NaN if `n` is 0."""
 
     value: float
     low: float
@@ -71,8 +71,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Score:
-    """`wasted` is the mean share of the evals after the peak that were still run, `eval_lost` what the kept checkpoint
-    is worse than the best one, as a share of the run's unit."""
+    """The figures of a rule over runs. `wasted`: the mean share of the evals after the peak that were still run.
+    `eval_lost`: the mean difference between best and kept checkpoint, as a share of the run's unit."""
 
     fates: dict[Fate, int]
     recall: Share
@@ -88,7 +88,7 @@ class Score:
 
 
 def fate(outcome: Outcome, truth: Truth) -> Fate:
-    """What the outcome meant: a stop on the peak itself is right, one before it premature and therefore wrong."""
+    """Classify the outcome; a stop at the peak is right, one before it is premature and counts as wrong."""
     if truth.label is Label.AMBIGUOUS:
         return Fate.AMBIGUOUS
     hacking = truth.label is Label.HACKING
@@ -102,14 +102,14 @@ def fate(outcome: Outcome, truth: Truth) -> Fate:
 
 
 def delay(outcome: Outcome, truth: Truth) -> int | None:
-    """How many evals after the peak the run was stopped; None if it was not stopped rightly."""
+    """The number of evals between the peak and a right stop; None if there was none."""
     if outcome.stop_step is None or fate(outcome, truth) is not Fate.RIGHT:
         return None
     return int(np.searchsorted(truth.steps, outcome.stop_step)) - truth.peak
 
 
 def wasted_share(outcome: Outcome, truth: Truth) -> float | None:
-    """Of the evals after the peak of a hacking run the share that was still run; None if stopped before the peak."""
+    """The share of a hacking run's evals after its peak that were still run; None if stopped before the peak."""
     kind = fate(outcome, truth)
     if truth.label is not Label.HACKING or kind is Fate.PREMATURE:
         return None
@@ -118,10 +118,9 @@ def wasted_share(outcome: Outcome, truth: Truth) -> float | None:
 
 
 def eval_lost(outcome: Outcome, truth: Truth) -> float | None:
-    """The noiseless eval score at the best eval of the whole run less that at the kept one, as a share of the run's
-    unit.
+    """The noiseless eval score of the best checkpoint minus that of the kept one, as a share of the run's unit.
 
-    None when no checkpoint was kept, or when the kept step is no eval of the run.
+    None if no checkpoint was kept, or if the kept step is not an eval of the run.
     """
     if outcome.best_step is None:
         return None
@@ -132,7 +131,7 @@ def eval_lost(outcome: Outcome, truth: Truth) -> float | None:
 
 
 def score(pairs: Iterable[tuple[Outcome, Truth]], chance_seed: int = 0) -> Score:
-    """All figures over these runs; `chance_seed` seeds the bootstrap of the means."""
+    """Compute all figures over these runs; `chance_seed` seeds the bootstrap of the means."""
     pairs = list(pairs)
     fates = Counter(fate(outcome, truth) for outcome, truth in pairs)
     hacking = sum(truth.label is Label.HACKING for _, truth in pairs)
@@ -156,10 +155,10 @@ def score(pairs: Iterable[tuple[Outcome, Truth]], chance_seed: int = 0) -> Score
 
 
 def information_bound(truth: Truth, alpha: float) -> int | None:
-    """How many evals after the peak any rule of false alarm probability `alpha` needs, roughly: Lai (1998).
+    """An approximate lower bound on the delay, in evals, of any rule with false alarm probability `alpha`: Lai (1998).
 
     The smallest n at which the sum over i <= n of (the eval score at the peak - the eval score i evals later)^2 / (2
-    sd^2) reaches ln(1 / alpha). None when the run ends before that, is not hacking, or its noise is unknown.
+    sd^2) reaches ln(1 / alpha). None if the run ends before that, is not hacking, or its noise is unknown.
     """
     if truth.noise_sd is None or truth.label is not Label.HACKING:
         return None
@@ -171,9 +170,9 @@ def information_bound(truth: Truth, alpha: float) -> int | None:
 
 
 def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
-    """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops.
+    """The median bound over all hacking runs (infinite if not reached), and of delay / bound over the right stops.
 
-    Runs without noise have no ratio: one eval after the peak proves the turn to whoever knows that there is no noise.
+    Runs without noise have no ratio: there a single eval after the peak is proof.
     """
     bounds, ratios = [], []
     for outcome, truth in pairs:
@@ -198,7 +197,7 @@ def wilson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
 
 
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
-    """A share with the exact interval of Clopper and Pearson, which never covers less than it says."""
+    """A share with the exact interval of Clopper and Pearson, whose coverage is at least `confidence`."""
     tail = (1 - confidence) / 2
     low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, n - hits + 1))
     high = 1.0 if hits == n else float(stats.beta.ppf(1 - tail, hits + 1, n - hits))
@@ -206,7 +205,7 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
 
 
 def quantile(numbers: Sequence[float], q: float, confidence: float = CONFIDENCE) -> Figure:
-    """The q-quantile (an order statistic, so that infinity is allowed) between two order statistics."""
+    """The q-quantile with its interval; all three are order statistics, so numbers may be infinite."""
     n = len(numbers)
     if n == 0:
         return Figure(math.nan, math.nan, math.nan, 0)
@@ -216,7 +215,7 @@ def quantile(numbers: Sequence[float], q: float, confidence: float = CONFIDENCE)
 
 
 def quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int, int]:
-    """The ranks, from 0, of the order statistics between which the q-quantile lies; at the ends as far as they go."""
+    """The ranks, from 0, of the order statistics that bound the q-quantile, limited to existing ranks."""
     tail = (1 - confidence) / 2
     low = int(stats.binom.ppf(tail, n, q)) - 1
     high = int(stats.binom.ppf(1 - tail, n, q))
@@ -226,7 +225,7 @@ def quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[in
 def mean(
     numbers: Sequence[float] | Floats, seed: int, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
 ) -> Figure:
-    """The mean with a percentile interval of the bootstrap."""
+    """The mean with a bootstrap percentile interval."""
     values = np.asarray(numbers, dtype=float)
     if len(values) == 0:
         return Figure(math.nan, math.nan, math.nan, 0)

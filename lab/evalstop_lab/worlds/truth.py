@@ -1,5 +1,4 @@
-"""What is true of a run, read off its noiseless curve of the eval score alone: whether it turned, where, and by how
-much."""
+"""The truth about a run, computed from its noiseless eval scores: whether it turned, where, and by how much."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ TURNED_SHARE = 0.1
 
 
 class Label(StrEnum):
-    """`ambiguous` occurs among recorded runs only: a fall between 5 and 10 % of the gain, or one without hacking."""
+    """The label of a run. Only recorded runs are `ambiguous`: a fall of 5 to 10 % of the gain, or without hacking."""
 
     HACKING = "hacking"
     HEALTHY = "healthy"
@@ -27,11 +26,10 @@ class Label(StrEnum):
 class Truth:
     """The truth about a run of `len(steps)` evals.
 
-    `eval_scores` is the noiseless score at each of `steps`. `peak` is the index of its maximum; of a plateau that is
-    exactly flat the last one, since the turn is where the fall begins. `gain` is the rise from the first eval to the
-    peak, `drop` the fall from the peak to the last eval, both in the unit of the eval score. `unit` is what noise and
-    loss are measured in: the gain, or the whole range of a run that never rose. `noise_sd` is the
-    standard deviation of one eval, 0 when there is none, and None when nobody knows it.
+    `eval_scores` is the noiseless score at each of `steps`. `peak` is the index of its maximum; on a flat maximum the
+    last one, because the fall starts there. `gain` is the rise from the first eval to the peak, `drop` the fall from
+    the peak to the last eval, both in the unit of the eval score. `unit` is the unit of noise and losses: the gain, or
+    the range of a run that never rose. `noise_sd` is the standard deviation of one eval; 0: no noise, None: unknown.
     """
 
     label: Label
@@ -51,7 +49,7 @@ class Truth:
 def judge(steps: Integers, eval_scores: Floats, noise_sd: float | None) -> Truth:
     """Label a noiseless curve: hacking if it ends below its peak by more than a tenth of its unit, else healthy.
 
-    A fall that came back before the end leaves the curve healthy, one that came back in part does not.
+    A curve that recovered completely before its end is healthy; one that recovered partly is not.
     """
     highest = float(eval_scores.max())
     span = highest - float(eval_scores.min())

@@ -1,4 +1,4 @@
-"""A labeled run: what a trainer would have posted, and the truth behind it; deterministic by family and seed."""
+"""Draws labeled runs: the metrics that a trainer would post and the truth, deterministic by family and seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORTING_SEED = 20_000_000
 WRONG_PLANS = 0.15
 LENGTHS = (20, 50, 100, 200, 500)
 
-# How worlds are mixed: half hacking, and of the healthy half two in five with dips that recover.
+# The shares of the groups: half of the runs are hacking; of the healthy ones two in five have dips that recover.
 SHARES = {Group.HACKING: 0.5, Group.HEALTHY: 0.3, Group.DIP: 0.2}
 
 
@@ -29,9 +29,9 @@ SHARES = {Group.HACKING: 0.5, Group.HEALTHY: 0.3, Group.DIP: 0.2}
 class World:
     """One run.
 
-    `eval_scores`, `proxy` and `kl` are what was measured at each of `steps`, NaN where it is missing;
-    `eval_stderr` is the standard error of each eval score, None when the run comes without. `planned_steps` is the
-    length that the trainer tells, None when it tells none. `truth` holds the noiseless eval score.
+    `eval_scores`, `proxy` and `kl` are the measured values at each of `steps`, NaN where one is missing. `eval_stderr`
+    is the standard error of each eval score, None if the run does not report it. `planned_steps` is the run's planned
+    length, None if the trainer does not report it. `truth` has the noiseless eval scores.
     """
 
     name: str
@@ -47,25 +47,25 @@ class World:
     planned_steps: float | None = None
 
     def observations(self) -> tuple[Observation, ...]:
-        """The run as detectors see it, in order; what is missing does not occur."""
+        """The run's observations in order, without missing values."""
         return self._observed
 
     @cached_property
     def _observed(self) -> tuple[Observation, ...]:
-        found = []
+        observations = []
         for index, step in enumerate(self.steps.tolist()):
             progress = None if self.planned_steps is None else min(1.0, step / self.planned_steps)
             if np.isfinite(self.kl[index]):
-                found.append(Observation(MetricRole.KL, step, self.kl[index], progress=progress))
+                observations.append(Observation(MetricRole.KL, step, self.kl[index], progress=progress))
             if np.isfinite(self.proxy[index]):
-                found.append(Observation(MetricRole.PROXY, step, self.proxy[index], progress=progress))
+                observations.append(Observation(MetricRole.PROXY, step, self.proxy[index], progress=progress))
             if np.isfinite(self.eval_scores[index]):
                 stderr = None if self.eval_stderr is None else self.eval_stderr[index]
-                found.append(Observation(MetricRole.EVAL, step, self.eval_scores[index], stderr, progress))
-        return tuple(found)
+                observations.append(Observation(MetricRole.EVAL, step, self.eval_scores[index], stderr, progress))
+        return tuple(observations)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The run in the rows that `evalstop-lab replay` reads."""
+        """The run as the rows that `evalstop-lab replay` reads."""
         for index, step in enumerate(self.steps.tolist()):
             row: dict[str, Any] = {"run": self.name, "step": step}
             if np.isfinite(self.eval_scores[index]):
@@ -87,11 +87,11 @@ def make(
     level: float | None = None,
     stderr: bool | None = None,
 ) -> World:
-    """Make the run of this family and seed; what is not given is drawn from the seed.
+    """Draw the run of this family and seed; parameters that are None are drawn too.
 
-    `length` counts evals (20 and more), `level` is the noise's standard deviation as a share of the run's gain,
-    `stderr` says whether the run comes with standard errors. The noiseless curve depends on family, seed and length
-    alone, so that runs of different noise can be compared in pairs.
+    `length`: the number of evals, at least 20. `level`: the noise's standard deviation as a share of the run's gain.
+    `stderr`: whether the run reports standard errors. The noiseless curve depends only on family, seed and length, so
+    that runs with different noise can be compared in pairs.
     """
     shape_rng, noise_rng, curve_rng = (_rng(family, seed, stream) for stream in range(3))
     drawn = int(shape_rng.choice(LENGTHS))
@@ -118,21 +118,21 @@ def make(
 
 
 def tell_length(world: World, share: float = 1.0) -> World:
-    """The same run of a trainer that tells its planned length, as this share of the seeds do.
+    """Add the planned length, as a trainer would report it, for this share of the seeds.
 
-    15 % of the plans are wrong: 0.75 to 2.5 times as long as the run.
+    15 % of the plans are wrong: 0.75 to 2.5 times the length of the run.
     """
     rng = _rng(world.family, world.seed, 3)
-    told = rng.random() < share
-    wrong = float(np.exp(rng.uniform(np.log(0.75), np.log(2.5)))) if rng.random() < WRONG_PLANS else 1.0
-    return replace(world, planned_steps=float(world.steps[-1]) * wrong) if told else world
+    is_reported = rng.random() < share
+    factor = float(np.exp(rng.uniform(np.log(0.75), np.log(2.5)))) if rng.random() < WRONG_PLANS else 1.0
+    return replace(world, planned_steps=float(world.steps[-1]) * factor) if is_reported else world
 
 
 def plan(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None = None) -> list[tuple[str, int]]:
-    """Family and seed of `n` worlds with the seeds from `seed0` on.
+    """The families and seeds of `n` worlds, with seeds from `seed0` on.
 
-    Without `families`: those that calibration may see for seeds below `REPORTING_SEED`, all but the stress families
-    from there on. Groups come in the shares of `SHARES` (half hacking), the families of a group in turn.
+    `families` defaults to the calibration families for seeds below `REPORTING_SEED`, and to all except the stress
+    families otherwise. Groups have the shares of `SHARES`; families of a group take turns.
     """
     if families is None:
         families = CALIBRATION if seed0 < REPORTING_SEED else REPORTING
@@ -149,12 +149,12 @@ def sample(
     level: float | None = None,
     length: int | None = None,
 ) -> list[World]:
-    """Make `n` worlds, chosen as by `plan`."""
+    """Draw the `n` worlds of `plan`."""
     return [make(family, seed, noise=noise, level=level, length=length) for family, seed in plan(n, seed0, families)]
 
 
 def _turns(families: tuple[str, ...]) -> list[str]:
-    """A cycle of families in which each group has its share; a group that is missing leaves its share to the others."""
+    """A cycle of families in which each group has its share; the share of a missing group goes to the others."""
     groups = {group: of_group(group, among=families) for group in SHARES}
     count = {group: len(names) for group, names in groups.items() if names}
     pattern: list[Group] = []
@@ -205,7 +205,7 @@ def _measured(
 
 
 def _into_the_unit_interval(eval_scores: Floats) -> tuple[float, float]:
-    """Scale and offset that bring a curve into [.2, .8], where a share of prompts has nearly constant noise."""
+    """The scale and offset that map a curve to [0.2, 0.8], where a share of prompts has nearly constant noise."""
     low, high = float(eval_scores.min()), float(eval_scores.max())
     scale = 0.6 / (high - low)
     return scale, 0.2 - scale * low

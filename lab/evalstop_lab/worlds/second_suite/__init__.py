@@ -1,14 +1,13 @@
-"""An independent suite of runs, to check what was tuned on others.
+"""An independent suite of runs, to validate policies that were tuned on other runs.
 
-The other worlds of the lab were written by the people who tune the detectors. These were not: they were written from
-general experience of how PPO, GRPO, DPO and supervised fine-tuning runs behave, by somebody who had seen neither those
-worlds, nor the detectors' parameters, nor any result. How often a policy is right here says how much of its quality
-outlives a change of author. That only holds as long as nobody learns from it: no threshold, no prior and no default may
-ever be chosen, or kept, because of a figure on this suite. Nor are the shares of its kinds those of any real cluster:
-each kind counts alike, rare ones too.
+The other worlds of the lab were written by the authors of the detectors. These were written by somebody else, from
+general experience with PPO, GRPO, DPO and supervised fine-tuning, without knowledge of those worlds, of the detectors'
+parameters or of any result. Figures on this suite therefore show how well a policy generalizes. That holds only while
+the suite is used for nothing else: never choose or keep a threshold, a prior or a default because of a figure on it.
+All kinds of runs have equal shares, including rare ones, so the mix is not that of a real cluster.
 
-A run is labeled by `judge` on its noiseless curve on the scale of true quality: a changed grader, another eval set or
-a failed eval changes what is measured, never the label.
+A run is labeled by the noiseless curve of its true quality: a changed grader, another eval set or a failed eval changes
+the measured scores but never the label.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ __all__ = ["SECOND_SUITE", "Kind", "draw"]
 SECOND_SUITE: dict[str, Kind] = {**TURNING, **HEALTHY}
 
 ATTEMPTS = 1000
-EVALS_AFTER_PEAK = 2  # fewer, and no rule could stop the run before its end
+EVALS_AFTER_PEAK = 2  # with fewer no rule could stop the run before its end
 
 
 def draw(kind: str, seed: int) -> World:
-    """One run of this kind, the same for the same seed; raises KeyError for a kind that is not in the suite.
+    """Draw the run of this kind and seed; raises KeyError for an unknown kind.
 
-    A course whose label is not the one that its kind declares is drawn again.
+    A run whose label differs from the one that its kind declares is drawn again.
     """
     declared = SECOND_SUITE[kind]
     for attempt in range(ATTEMPTS):
         world = _draw_once(kind, seed, attempt)
         if _agrees(declared, world.truth):
             return world
-    raise AssertionError(f"{kind}: {ATTEMPTS} draws in a row contradict what the kind declares")
+    raise AssertionError(f"{kind}: {ATTEMPTS} draws in a row do not have the declared label")
 
 
 def _agrees(kind: Kind, truth: Truth) -> bool:

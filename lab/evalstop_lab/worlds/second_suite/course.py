@@ -1,7 +1,7 @@
-"""What a kind of run draws before anything is measured, and the pieces that courses are made of.
+"""The noiseless course of a run, as a kind of run draws it, and the building blocks of courses.
 
-Quality is written in gains: 0 is where the run starts, and near 1 the best it reaches. `x` is the share of the run
-that is done at each eval, 0 to 1.
+The unit of quality is the gain: a run starts at 0, and its best quality is near 1. `x` is the completed share of the
+run at each eval, 0 to 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evalstop_lab.worlds.truth import Floats
 
 
 class Scale(StrEnum):
-    """What an eval score counts: a share of right answers, a reward, a negative loss, or a rating."""
+    """The scale of an eval score: a share of right answers, a reward, a negative loss, or a rating."""
 
     SHARE = "share"
     REWARD = "reward"
@@ -28,7 +28,7 @@ class Scale(StrEnum):
 
 
 class Reward(StrEnum):
-    """How the proxy goes where a kind does not draw it: up whatever happens, with the quality, or not logged."""
+    """The proxy of a kind that does not draw it: it always rises, follows the quality, or is not logged."""
 
     CLIMBS = "climbs"
     FOLLOWS = "follows"
@@ -39,10 +39,9 @@ class Reward(StrEnum):
 class Course:
     """One run before it is measured.
 
-    `quality` is noiseless, in gains. `proxy` is noiseless too, or says how to draw it. `shift` and `stretch` are what a
-    changed grader does to the measured score, in gains; they change nothing about the quality. `failed` are the indices
-    of evals that failed and were posted as 0. `noise` and `scale` are drawn where they are None. `policy_kl` says
-    whether there is a KL to log at all: supervised runs have none.
+    `quality`: noiseless, in gains. `proxy`: noiseless, or how to draw it. `shift`, `stretch`: the effect of a changed
+    grader on the measured score, in gains, without effect on the quality. `failed`: the indices of failed evals, which
+    are posted as 0. `noise`, `scale`: drawn if None. `policy_kl`: whether the run has a KL; supervised runs have none.
     """
 
     quality: Floats
@@ -57,7 +56,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: whether it turns for good, how it is drawn, and between which numbers of evals."""
+    """A kind of run: whether it turns, how it is drawn, and its minimum and maximum number of evals."""
 
     turns: bool
     course: Callable[[Generator, Floats], Course] = field(repr=False)
@@ -71,7 +70,7 @@ class Kind:
 
 
 def learn(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Floats:
-    """A rise from 0 at `begin` to 1 at `end`, flat outside, in one of the forms that learning curves take."""
+    """A random learning curve: it rises from 0 at `begin` to 1 at `end` and is flat outside."""
     t = ramp(x, begin, end)
     match rng.integers(4):
         case 0:
@@ -90,7 +89,7 @@ def learn(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Fl
 
 
 def fall(rng: Generator, x: Floats, begin: float, end: float = 1.0) -> Floats:
-    """From 0 at `begin` to 1 at `end`, flat outside: even, S-shaped, faster and faster, or slower and slower."""
+    """A random fall, from 0 at `begin` to 1 at `end`, flat outside: linear, S-shaped, accelerating or slowing."""
     t = ramp(x, begin, end)
     match rng.integers(4):
         case 0:
@@ -104,23 +103,23 @@ def fall(rng: Generator, x: Floats, begin: float, end: float = 1.0) -> Floats:
 
 
 def ramp(x: Floats, begin: float, end: float) -> Floats:
-    """Evenly from 0 at `begin` to 1 at `end`, flat outside."""
+    """Linear from 0 at `begin` to 1 at `end`, flat outside."""
     return np.clip((x - begin) / max(end - begin, 1e-9), 0.0, 1.0)
 
 
 def bump(x: Floats, begin: float, end: float, steep: float = 1.0) -> Floats:
-    """From 0 to 1 and back to 0 between two places; the top lies early where `steep` is above 1."""
+    """A bump of height 1 between `begin` and `end`; if `steep` is above 1, its maximum is early."""
     t = ramp(x, begin, end)
     return np.sin(np.pi * t ** (1 / steep)) ** 2
 
 
 def at_least_evals(x: Floats, share: float, evals: int) -> float:
-    """A share of the run, made longer where that many evals would not fit in it."""
+    """This share of the run, or the share of that many evals if it is larger."""
     return max(share, evals / max(len(x) - 1, 1))
 
 
 def place(rng: Generator, x: Floats, low: float, high: float) -> int:
-    """The index of an eval between two shares of the run."""
+    """The index of a random eval between two shares of the run."""
     last = len(x) - 1
     return int(np.clip(round(rng.uniform(low, high) * last), 1, last))
 
@@ -130,8 +129,7 @@ def log_uniform(rng: Generator, low: float, high: float) -> float:
 
 
 def wander(rng: Generator, count: int, memory: float) -> Floats:
-    """Autocorrelated noise of standard deviation 1 from the first value on; `memory` is the correlation of
-    neighbours."""
+    """Stationary AR(1) noise of standard deviation 1; `memory` is the correlation of successive values."""
     steps = rng.standard_normal(count)
     values = np.empty(count)
     values[0] = steps[0]
@@ -141,11 +139,11 @@ def wander(rng: Generator, count: int, memory: float) -> Floats:
 
 
 def climb(rng: Generator, x: Floats) -> Floats:
-    """A proxy that goes up whatever happens."""
+    """A proxy that rises all the time."""
     return learn(rng, x) * rng.uniform(0.6, 1.0) + x * rng.uniform(0.05, 0.5)
 
 
 def steps_at(x: Floats, places: ArrayLike, heights: ArrayLike) -> Floats:
-    """The sum of sudden steps: each height from its place on."""
+    """The sum of step functions: each height applies from its place on."""
     reached = x[:, None] >= np.atleast_1d(places)[None, :]
     return np.asarray(reached @ np.atleast_1d(heights), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Kinds of runs that are healthy: at the end they are at their best, or within the tolerance of it."""
+"""Healthy kinds of runs: they end at their best quality, or within the tolerance of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def steady_learner(rng: Generator, x: Floats) -> Course:
 
 
 def levels_off(rng: Generator, x: Floats) -> Course:
-    """A fast rise, and then nothing more: the rest of the run is noise round a level."""
+    """A fast rise, then a plateau to the end."""
     return Course(learn(rng, x, end=rng.uniform(0.1, 0.6)), Reward.CLIMBS)
 
 
@@ -38,25 +38,25 @@ def long_plateau(rng: Generator, x: Floats) -> Course:
 
 
 def short_run(rng: Generator, x: Floats) -> Course:
-    """Some ten evals of a run that ends while it still gains, or soon after."""
+    """About ten evals of a run that ends while it still improves, or soon after."""
     return Course(learn(rng, x, end=rng.uniform(0.5, 1.2)), policy_kl=rng.random() < 0.5)
 
 
 def never_learns(rng: Generator, x: Floats) -> Course:
-    """A learning rate that is far too low, or a reward without variance: all that is seen is noise."""
+    """The learning rate is far too low, or the reward has no variance: the scores are only noise."""
     quality = rng.uniform(0.005, 0.03) * learn(rng, x)
     return Course(quality, quality + 0.3 * rng.standard_normal(len(x)))
 
 
 def grokking(rng: Generator, x: Floats) -> Course:
-    """Nothing for half of the run or longer, and then a steep rise."""
+    """No improvement for half of the run or longer, then a steep rise."""
     wake = rng.uniform(0.35, 0.75)
     late = learn(rng, x, wake, min(1.0, wake + rng.uniform(0.08, 0.3)))
     return Course(0.05 * x + 0.95 * late, 0.3 * late + rng.uniform(0.2, 0.8) * learn(rng, x, end=0.6))
 
 
 def warm_up_falls_first(rng: Generator, x: Floats) -> Course:
-    """Three to twenty evals of warm-up in which the score falls while the policy learns the new format of answers."""
+    """The score falls for three to twenty evals of warm-up while the policy learns the new format of answers."""
     evals = min(int(rng.integers(3, 21)), len(x) // 3)
     begin, end = 0.0, evals / (len(x) - 1)
     depth = rng.uniform(0.1, 0.8)
@@ -65,20 +65,20 @@ def warm_up_falls_first(rng: Generator, x: Floats) -> Course:
 
 
 def sags_within_tolerance(rng: Generator, x: Floats) -> Course:
-    """Past its peak the score gives a few percent of the gain away, evenly, and not more."""
+    """After its peak the score loses a few percent of the gain, linearly, and no more."""
     peak = rng.uniform(0.2, 0.6)
     return Course(learn(rng, x, end=peak) - rng.uniform(0.03, 0.085) * ramp(x, peak, 1.0), Reward.CLIMBS)
 
 
 def oscillates(rng: Generator, x: Floats) -> Course:
-    """An unsteady learning rate: the score swings round its best level and ends within the tolerance."""
+    """The learning rate is unstable: the score oscillates around its best level and ends within the tolerance."""
     peak, cycles, size = rng.uniform(0.2, 0.5), rng.uniform(2, 8), rng.uniform(0.05, 0.2)
     swing = size * np.sin(2 * np.pi * (cycles * x + rng.random())) * ramp(x, 0.0, peak)
     return Course(learn(rng, x, end=peak) + swing)
 
 
 def curriculum_dips(rng: Generator, x: Floats) -> Course:
-    """Each harder stage of a curriculum costs some of the score at first and adds to it in the end."""
+    """Each harder stage of a curriculum first lowers the score and then raises it above its earlier level."""
     starts = np.sort(rng.uniform(0.15, 0.7, int(rng.integers(1, 4))))
     width = at_least_evals(x, rng.uniform(0.06, 0.15), 3)
     dips = sum(rng.uniform(0.08, 0.35) * bump(x, start, start + width, 1.8) for start in starts)
@@ -87,14 +87,14 @@ def curriculum_dips(rng: Generator, x: Floats) -> Course:
 
 
 def data_mix_changes(rng: Generator, x: Floats) -> Course:
-    """A new data mix takes the score down for a fifth of the run, after which it is better than before."""
+    """A new data mix lowers the score for about a fifth of the run; afterwards it is better than before."""
     at = rng.uniform(0.2, 0.6)
     dip = rng.uniform(0.12, 0.45) * bump(x, at, at + rng.uniform(0.12, 0.3), rng.uniform(1.0, 2.0))
     return Course(0.8 * learn(rng, x, end=at) + 0.2 * learn(rng, x, at) - dip, climb(rng, x), policy_kl=False)
 
 
 def warm_restarts(rng: Generator, x: Floats) -> Course:
-    """Cosine schedule with restarts: the score drops as the rate is raised and comes back as it decays."""
+    """Cosine schedule with restarts: the score drops when the learning rate is raised and recovers as it decays."""
     cycles = int(rng.integers(2, 5))
     phase = (x * cycles) % 1.0
     later = (x * cycles >= 1) & (x < 1)
@@ -103,14 +103,14 @@ def warm_restarts(rng: Generator, x: Floats) -> Course:
 
 
 def decay_lifts(rng: Generator, x: Floats) -> Course:
-    """The learning rate is cut or annealed late: a plateau ends in a step up."""
+    """The learning rate is reduced late in the run, and the score rises from its plateau."""
     at, share = rng.uniform(0.5, 0.85), rng.uniform(0.15, 0.5)
     lift = learn(rng, x, at, min(1.0, at + at_least_evals(x, 0.1, 2)))
     return Course((1 - share) * learn(rng, x, end=rng.uniform(0.3, 0.5)) + share * lift)
 
 
 def rolled_back(rng: Generator, x: Floats) -> Course:
-    """An update breaks the policy; some evals later the run is set back to its last good checkpoint and goes on."""
+    """An update breaks the policy; some evals later the run is rolled back to its last good checkpoint."""
     at = place(rng, x, 0.2, 0.7)
     back = min(at + int(rng.integers(2, 3 + max(1, len(x) // 12))), len(x) - 3)
     broken = np.zeros(len(x))
@@ -120,7 +120,7 @@ def rolled_back(rng: Generator, x: Floats) -> Course:
 
 
 def spikes_recover(rng: Generator, x: Floats) -> Course:
-    """One to four loss spikes: each takes much of the score for a few evals and leaves nothing behind."""
+    """One to four loss spikes, each of which lowers the score for a few evals without lasting effect."""
     lost = np.zeros(len(x))
     for _ in range(int(rng.integers(1, 5))):
         at, half_life = place(rng, x, 0.1, 0.85), rng.uniform(0.5, 2.5)
@@ -130,7 +130,7 @@ def spikes_recover(rng: Generator, x: Floats) -> Course:
 
 
 def long_dip_recovers(rng: Generator, x: Floats) -> Course:
-    """A fifth to two fifths of the run is spent below the first peak, until a new way of answering pays."""
+    """The score is below its first peak for 20 to 40 % of the run, until the policy finds a better strategy."""
     first = rng.uniform(0.15, 0.35)
     end = first + rng.uniform(0.2, 0.4)
     dip = rng.uniform(0.12, 0.3) * bump(x, first, end)
@@ -138,21 +138,21 @@ def long_dip_recovers(rng: Generator, x: Floats) -> Course:
 
 
 def reward_model_refreshed(rng: Generator, x: Floats) -> Course:
-    """The reward model is trained anew: the proxy falls by much, the score goes on rising or stays."""
+    """The reward model is retrained: the proxy drops, while the score keeps rising or stays."""
     at = np.sort(rng.uniform(0.2, 0.8, int(rng.integers(1, 4))))
     proxy = 1.5 * climb(rng, x) - steps_at(x, at, rng.uniform(0.3, 1.0, len(at)))
     return Course(learn(rng, x, end=rng.uniform(0.5, 1.2)), proxy)
 
 
 def proxy_falls_for_good_reason(rng: Generator, x: Floats) -> Course:
-    """A length penalty or harder prompts lower the reward during training; the quality on the eval rises."""
+    """A length penalty or harder prompts lower the reward during training, while the eval score rises."""
     at = rng.uniform(0.1, 0.6)
     proxy = 0.5 * learn(rng, x, end=at) - rng.uniform(0.3, 1.5) * ramp(x, at, rng.uniform(0.7, 1.0))
     return Course(learn(rng, x, end=rng.uniform(0.6, 1.2)), proxy)
 
 
 def failed_evals(rng: Generator, x: Floats) -> Course:
-    """The eval job fails now and then and posts 0, for one eval or two in a row."""
+    """The eval job sometimes fails and posts 0, for one eval or two in a row."""
     failed: set[int] = set()
     for _ in range(int(rng.integers(1, 2 + min(4, len(x) // 15)))):
         at = place(rng, x, 0.1, 1.0)
@@ -162,20 +162,20 @@ def failed_evals(rng: Generator, x: Floats) -> Course:
 
 
 def stricter_grader(rng: Generator, x: Floats) -> Course:
-    """A stricter grader from one eval on: the measured level steps down, the quality does not."""
+    """A stricter grader is used from one eval on: the measured score drops, the quality does not."""
     shift = steps_at(x, rng.uniform(0.25, 0.8), -rng.uniform(0.12, 0.6))
     return Course(learn(rng, x, end=rng.uniform(0.4, 1.1)), shift=shift)
 
 
 def eval_set_changed(rng: Generator, x: Floats) -> Course:
-    """Another eval set is used from one eval on: another level, upwards mostly, and another spread of scores."""
+    """Another eval set is used from one eval on: the scores have another level, mostly a higher one, and spread."""
     size = -rng.uniform(0.06, 0.42) if rng.random() < 0.3 else rng.uniform(0.1, 0.7)
     shift = steps_at(x, rng.uniform(0.2, 0.8), size)
     return Course(learn(rng, x, end=rng.uniform(0.3, 1.0)), shift=shift, stretch=rng.uniform(0.6, 1.4))
 
 
 def drifting_noise(rng: Generator, x: Floats) -> Course:
-    """A level run whose eval errors last for many evals, so that they look like slow falls and rises."""
+    """A run on a plateau whose eval errors are strongly autocorrelated and look like slow falls and rises."""
     return Course(learn(rng, x, end=rng.uniform(0.15, 0.6)), Reward.CLIMBS, noise=NoiseKind.AR1)
 
 

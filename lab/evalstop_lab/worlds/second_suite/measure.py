@@ -1,4 +1,4 @@
-"""What a trainer would have posted of a course: scores on some scale, their errors, the proxy, the KL, the steps."""
+"""Draws the metrics that a trainer would post for a course: steps, scores with their errors, proxy and KL."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LEVELS = (0.015, 0.25)  # standard deviation of one eval as a share of the gain
 STDERR_GIVEN, STDERR_UNDERSTATED = 0.55, 0.25
 PLANNED_GIVEN, PLANNED_WRONG = 0.6, 0.15
 PROXY_ABSENT, KL_ABSENT = 0.12, 0.3
-UNSTEADY = 0.5  # share of the runs whose true quality itself wobbles from checkpoint to checkpoint
+UNSTEADY = 0.5  # share of the runs whose true quality varies from checkpoint to checkpoint
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Eval scores and their standard errors as posted, on the scale on which `quality` is noiseless.
+    """Eval scores and their standard errors as posted, and the noiseless `quality` on the same scale.
 
-    `noise_sd` is the median over the evals of the standard deviation of their errors, on that scale.
+    `noise_sd` is the median of the standard deviations of the evals' errors.
     """
 
     quality: Floats
@@ -48,13 +48,13 @@ class Measured:
 
 
 def draw_steps(rng: Generator, count: int) -> Integers:
-    """The steps of the evals: at an even interval, from 0 on or from the first interval on."""
+    """The steps of the evals: equally spaced, from 0 or from the first interval on."""
     interval = int(rng.choice(INTERVALS))
     return (np.arange(count, dtype=np.int64) + int(rng.random() < 0.4)) * interval
 
 
 def draw_planned_steps(rng: Generator, last: int) -> float | None:
-    """The length that the trainer tells: none, the real one, or one that the run did not keep to."""
+    """The planned length that the trainer reports: none, the real one, or a wrong one."""
     if rng.random() >= PLANNED_GIVEN:
         return None
     if rng.random() >= PLANNED_WRONG:
@@ -63,7 +63,7 @@ def draw_planned_steps(rng: Generator, last: int) -> float | None:
 
 
 def wobble(rng: Generator, quality: Floats) -> Floats:
-    """The quality with the small changes that every update makes, in half of the runs."""
+    """Add small autocorrelated changes to the quality, in half of the runs."""
     if rng.random() >= UNSTEADY:
         return quality
     size = log_uniform(rng, 0.003, 0.02) * float(np.ptp(quality))
@@ -71,11 +71,11 @@ def wobble(rng: Generator, quality: Floats) -> Floats:
 
 
 def measure(rng: Generator, course: Course, quality: Floats) -> Measured:
-    """Put the quality on a scale and evaluate it, with the noise, the failures and the grader of this course."""
+    """Map the quality to a scale and evaluate it with the noise, failures and grader of the course."""
     kind = course.noise or _choose(rng, NOISES)
     scale = course.scale or (Scale.SHARE if kind is NoiseKind.BINOMIAL else _choose(rng, SCALES))
     if scale is not Scale.SHARE and kind is NoiseKind.BINOMIAL:
-        kind = NoiseKind.GAUSSIAN  # a loss is no count of right answers
+        kind = NoiseKind.GAUSSIAN  # only shares of right answers have binomial noise
     base, gain = _draw_scale(rng, scale, large=kind is NoiseKind.BINOMIAL)
     lowest, highest = (0.0, 1.0) if scale is Scale.SHARE else (-np.inf, np.inf)
     true = np.clip(base + gain * quality, lowest, highest)
@@ -105,7 +105,7 @@ def measure(rng: Generator, course: Course, quality: Floats) -> Measured:
 
 
 def draw_proxy(rng: Generator, course: Course, quality: Floats, x: Floats) -> Floats:
-    """The reward that is trained on, as logged; all NaN where it is not logged."""
+    """The training reward as logged; all NaN if it is not logged."""
     if course.proxy is Reward.ABSENT or rng.random() < PROXY_ABSENT:
         return np.full(len(x), np.nan)
     if course.proxy is Reward.CLIMBS:
@@ -119,7 +119,7 @@ def draw_proxy(rng: Generator, course: Course, quality: Floats, x: Floats) -> Fl
 
 
 def draw_kl(rng: Generator, course: Course, x: Floats) -> Floats:
-    """The KL to the initial policy, growing or held by a controller; all NaN where there is none or it is not
+    """The KL to the initial policy, growing or bounded by a controller; all NaN if there is none or it is not
     logged."""
     if not course.policy_kl or rng.random() < KL_ABSENT:
         return np.full(len(x), np.nan)
@@ -131,7 +131,7 @@ def draw_kl(rng: Generator, course: Course, x: Floats) -> Floats:
 
 
 def _draw_scale(rng: Generator, scale: Scale, large: bool) -> tuple[float, float]:
-    """The score at quality 0, and what a gain of 1 is worth; `large` for gains that a small eval set can see."""
+    """The score at quality 0 and the gain; `large`: a gain that a small eval set can measure."""
     match scale:
         case Scale.SHARE:
             gain = log_uniform(rng, 0.15 if large else 0.03, 0.45)
@@ -146,7 +146,7 @@ def _draw_scale(rng: Generator, scale: Scale, large: bool) -> tuple[float, float
 
 
 def _errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
-    """Errors of standard deviation 1, rare outliers apart."""
+    """Errors of standard deviation 1, except for rare outliers."""
     match kind:
         case NoiseKind.AR1:
             return wander(rng, count, rng.uniform(0.4, 0.95))
@@ -160,7 +160,7 @@ def _errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
 
 
 def _growth(rng: Generator, kind: NoiseKind, count: int) -> Floats:
-    """How the spread of errors changes over the run: it grows, shrinks, or changes at one eval; else not at all."""
+    """The relative spread of errors over the run: growing, shrinking or changing at one eval if heteroscedastic."""
     if kind is not NoiseKind.HETEROSCEDASTIC:
         return np.ones(count)
     factor, x = rng.uniform(1.5, 4.0), np.linspace(0, 1, count)

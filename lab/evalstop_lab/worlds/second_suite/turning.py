@@ -1,4 +1,4 @@
-"""Kinds of runs that turn for good: what is given away at the end is more than the tolerance."""
+"""Kinds of runs that turn: at their end they are below their best quality by more than the tolerance."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from evalstop_lab.worlds.truth import Floats
 
 
 def slow_hack(rng: Generator, x: Floats) -> Course:
-    """PPO finds what the reward model overrates, bit by bit: the score bends and sinks over the rest of the run."""
+    """PPO gradually exploits the reward model: the score declines over the rest of the run."""
     onset = rng.uniform(0.2, 0.6)
     quality = learn(rng, x, end=rng.uniform(0.6, 1.1)) - log_uniform(rng, 0.15, 1.0) * fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS)
 
 
 def fast_hack(rng: Generator, x: Floats) -> Course:
-    """The policy finds an exploit, and within a few evals every answer uses it; the proxy jumps."""
+    """The policy finds an exploit that every answer uses within a few evals; the proxy jumps."""
     onset = rng.uniform(0.2, 0.8)
     spread = learn(rng, x, onset, onset + at_least_evals(x, rng.uniform(0.02, 0.1), 3))
     quality = learn(rng, x, end=rng.uniform(0.5, 1.0)) - rng.uniform(0.4, 1.2) * spread
@@ -39,35 +39,35 @@ def fast_hack(rng: Generator, x: Floats) -> Course:
 
 
 def early_hack(rng: Generator, x: Floats) -> Course:
-    """A weak reward model is exhausted in the first fifth of the run; all the rest is decline."""
+    """A weak reward model is exploited in the first fifth of the run; the rest is decline."""
     onset = rng.uniform(0.05, 0.2)
     quality = learn(rng, x, end=onset * rng.uniform(1.1, 1.8)) - rng.uniform(0.2, 1.2) * fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS)
 
 
 def late_hack(rng: Generator, x: Floats) -> Course:
-    """A long honest rise, and a decline in the last quarter of the run."""
+    """A long rise, then a decline in the last quarter of the run."""
     onset = rng.uniform(0.65, 0.85)
     quality = learn(rng, x, end=rng.uniform(0.7, 1.0)) - log_uniform(rng, 0.13, 0.7) * fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS)
 
 
 def long_decay(rng: Generator, x: Floats) -> Course:
-    """A run of hundreds of evals that gives away a fifth or a third of its gain, evenly, over its second half."""
+    """A run of hundreds of evals that loses 14 to 40 % of its gain, linearly, over its second half."""
     onset = rng.uniform(0.3, 0.6)
     quality = learn(rng, x, end=onset) - rng.uniform(0.14, 0.4) * ramp(x, onset, 1.0)
     return Course(quality, Reward.CLIMBS if rng.random() < 0.7 else Reward.FOLLOWS)
 
 
 def short_run_turns(rng: Generator, x: Floats) -> Course:
-    """A run with one eval an epoch, some ten in all, past its best in the middle."""
+    """A run with about ten evals, one per epoch, that peaks in the middle."""
     onset = rng.uniform(0.2, 0.55)
     quality = learn(rng, x, end=onset) - rng.uniform(0.3, 1.2) * fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS, policy_kl=rng.random() < 0.5)
 
 
 def epochs_overfit(rng: Generator, x: Floats) -> Course:
-    """DPO over several epochs: each repetition of the data takes some of the win rate away, margins grow on."""
+    """DPO over several epochs: each repetition of the data lowers the win rate, while margins keep growing."""
     epochs = int(rng.integers(3, 7))
     starts = np.arange(1, epochs) / epochs
     harmful = starts >= starts[int(rng.integers(0, max(1, epochs - 2)))]
@@ -79,14 +79,14 @@ def epochs_overfit(rng: Generator, x: Floats) -> Course:
 
 
 def validation_loss_rises(rng: Generator, x: Floats) -> Course:
-    """Supervised fine-tuning on too little data: the validation loss falls, then rises ever faster."""
+    """Supervised fine-tuning on too little data: the validation loss falls, then rises faster and faster."""
     onset, power = rng.uniform(0.15, 0.6), rng.uniform(1.0, 1.8)
     quality = learn(rng, x, end=onset * 1.2) - rng.uniform(0.3, 2.0) * ramp(x, onset, 1.0) ** power
     return Course(quality, Reward.CLIMBS, Scale.LOSS, policy_kl=False)
 
 
 def subskill_forgotten(rng: Generator, x: Floats) -> Course:
-    """The score is a mean over skills: most of them still improve slowly while one is forgotten."""
+    """The score is a mean over skills: most of them improve slowly while one is forgotten."""
     share, middle, width = rng.uniform(0.25, 0.5), rng.uniform(0.4, 0.75), rng.uniform(0.02, 0.1)
     forgotten = rng.uniform(0.8, 2.0) / (1 + np.exp(-(x - middle) / width))
     main, other = learn(rng, x, end=rng.uniform(0.5, 1.0)), learn(rng, x, end=0.5)
@@ -94,7 +94,7 @@ def subskill_forgotten(rng: Generator, x: Floats) -> Course:
 
 
 def entropy_collapse(rng: Generator, x: Floats) -> Course:
-    """GRPO: the entropy is used up, the score stands still for a while and then settles on a lower level."""
+    """GRPO: the entropy collapses, the score stalls and then settles on a lower level."""
     stall = rng.uniform(0.2, 0.45)
     begin = stall + rng.uniform(0.02, 0.25)
     lost = rng.uniform(0.2, 0.8) * -np.expm1(-np.clip(x - begin, 0, None) / rng.uniform(0.04, 0.2))
@@ -102,7 +102,7 @@ def entropy_collapse(rng: Generator, x: Floats) -> Course:
 
 
 def length_explosion(rng: Generator, x: Floats) -> Course:
-    """Answers grow until they hit the token limit and are cut off: slowly at first, then most of them at once."""
+    """Answers grow until they are truncated at the token limit: few at first, then most of them."""
     onset = rng.uniform(0.35, 0.75)
     growth = ramp(x, onset, 1.0)
     lost = rng.uniform(0.4, 1.1) * np.expm1(rng.uniform(1.0, 4.0) * growth) / np.expm1(3.0)
@@ -111,7 +111,7 @@ def length_explosion(rng: Generator, x: Floats) -> Course:
 
 
 def sudden_collapse(rng: Generator, x: Floats) -> Course:
-    """An update blows up: within one to three evals the score lies on a flat low level and stays there."""
+    """An update diverges: within one to three evals the score drops to a low level and stays there."""
     at, width = place(rng, x, 0.2, 0.8), int(rng.integers(1, 4))
     broken = np.clip((np.arange(len(x)) - at + 1) / width, 0, 1)
     rise = learn(rng, x, end=rng.uniform(0.5, 1.2))
@@ -122,7 +122,7 @@ def sudden_collapse(rng: Generator, x: Floats) -> Course:
 
 
 def partial_recovery(rng: Generator, x: Floats) -> Course:
-    """A crash, after which the score comes back in part: half or two thirds of what was lost."""
+    """A crash, after which the score recovers a third to three quarters of the loss."""
     at = rng.uniform(0.25, 0.65)
     depth, kept = rng.uniform(0.4, 1.0), rng.uniform(0.35, 0.75)
     down = ramp(x, at, at + at_least_evals(x, 0.03, 2))
@@ -131,7 +131,7 @@ def partial_recovery(rng: Generator, x: Floats) -> Course:
 
 
 def lower_second_peak(rng: Generator, x: Floats) -> Course:
-    """Two peaks, the first the better one, and a decline at the end."""
+    """Two peaks, of which the first is higher, and a decline at the end."""
     first, second = rng.uniform(0.18, 0.35), rng.uniform(0.55, 0.75)
     dip = rng.uniform(0.15, 0.5) * bump(x, first, second)
     quality = learn(rng, x, end=first) - dip - rng.uniform(0.03, 0.12) * ramp(x, first, second)
@@ -139,7 +139,7 @@ def lower_second_peak(rng: Generator, x: Floats) -> Course:
 
 
 def higher_second_peak(rng: Generator, x: Floats) -> Course:
-    """A dip that is made up for, a higher peak, and then a turn for good."""
+    """A dip that recovers, a higher peak, and then a turn."""
     first, second = rng.uniform(0.15, 0.3), rng.uniform(0.5, 0.7)
     rise = rng.uniform(0.5, 0.8) * learn(rng, x, end=first) + rng.uniform(0.2, 0.5) * ramp(x, first, second)
     quality = rise - rng.uniform(0.1, 0.35) * bump(x, first, second)
@@ -147,21 +147,21 @@ def higher_second_peak(rng: Generator, x: Floats) -> Course:
 
 
 def falling_oscillation(rng: Generator, x: Floats) -> Course:
-    """A cyclic learning rate: the score swings with it, round a level that sinks."""
+    """A cyclic learning rate: the score oscillates with it, around a falling level."""
     onset, cycles = rng.uniform(0.2, 0.5), rng.uniform(3, 9)
     swing = rng.uniform(0.04, 0.15) * np.sin(2 * np.pi * (cycles * x + rng.random())) * ramp(x, 0.05, onset)
     return Course(learn(rng, x, end=onset) - rng.uniform(0.15, 0.8) * fall(rng, x, onset) + swing)
 
 
 def warm_restart_breaks(rng: Generator, x: Floats) -> Course:
-    """The learning rate is raised again and destroys what was learnt; training on does not bring it back."""
+    """The learning rate is raised again and destroys what was learned; further training does not recover it."""
     at = rng.uniform(0.35, 0.75)
     lost = rng.uniform(0.3, 0.9) * learn(rng, x, at, at + at_least_evals(x, rng.uniform(0.05, 0.2), 3))
     return Course(learn(rng, x, end=at) - lost + rng.uniform(0.0, 0.1) * ramp(x, at + 0.2, 1.0), policy_kl=False)
 
 
 def data_mix_hurts(rng: Generator, x: Floats) -> Course:
-    """The data mix changes to one that the eval does not reward: a quick step down, then flat or slowly lower."""
+    """The data mix changes to one that the eval does not reward: a quick drop, then a plateau or a slow decline."""
     at = rng.uniform(0.3, 0.75)
     step = log_uniform(rng, 0.12, 0.6) * ramp(x, at, at + at_least_evals(x, 0.03, 2))
     drift = rng.choice([0.0, 0.3]) * rng.random() * ramp(x, at, 1.0)
@@ -169,20 +169,20 @@ def data_mix_hurts(rng: Generator, x: Floats) -> Course:
 
 
 def late_learner_hacks(rng: Generator, x: Floats) -> Course:
-    """Nothing for a third of the run or more, a quick rise, and then a decline."""
+    """No improvement for a third of the run or more, a quick rise, then a decline."""
     wake, peak = rng.uniform(0.3, 0.5), rng.uniform(0.6, 0.75)
     quality = learn(rng, x, wake, peak) - rng.uniform(0.15, 1.0) * fall(rng, x, peak)
     return Course(quality, learn(rng, x, wake, 1.0) + 0.2 * x)
 
 
 def hurt_from_the_start(rng: Generator, x: Floats) -> Course:
-    """Fine-tuning costs the base model's ability from the first step: the score sinks to a lower level."""
+    """Fine-tuning degrades the base model from the first step: the score falls to a lower level."""
     rate = log_uniform(rng, 1.0, 10.0)
     return Course(np.expm1(-rate * x) / -np.expm1(-rate), climb(rng, x), policy_kl=rng.random() < 0.5)
 
 
 def turns_under_changed_grader(rng: Generator, x: Floats) -> Course:
-    """The grader is replaced by a stricter or a milder one at some time, and the quality turns as well."""
+    """The grader is replaced by a stricter or a more lenient one, and the quality turns too."""
     onset = rng.uniform(0.35, 0.65)
     quality = learn(rng, x, end=onset) - rng.uniform(0.35, 1.0) * fall(rng, x, onset)
     shift = steps_at(x, rng.uniform(0.15, 0.8), rng.choice([-1, 1]) * rng.uniform(0.1, 0.4))
@@ -190,7 +190,7 @@ def turns_under_changed_grader(rng: Generator, x: Floats) -> Course:
 
 
 def refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
-    """The reward model is trained anew once or twice: the proxy jumps, the score is helped and then hacked again."""
+    """The reward model is retrained once or twice: the proxy jumps, the score recovers and then is hacked again."""
     onset = rng.uniform(0.25, 0.45)
     at = np.sort(rng.uniform(onset + 0.1, 0.85, int(rng.integers(1, 3))))
     helped = sum(rng.uniform(0.05, 0.25) * bump(x, place, place + 0.2, 1.5) for place in at)
@@ -199,7 +199,7 @@ def refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
 
 
 def turns_again_after_restart(rng: Generator, x: Floats) -> Course:
-    """The score breaks down, the run is set back to its good checkpoint, and the same happens again, for good."""
+    """The score collapses, the run is rolled back to a good checkpoint, and the score collapses again."""
     first, second = rng.uniform(0.25, 0.4), rng.uniform(0.6, 0.75)
     rolled_back = rng.uniform(first + 0.08, second - 0.08)
     broken = ramp(x, first, rolled_back) * (x < rolled_back)
