@@ -1,4 +1,4 @@
-"""A run's state on disk: one .npz that is there whole or not at all."""
+"""Saves and loads checkpoints: one .npz file each, written atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evalstop_lab.rlhf.trainer import Config, Moments, State
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything a run needs to go on: what it is called, its config and where it was."""
+    """What a run needs to resume: its name, config and state."""
 
     run_name: str
     config: Config
@@ -28,7 +28,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write the checkpoint as step-NNNNNN.npz into `folder`, atomically; return its absolute path."""
+    """Write the checkpoint atomically to step-NNNNNN.npz in `folder`; return its absolute path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve() / f"step-{checkpoint.state.step:06d}.npz"
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read what `save_checkpoint` wrote; raise CheckpointUnreadable when it is anything else."""
+    """Read a file of `save_checkpoint`; raise CheckpointUnreadable if it is not one."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
@@ -70,7 +70,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointUnreadable(f"{path}: {error.strerror or error}") from error
     except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointUnreadable(f"{path}: {type(error).__name__} when it was read.") from error
+        raise CheckpointUnreadable(f"{path}: {type(error).__name__} on reading.") from error
 
 
 def _config(fields: dict[str, Any]) -> Config:

@@ -1,4 +1,4 @@
-"""The main job from end to end: a real run over-optimizes, EvalStop sees it, stops it and keeps the best checkpoint."""
+"""`evalstop-lab demo`: a real training run over-optimizes, and EvalStop stops it and keeps the best checkpoint."""
 
 from __future__ import annotations
 
@@ -22,68 +22,68 @@ from rich.progress import track
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.errors import DemoFailed
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.rlhf.picture import draw
+from evalstop_lab.rlhf.picture import draw_picture
 from evalstop_lab.rlhf.presets import PRESETS
 from evalstop_lab.rlhf.trainer import Eval, Trainer
 from evalstop_lab.service_process import Service, end, running_service
 
 EXAMPLES = """examples:
-  evalstop-lab demo                       a run that over-optimizes, and is stopped
-  evalstop-lab demo --preset healthy      a run that does not, and finishes
-  evalstop-lab demo --json > story.json   the summary for machines; the progress goes to stderr
+  evalstop-lab demo                        a run that over-optimizes and is stopped
+  evalstop-lab demo --preset healthy       a run that stays healthy and completes
+  evalstop-lab demo --json > summary.json  print the summary as JSON and the progress on stderr
 """
 
 SEEN_SECONDS = 5.0
-"""How long a row waits for the service to have seen its eval."""
+"""How long to wait for the service to process an eval before its row is printed."""
 
 CONFIRM_SECONDS = 30.0
-"""How long after the job's end its stop may take to be confirmed."""
+"""How long to wait for a confirmed stop after the end of the job."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `demo` to the command line."""
     parser = subparsers.add_parser(
         "demo",
-        help="the main job, end to end: service, receiver and a training run that is stopped when its eval has turned",
+        help="run a service, a receiver and a training run, which is stopped after its eval score has turned",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="which run to train")
-    parser.add_argument("--seed", type=whole_number, default=0, help="decides all of its chance (default: 0)")
-    parser.add_argument("--policy", default="default", help="by which it is judged; paper stops after 3 declines")
-    parser.add_argument("--hasten", type=positive_number, default=1, help="fewer, larger steps: the same story, sooner")
-    parser.add_argument("--folder", type=Path, help="where everything is kept (default: a new one in .evalstop/)")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="the run to train")
+    parser.add_argument("--seed", type=whole_number, default=0, help="random seed (default: 0)")
+    parser.add_argument("--policy", default="default", help="policy of the run; paper stops it after 3 declines")
+    parser.add_argument("--hasten", type=positive_number, default=1, help="train with this factor fewer, larger steps")
+    parser.add_argument("--folder", type=Path, help="folder for all files (default: a new folder in .evalstop/)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab demo`; 0 when the run that over-optimizes was stopped, or the healthy one finished."""
+    """Run `evalstop-lab demo`; return 0 if the run that over-optimizes was stopped, or the healthy one completed."""
     console = Console(stderr=args.json, highlight=False)
-    folder = (args.folder or _new_folder()).resolve()
+    folder = (args.folder or _make_folder()).resolve()
     with running_service(folder / "service") as service, _client(service) as api:
-        terms = {"default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
-        api.patch("/project", json=terms).raise_for_status()
-        console.print("Every stop is carried out here; elsewhere a tenth is held out, to learn whether it was right.")
-        console.print(f"EvalStop is up; watch the run in a browser: {service.sign_in}", soft_wrap=True)
-        with _training(args, service, folder) as job:
-            _subscribe(api, folder, job)
-            evals = list(_watch(api, job, console))
+        settings = {"default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
+        api.patch("/project", json=settings).raise_for_status()
+        console.print("The demo carries out every stop; by default a tenth is held out to measure the precision.")
+        console.print(f"EvalStop is running; open {service.sign_in} to watch the run in a browser.", soft_wrap=True)
+        with _start_training(args, service, folder) as job:
+            _connect_receiver(api, folder, job)
+            evals = list(_follow_evals(api, job, console))
             job.wait()
-        story = _summary(args, _ended(api), evals, folder)
-    if story["stopped"]:
-        rest = _left_to_run(folder, console)
-        story |= _what_was_saved(story, evals, rest)
-        draw(folder / "demo.png", evals, rest, story)
-    _tell(console, story)
+        summary = _summarize(args, _wait_for_end(api), evals, folder)
+    if summary["stopped"]:
+        rest = _continue_training(folder, console)
+        summary |= _compute_savings(summary, evals, rest)
+        draw_picture(folder / "demo.png", evals, rest, summary)
+    _print_summary(console, summary)
     if args.json:
-        sys.stdout.write(json.dumps(story) + "\n")
-    return 0 if story["stopped"] == (args.preset == "overoptimizes") else 1
+        sys.stdout.write(json.dumps(summary) + "\n")
+    return 0 if summary["stopped"] == (args.preset == "overoptimizes") else 1
 
 
 @contextmanager
-def _training(args: argparse.Namespace, service: Service, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The trainer as the child of a process receiver, which is what ends it."""
+def _start_training(args: argparse.Namespace, service: Service, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the trainer as the child of a process receiver, which stops it."""
     trainer = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal"]
     trainer += ["--preset", args.preset, "--seed", str(args.seed), "--hasten", str(args.hasten)]
     trainer += ["--policy", args.policy]
@@ -106,10 +106,10 @@ def _training(args: argparse.Namespace, service: Service, folder: Path) -> Itera
         end(process)
 
 
-def _subscribe(api: httpx.Client, folder: Path, job: subprocess.Popen[str]) -> None:
-    """Tell the service where the receiver listens, and the receiver by which secret it knows the service."""
+def _connect_receiver(api: httpx.Client, folder: Path, job: subprocess.Popen[str]) -> None:
+    """Create the receiver's endpoint in the service, and give the receiver its signing secret."""
     ready = folder / "ready.json"
-    _until(lambda: ready.exists() or job.poll() is not None, CONFIRM_SECONDS)
+    _wait_until(lambda: ready.exists() or job.poll() is not None, CONFIRM_SECONDS)
     if not ready.exists():
         raise DemoFailed(f"The receiver did not start; see {folder / 'receiver.log'}")
     url = json.loads(ready.read_text())["url"]
@@ -119,8 +119,8 @@ def _subscribe(api: httpx.Client, folder: Path, job: subprocess.Popen[str]) -> N
     secret.write_text(endpoint.json()["secret"])
 
 
-def _watch(api: httpx.Client, job: subprocess.Popen[str], console: Console) -> Iterator[Eval]:
-    """The evals as the trainer prints them, each shown with the verdict that the service came to."""
+def _follow_evals(api: httpx.Client, job: subprocess.Popen[str], console: Console) -> Iterator[Eval]:
+    """Yield the evals that the trainer prints, after printing each with the service's verdict."""
     assert job.stdout is not None
     console.print(f"\n[bold]{'step':>7}  {'proxy':>7}  {'eval':>15}  {'KL':>6}  verdict[/bold]")
     for line in job.stdout:
@@ -128,23 +128,26 @@ def _watch(api: httpx.Client, job: subprocess.Popen[str], console: Console) -> I
         if event.pop("event") != "eval":
             continue
         event.pop("checkpoint")
-        seen = Eval(**event)
-        _until(lambda step=seen.step: (_run(api).get("last_step") or -1) >= step, SEEN_SECONDS)
-        verdict = _run(api).get("verdict", {"verdict": "-", "reason": ""})
+        logged = Eval(**event)
+        _wait_until(lambda step=logged.step: (_get_run(api).get("last_step") or -1) >= step, SEEN_SECONDS)
+        verdict = _get_run(api).get("verdict", {"verdict": "-", "reason": ""})
         color = {"continue": "dim", "suspect": "yellow", "stop": "bold red"}.get(verdict["verdict"], "")
-        row = f"{seen.step:7d}  {seen.proxy:7.2f}  {seen.gold:7.2f} ± {seen.gold_stderr:5.2f}  {seen.kl:6.1f}  "
+        gold = f"{logged.gold:7.2f} ± {logged.gold_stderr:5.2f}"
+        row = f"{logged.step:7d}  {logged.proxy:7.2f}  {gold}  {logged.kl:6.1f}  "
         console.print(f"{row}[{color}]{verdict['verdict']}[/]" if color else f"{row}{verdict['verdict']}")
-        yield seen
+        yield logged
 
 
-def _ended(api: httpx.Client) -> dict[str, Any]:
-    """The run once its end is on record: its own, or a confirmed stop."""
-    _until(lambda: _run(api)["status"] in ("completed", "failed", "stopped"), CONFIRM_SECONDS)
-    _until(lambda: not _run(api)["should_stop"] or _run(api)["decision"]["state"] == "confirmed", CONFIRM_SECONDS)
-    return _run(api)
+def _wait_for_end(api: httpx.Client) -> dict[str, Any]:
+    """The run after it has completed, or after its stop is confirmed."""
+    _wait_until(lambda: _get_run(api)["status"] in ("completed", "failed", "stopped"), CONFIRM_SECONDS)
+    _wait_until(
+        lambda: not _get_run(api)["should_stop"] or _get_run(api)["decision"]["state"] == "confirmed", CONFIRM_SECONDS
+    )
+    return _get_run(api)
 
 
-def _summary(args: argparse.Namespace, run: dict[str, Any], evals: list[Eval], folder: Path) -> dict[str, Any]:
+def _summarize(args: argparse.Namespace, run: dict[str, Any], evals: list[Eval], folder: Path) -> dict[str, Any]:
     decision = run["decision"]
     stopped = decision is not None and decision["state"] == "confirmed"
     return {
@@ -166,52 +169,55 @@ def _summary(args: argparse.Namespace, run: dict[str, Any], evals: list[Eval], f
     }
 
 
-def _left_to_run(folder: Path, console: Console) -> list[Eval]:
-    """What the same seed measures when nobody stops it: it goes on from the last checkpoint, bit for bit the same."""
+def _continue_training(folder: Path, console: Console) -> list[Eval]:
+    """Train the stopped run to its planned end, from its last checkpoint; returns the evals without the stop.
+
+    The result is bit for bit that of the same seed without an interruption.
+    """
     last = max((folder / "checkpoints").glob("step-*.npz"))
     saved = load_checkpoint(last)
     trainer = Trainer(saved.config, saved.state)
     remaining = (saved.config.steps - saved.state.step) // saved.config.eval_every
     console.print("")
-    description = "the same seed, left to run on"
+    description = "training the same run to its planned end"
     return list(track(trainer.evals(), description, total=remaining, console=console, transient=True))
 
 
-def _what_was_saved(story: dict[str, Any], evals: list[Eval], rest: list[Eval]) -> dict[str, Any]:
+def _compute_savings(summary: dict[str, Any], evals: list[Eval], rest: list[Eval]) -> dict[str, Any]:
     final = rest[-1] if rest else evals[-1]
     return {
         "gold_had_it_run_on": final.gold,
         "gold_had_it_run_on_stderr": final.gold_stderr,
         "proxy_had_it_run_on": final.proxy,
-        "share_of_steps_saved": 1 - story["last_step"] / story["total_steps"],
+        "share_of_steps_saved": 1 - summary["last_step"] / summary["total_steps"],
         "rest": [asdict(item) for item in rest],
     }
 
 
-def _tell(console: Console, story: dict[str, Any]) -> None:
-    best = story["best_checkpoint"]
+def _print_summary(console: Console, summary: dict[str, Any]) -> None:
+    best = summary["best_checkpoint"]
     console.print("")
-    if story["stopped"]:
-        console.print(f"[bold red]Stopped[/] at step {story['stop_step']} of {story['total_steps']}")
-        console.print(f"  by       policy {story['policy']}: {story['reason']}")
-        console.print(f"  turned   at step {story['turn_step']}, as far as the detectors can tell")
-        confirmed = story["confirmed_by"]
-        console.print(f"  ended    {confirmed['state']} by {confirmed['actor']}: {confirmed['reason']}")
+    if summary["stopped"]:
+        console.print(f"[bold red]Stopped[/] at step {summary['stop_step']} of {summary['total_steps']}")
+        console.print(f"  policy      {summary['policy']}: {summary['reason']}")
+        console.print(f"  turn        estimated at step {summary['turn_step']}")
+        last = summary["confirmed_by"]
+        console.print(f"  decision    {last['state']} by {last['actor']}: {last['reason']}")
     else:
-        console.print(f"[bold green]{story['status'].capitalize()}[/] at step {story['last_step']}, never stopped")
-        console.print(f"  verdict  policy {story['policy']}: {story['reason']}")
-        if story["stop_step"] is not None:
-            log = f"{story['folder']}/service/service.log"
-            at = f"at step {story['stop_step']}"
-            console.print(f"[bold red]A stop {at} was asked for but not carried out[/]; see {log}", soft_wrap=True)
-    console.print(f"  kept     step {best['step']}, eval {best['score']:.2f}: {best['uri']}", soft_wrap=True)
-    if story["stopped"]:
+        console.print(f"[bold green]{summary['status'].capitalize()}[/] at step {summary['last_step']}, not stopped")
+        console.print(f"  policy      {summary['policy']}: {summary['reason']}")
+        if summary["stop_step"] is not None:
+            log = f"{summary['folder']}/service/service.log"
+            at = f"at step {summary['stop_step']}"
+            console.print(f"[bold red]A stop {at} was requested but not carried out[/]; see {log}", soft_wrap=True)
+    console.print(f"  checkpoint  step {best['step']}, eval {best['score']:.2f}: {best['uri']}", soft_wrap=True)
+    if summary["stopped"]:
         console.print(
-            f"  instead  eval {story['gold_had_it_run_on']:.2f} ± {story['gold_had_it_run_on_stderr']:.2f}"
-            f" at step {story['total_steps']}, measured on the same seed left to run"
+            f"  otherwise   eval {summary['gold_had_it_run_on']:.2f} ± {summary['gold_had_it_run_on_stderr']:.2f}"
+            f" at step {summary['total_steps']}, measured by training the same seed to its planned end"
         )
-        console.print(f"  saved    {100 * story['share_of_steps_saved']:.0f} % of the steps")
-        console.print(f"  picture  {story['folder']}/demo.png", soft_wrap=True)
+        console.print(f"  saved       {100 * summary['share_of_steps_saved']:.0f} % of the steps")
+        console.print(f"  picture     {summary['folder']}/demo.png", soft_wrap=True)
 
 
 def _client(service: Service) -> httpx.Client:
@@ -219,18 +225,18 @@ def _client(service: Service) -> httpx.Client:
     return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=10)
 
 
-def _run(api: httpx.Client) -> dict[str, Any]:
+def _get_run(api: httpx.Client) -> dict[str, Any]:
     runs = api.get("/runs").raise_for_status().json()["items"]
     return dict(runs[0]) if runs else {}
 
 
-def _until(condition: Any, seconds: float) -> None:
+def _wait_until(condition: Any, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-def _new_folder() -> Path:
-    home = Path(".evalstop")
-    home.mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="demo-", dir=home))
+def _make_folder() -> Path:
+    parent = Path(".evalstop")
+    parent.mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="demo-", dir=parent))

@@ -1,17 +1,17 @@
-"""The gold reward: what people really want of a text. It is fixed, and training never sees it.
+"""The gold reward, which represents human preferences. It is fixed and never used for training.
 
-It is the sum of two things:
+It is the sum of two parts:
 
 - *content*: a random two-layer tanh network of the tokens and the prompt, with mean 0 and standard deviation 1 over
   the texts of the initial policy;
-- *fluency*: nothing for a text as ordinary as the initial policy's own, and a growing dislike of texts that the
-  initial policy finds more surprising than all but a few of its own.
+- *fluency*: 0 for most texts of the initial policy, and a penalty that grows linearly for texts that are less likely
+  under the initial policy than nearly all of its own.
 
-Fluency is the property that makes gold turn. Comparisons are made between texts of the initial policy, nearly all of
-them fluent, so they say next to nothing about it; a policy pushed hard against a reward fitted to them leaves the
-fluent texts behind and loses there what it gained in content. With content alone, gold levels off or gives back some of
-its gain (at most .22, on ten seeds of the preset that over-optimizes) where with fluency it loses most or all of
-it. Nothing here knows of steps or of the KL: where gold turns, and whether it does, comes out of the optimization.
+Fluency makes gold turn. The comparisons are between texts of the initial policy, nearly all of them fluent, so they
+contain almost no information about fluency. A policy that is optimized against a reward fitted to them moves to texts
+that are not fluent, and loses more there than it gains in content. With content alone, gold reaches a plateau or loses
+some of its gain (at most 0.22, on ten seeds of the preset that over-optimizes); with fluency it loses most or all of
+it. The reward does not depend on steps or on the KL: whether and where gold turns is a result of the optimization.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALIBRATION_TEXTS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Gold:
-    """The network's weights, and the moments of the initial policy's texts that set its scale.
+    """The network's weights, and the moments over the initial policy's texts that determine its scale.
 
     `token_weights` is (length * vocabulary, hidden), `prompt_weights` (prompts, hidden), `output_weights` (hidden,).
     """
@@ -47,11 +47,11 @@ class Gold:
     surprise_deviation: float = 1.0
 
     def score(self, texts: Texts) -> Floats:
-        """Return the gold reward of each text: (n,); 0 is about the initial policy's mean, 1 its standard deviation."""
+        """Return the gold reward of each text: (n,); about 0 +- 1 over texts of the initial policy."""
         return self.content(texts) - FLUENCY_WEIGHT * np.maximum(0.0, self.surprise(texts) - FLUENT_UP_TO)
 
     def content(self, texts: Texts) -> Floats:
-        """Return the part that the network sees, in standard deviations over the initial policy's texts."""
+        """Return the output of the network, in standard deviations over the initial policy's texts."""
         excitation = self.prompt_weights[texts.prompts]
         for column in position_token(self.initial.task, texts.tokens).T:
             excitation += self.token_weights[column]
@@ -59,12 +59,12 @@ class Gold:
         return np.asarray((content - self.content_mean) / self.content_deviation)
 
     def surprise(self, texts: Texts) -> Floats:
-        """Return how surprising the initial policy finds each text, in standard deviations over its own texts."""
+        """Return the surprisal of each text under the initial policy, in standard deviations over its own texts."""
         return np.asarray((-self.initial.log_likelihood(texts) - self.surprise_mean) / self.surprise_deviation)
 
 
 def random_gold(initial: Policy, rng: np.random.Generator) -> Gold:
-    """Draw a gold reward for the language of the initial policy, and set its scale on a sample of that language."""
+    """Draw a gold reward, and set its scale on a sample of the initial policy's texts."""
     task = initial.task
     inputs_per_text = task.length + 1
     raw = Gold(

@@ -1,4 +1,4 @@
-"""The training job as a process: it trains, saves checkpoints, reports to EvalStop and ends when told to."""
+"""`evalstop-lab train`: trains the example, saves checkpoints, reports to EvalStop and obeys its stops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from evalstop_lab.rlhf.presets import PRESETS, hastened
+from evalstop_lab.rlhf.presets import PRESETS, hasten_run
 from evalstop_lab.rlhf.progress import JsonLines, Progress, Rows
 from evalstop_lab.rlhf.trainer import Config, Eval, State, Trainer
 
@@ -27,22 +27,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """While entered, remembers the first of `SIGNALS` to arrive instead of dying of it; for the main thread only."""
+    """Handles `SIGNALS` within its block: records the first one. Only for the main thread."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
     def __call__(self) -> bool:
-        """Say whether one has arrived."""
+        """Return whether a signal has arrived."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """Return what a shell expects of a process that ended by the signal: 128 + its number, or 0."""
+        """Return the exit code of a process that ended by the signal: 128 + its number, or 0 without a signal."""
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> Interruption:
-        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._record) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -51,7 +51,7 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number)
 
 
@@ -66,16 +66,16 @@ EXAMPLES = """examples:
   EVALSTOP_URL=http://127.0.0.1:8787 EVALSTOP_KEY=esk_... evalstop-lab train --checkpoints /tmp/checkpoints
   evalstop-lab train --resume /tmp/checkpoints/step-004000.npz --checkpoints /tmp/checkpoints
 
-SIGTERM and SIGINT save a checkpoint at the current step and end with 128 + the signal's number.
+On SIGTERM or SIGINT it saves a checkpoint at the current step and exits with 128 + the signal's number.
 """
 
 
 class Watched(Protocol):
-    """What of `evalstop_client.Run` the job calls while it trains."""
+    """The part of `evalstop_client.Run` that the job uses during training."""
 
     @property
     def should_stop(self) -> bool:
-        """Whether the service wants the run to end."""
+        """Whether the service has requested a stop."""
 
     def log(self, values: Mapping[str, float], *, step: int, stderr: Mapping[str, float] | None = None) -> None:
         """Report metrics."""
@@ -84,12 +84,12 @@ class Watched(Protocol):
         """Report a checkpoint."""
 
     def resume(self, *, step: int) -> None:
-        """Report that training goes on from here."""
+        """Report that training resumes from this step."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is to be trained, under which name, and from which state if not from the start."""
+    """The run to train: its name, config, and the state to resume from, None for a new run."""
 
     run_name: str
     config: Config
@@ -97,10 +97,10 @@ class Plan:
 
 
 class Job:
-    """One run of the trainer with its checkpoints, its log and its reports."""
+    """Trains one run, and writes its checkpoints, log and reports."""
 
     def __init__(self, plan: Plan, checkpoints: Path, log: Path | None, progress: Progress, polls: bool) -> None:
-        """`polls`: end when an answer of the service says `should_stop`; otherwise only a signal ends the run early."""
+        """`polls`: end the run when the service answers `should_stop`; otherwise only a signal ends it early."""
         self._trainer = Trainer(plan.config, plan.state)
         self._plan = plan
         self._checkpoints = checkpoints
@@ -111,22 +111,22 @@ class Job:
         self._saved_step = plan.state.step if plan.state else None
 
     def train(self, run: Watched, interruption: Interruption) -> None:
-        """Train to the end, to the service's word or to the interruption; leave a checkpoint of where it ended."""
+        """Train to the end, a requested stop or a signal, and save a checkpoint of the last step."""
         start = self._trainer.state.step
-        self._progress.begin(self._plan.run_name, self._plan.config, start)
+        self._progress.show_start(self._plan.run_name, self._plan.config, start)
         if self._plan.state is not None:
             run.resume(step=start)
-        how = "completed"
+        end = "completed"
         for logged in self._trainer.evals(interrupted=interruption):
             self._report(run, logged)
             if self._polls and run.should_stop:
-                how = "stopped"
+                end = "stopped"
                 break
         if self._trainer.state.step != self._saved_step:
             self._save(run)
         if interruption.signal is not None:
-            how = interruption.signal.name
-        self._progress.end(how, self._trainer.state.step, self._saved)
+            end = interruption.signal.name
+        self._progress.show_end(end, self._trainer.state.step, self._saved)
 
     def _report(self, run: Watched, logged: Eval) -> None:
         path = self._save(run)
@@ -138,7 +138,7 @@ class Job:
             step=logged.step,
             stderr={"proxy": logged.proxy_stderr, "gold": logged.gold_stderr},
         )
-        self._progress.show(logged, path)
+        self._progress.show_eval(logged, path)
 
     def _save(self, run: Watched) -> Path:
         state = self._trainer.state
@@ -152,36 +152,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `train` to the command line."""
     parser = subparsers.add_parser(
         "train",
-        help="train the example: a small RLHF run that over-optimizes, or one that stays healthy",
+        help="train the example: a small RLHF run that over-optimizes or stays healthy",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="which run (default: overoptimizes)")
-    parser.add_argument("--seed", type=whole_number, help="decides all of its chance (default: 0)")
-    parser.add_argument("--steps", type=positive_number, help="end after this step rather than the preset's last")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="the run to train (default: overoptimizes)")
+    parser.add_argument("--seed", type=whole_number, help="random seed (default: 0)")
+    parser.add_argument("--steps", type=positive_number, help="the last step (default: the preset's)")
     parser.add_argument(
         "--hasten",
         type=positive_number,
         metavar="FACTOR",
-        help="much the same curve in FACTOR times fewer, larger steps",
+        help="train with FACTOR times fewer, larger steps; the curve is nearly the same",
     )
-    parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="where step-*.npz are saved")
-    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="go on from this step-*.npz, as what it was")
-    parser.add_argument(
-        "--run-name", help="what the run is called (default: EVALSTOP_RUN_NAME, then <preset>-seed<seed>)"
-    )
-    parser.add_argument("--url", help="the EvalStop service (default: EVALSTOP_URL; without either, nothing is posted)")
+    parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="folder for step-*.npz")
+    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume the run from this step-*.npz")
+    parser.add_argument("--run-name", help="name of the run (default: EVALSTOP_RUN_NAME, then <preset>-seed<seed>)")
+    parser.add_argument("--url", help="URL of the service (default: EVALSTOP_URL; without a URL nothing is posted)")
     parser.add_argument("--key", help="a key with the scope ingest (default: EVALSTOP_KEY)")
-    parser.add_argument("--policy", help="the policy that watches the run (default: the project's)")
-    parser.add_argument("--mode", choices=("shadow", "enforce"), help="record a stop, or act on it")
+    parser.add_argument("--policy", help="policy of the run (default: the project's)")
+    parser.add_argument("--mode", choices=("shadow", "enforce"), help="only record a stop, or carry it out")
     parser.add_argument(
         "--stop-by",
         choices=("poll", "signal"),
         default="poll",
-        help="poll: end when the service answers should_stop; signal: leave ending it to a receiver (default: poll)",
+        help="poll: end when the service answers should_stop; signal: a receiver ends the run (default: poll)",
     )
-    parser.add_argument("--log", type=Path, metavar="FILE", help="append every eval as a line of JSON")
-    parser.add_argument("--json", action="store_true", help="print events as lines of JSON rather than rows")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="append every eval to this file as a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print events as lines of JSON instead of a table")
     parser.set_defaults(run=run)
 
 
@@ -207,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
             reported.finish("failed")
             raise
     if interruption():
-        # The run may be resumed: whoever sent the signal knows what it means, so it is not said to have failed.
+        # The run may be resumed, so it is not reported as failed or completed.
         reported.flush()
     else:
         reported.finish("completed")
@@ -215,15 +213,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    """Work out what is to be trained; raise UnusableArguments when that cannot be."""
+    """Return the run to train; raise UnusableArguments if the arguments contradict each other."""
     if args.resume is None:
         preset, seed = args.preset or "overoptimizes", args.seed or 0
-        config = hastened(replace(PRESETS[preset], seed=seed), args.hasten or 1)
+        config = hasten_run(replace(PRESETS[preset], seed=seed), args.hasten or 1)
         default_name, state = f"{preset}-seed{seed}", None
     else:
-        decided = [f"--{name}" for name in ("preset", "seed", "hasten") if getattr(args, name) is not None]
-        if decided:
-            raise UnusableArguments(f"--resume goes on with what the checkpoint holds; leave out {', '.join(decided)}.")
+        given = [f"--{name}" for name in ("preset", "seed", "hasten") if getattr(args, name) is not None]
+        if given:
+            raise UnusableArguments(f"--resume uses the config of the checkpoint; leave out {', '.join(given)}.")
         saved = load_checkpoint(args.resume)
         config, default_name, state = saved.config, saved.run_name, saved.state
     run_name = args.run_name or os.environ.get("EVALSTOP_RUN_NAME") or default_name

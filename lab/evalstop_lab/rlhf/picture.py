@@ -1,4 +1,4 @@
-"""The picture of a demo: what the run was, and what it would have been."""
+"""Draws the plot of a demo: the run up to its stop, and its course without the stop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evalstop_lab.rlhf.trainer import Eval
 EVAL, PROXY, STOP = "#b7791f", "#3b6fb6", "#c53030"
 
 
-def draw(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], story: dict[str, Any]) -> None:
-    """Write a PNG of eval and proxy over steps: solid as it was trained, faint as it would have gone on."""
+def draw_picture(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], summary: dict[str, Any]) -> None:
+    """Write a PNG of eval and proxy over steps: solid up to the stop, faint for the course without it."""
     with saved_figure(path, (10, 4.6), dpi=150) as axes:
         eval_axis = axes[0, 0]
         proxy_axis = eval_axis.twinx()
@@ -24,11 +24,11 @@ def draw(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], story: dict[st
             low = [item.gold - item.gold_stderr for item in series]
             high = [item.gold + item.gold_stderr for item in series]
             eval_axis.fill_between(steps, low, high, color=EVAL, alpha=0.15 * alpha, linewidth=0)
-        best = story["best_checkpoint"]
-        eval_axis.axvline(story["stop_step"], color=STOP, linewidth=1.5)
+        best = summary["best_checkpoint"]
+        eval_axis.axvline(summary["stop_step"], color=STOP, linewidth=1.5)
         eval_axis.annotate(
-            f"stopped at step {story['stop_step']}",
-            (story["stop_step"], 0.03),
+            f"stopped at step {summary['stop_step']}",
+            (summary["stop_step"], 0.03),
             xycoords=("data", "axes fraction"),
             xytext=(6, 0),
             textcoords="offset points",
@@ -36,7 +36,7 @@ def draw(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], story: dict[st
         )
         eval_axis.plot(best["step"], best["score"], "o", color=EVAL, markersize=9, markeredgecolor="white")
         eval_axis.annotate(
-            f"best checkpoint kept: {best['score']:.2f}",
+            f"best checkpoint: {best['score']:.2f}",
             (best["step"], best["score"]),
             xytext=(-2, 12),
             textcoords="offset points",
@@ -44,7 +44,7 @@ def draw(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], story: dict[st
         )
         final = rest[-1] if rest else evals[-1]
         eval_axis.annotate(
-            f"left to run: {final.gold:.2f}",
+            f"without the stop: {final.gold:.2f}",
             (final.step, final.gold),
             xytext=(-12, -14),
             textcoords="offset points",
@@ -53,7 +53,7 @@ def draw(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], story: dict[st
         )
         eval_axis.margins(y=0.12)
         eval_axis.set_xlabel("step")
-        eval_axis.set_ylabel("eval, what people want", color=EVAL)
-        proxy_axis.set_ylabel("proxy, what is optimized", color=PROXY)
+        eval_axis.set_ylabel("eval (gold reward)", color=EVAL)
+        proxy_axis.set_ylabel("proxy (training reward)", color=PROXY)
         for axis in (eval_axis, proxy_axis):
             axis.spines["top"].set_visible(False)

@@ -1,4 +1,4 @@
-"""The policy: an autoregressive softmax over tokens, small enough that its KL and entropy are computed, not sampled.
+"""The policy: an autoregressive softmax over tokens, small enough to compute its KL and entropy exactly.
 
 The logits of the token at position t are `bigrams[t, previous token] + prompted[t, prompt]`. Given the prompt, a text
 is therefore a Markov chain over at most `vocabulary` states, and an expectation over all vocabulary ** length texts is
@@ -17,7 +17,7 @@ from evalstop_lab.rlhf.task import Floats, Integers, Task, Texts
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A distribution over texts for each prompt; `parameters` is flat, so that an optimizer needs no names."""
+    """A distribution over texts for each prompt; `parameters` is a flat vector."""
 
     task: Task
     parameters: Floats
@@ -43,9 +43,9 @@ class Policy:
         return np.asarray(np.exp(self.log_table))
 
     def sample(self, prompts: Integers, rng: np.random.Generator) -> Texts:
-        """Write one text for each of the (n,) prompts."""
+        """Sample one text for each of the (n,) prompts."""
         task = self.task
-        # The last threshold is 1 but for rounding; left out, no draw can fall past the vocabulary.
+        # The last threshold would be 1 up to rounding; without it no draw can exceed the vocabulary.
         thresholds = self.table.cumsum(axis=-1)[..., :-1]
         draws = rng.random((task.length, len(prompts), 1))
         tokens = np.empty((len(prompts), task.length), dtype=np.int64)
@@ -66,7 +66,7 @@ class Policy:
         choices = self._contexts_of(texts) * task.vocabulary + texts.tokens
         spread = np.repeat(weights, task.length)
         chosen = np.bincount(choices.ravel(), weights=spread, minlength=self.table.size).reshape(self.table.shape)
-        # d log softmax / d logits = (one for the chosen token) - (the probabilities), in each context that was met.
+        # d log softmax / d logits = (1 for the chosen token) - (the probabilities), in each context that occurs.
         by_logits = chosen - chosen.sum(axis=-1, keepdims=True) * self.table
         return np.concatenate([by_logits.sum(axis=2), by_logits.sum(axis=1)], axis=1).ravel()
 
@@ -79,7 +79,7 @@ class Policy:
         return -self._expected_per_token(self.log_table)
 
     def _expected_per_token(self, value: Floats) -> float:
-        """Expect the sum over a text's tokens of `value`, given in the shape of `log_table`."""
+        """Compute the expected sum of `value` over a text's tokens; `value` has the shape of `log_table`."""
         task = self.task
         reached = np.zeros((_contexts(task), task.prompts))
         reached[task.vocabulary] = 1.0
@@ -92,7 +92,7 @@ class Policy:
         return float(expected.mean())
 
     def _contexts_of(self, texts: Texts) -> Integers:
-        """Number the (position, previous token, prompt) of every token: (n, length)."""
+        """Return the index of the context (position, previous token, prompt) of every token: (n, length)."""
         task = self.task
         previous = np.empty_like(texts.tokens)
         previous[:, 0] = task.vocabulary
@@ -102,10 +102,10 @@ class Policy:
 
 
 def random_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
-    """Draw a policy with independent normal logits; the larger the scale, the more regular its language."""
+    """Draw a policy with independent normal logits; a larger scale gives less random texts."""
     return Policy(task, rng.normal(scale=scale, size=Policy.parameter_count(task)))
 
 
 def _contexts(task: Task) -> int:
-    """Count what a token can follow: any token, or the start of the text."""
+    """Return the number of contexts of a token: any previous token, or the start of the text."""
     return task.vocabulary + 1

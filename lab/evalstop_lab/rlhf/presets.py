@@ -1,8 +1,8 @@
-"""Two runs to watch: one that over-optimizes its proxy, one that stays healthy.
+"""Two presets: a run that over-optimizes its proxy, and a run that stays healthy.
 
-They share the task, the learning rate, the number of steps and the evals; they differ in the price of leaving the
-initial policy and in how well the proxy knows gold. The KL penalty is what decides; few and noisy comparisons bring the
-turn forward and make the fall steep.
+They share the task, the learning rate, the number of steps and the evals; they differ in the KL penalty and in the
+quality of the proxy. The KL penalty decides whether gold turns; with few and noisy comparisons the turn comes earlier
+and the fall is steeper.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ HEALTHY = Config(
 PRESETS: Mapping[str, Config] = MappingProxyType({"overoptimizes": OVEROPTIMIZES, "healthy": HEALTHY})
 
 
-def hastened(config: Config, factor: int) -> Config:
-    """Return the same run in `factor` times fewer, larger steps: much the same curve, as many evals, sooner over.
+def hasten_run(config: Config, factor: int) -> Config:
+    """Return the same run with `factor` times fewer, larger steps: nearly the same curve and as many evals.
 
-    Raises CannotHasten when `factor` does not divide the steps between two evals.
+    Raises CannotHasten if `factor` does not divide the steps between two evals.
     """
     if factor < 1 or config.eval_every % factor:
-        raise CannotHasten(f"Here there are {config.eval_every} steps; {factor} does not divide them.")
+        raise CannotHasten(f"{factor} does not divide {config.eval_every}.")
     return replace(
         config,
         steps=config.steps // factor,

@@ -1,11 +1,11 @@
 """The proxy: a linear reward model fitted by Bradley-Terry to noisy comparisons of the initial policy's texts.
 
 P(first preferred to second) = sigmoid(score(first) - score(second)), fitted by Newton's method to the maximum of the
-posterior under a Gaussian prior on the weights. One weight for each (position, token): it can see neither the prompt
-nor how tokens go together, which is what gives it less capacity than the gold reward it stands in for.
+posterior under a Gaussian prior on the weights. It has one weight per (position, token), and depends neither on the
+prompt nor on combinations of tokens, so it has less capacity than the gold reward that it approximates.
 
-Newton's equations are solved by conjugate gradients over gathers and sums. A matrix product would be shorter, but its
-last bits depend on how many threads the BLAS has, and a run's must not.
+Newton's equations are solved by conjugate gradients with gathers and sums. A matrix product would be shorter, but its
+last bits depend on the number of BLAS threads, and runs must be reproducible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOLVED = 1e-6
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Pairs of texts that answer the same prompt; the labeler preferred the first of each pair."""
+    """Pairs of texts for the same prompt, by which of the two the labeler preferred."""
 
     preferred: Texts
     rejected: Texts
@@ -36,7 +36,7 @@ class Comparisons:
 
 @dataclass(frozen=True, eq=False)
 class RewardModel:
-    """A score that is a sum over the text's tokens of `weights`, of shape (length * vocabulary,)."""
+    """Scores a text by the sum of the `weights` of its tokens; `weights` has the shape (length * vocabulary,)."""
 
     task: Task
     weights: Floats
@@ -47,8 +47,10 @@ class RewardModel:
         return np.asarray(self.weights[position_token(self.task, texts.tokens)].sum(axis=1) - self.offset)
 
 
-def compare(initial: Policy, gold: Gold, count: int, label_noise: float, rng: np.random.Generator) -> Comparisons:
-    """Have gold label `count` pairs of the initial policy's texts, a share `label_noise` of them the wrong way."""
+def draw_comparisons(
+    initial: Policy, gold: Gold, count: int, label_noise: float, rng: np.random.Generator
+) -> Comparisons:
+    """Draw `count` pairs of the initial policy's texts, labeled by gold; a share `label_noise` of labels is wrong."""
     prompts = rng.integers(initial.task.prompts, size=count)
     first, second = initial.sample(prompts, rng), initial.sample(prompts, rng)
     right = rng.random(count) >= label_noise
@@ -60,53 +62,53 @@ def compare(initial: Policy, gold: Gold, count: int, label_noise: float, rng: np
 
 
 def fit_bradley_terry(task: Task, comparisons: Comparisons) -> RewardModel:
-    """Return the reward model of greatest posterior probability given the comparisons."""
+    """Return the maximum a posteriori reward model for the comparisons."""
     preferred = position_token(task, comparisons.preferred.tokens)
     rejected = position_token(task, comparisons.rejected.tokens)
     size = task.length * task.vocabulary
 
-    def margins(weights: Floats) -> Floats:
+    def compute_margins(weights: Floats) -> Floats:
         return np.asarray(weights[preferred].sum(axis=1) - weights[rejected].sum(axis=1))
 
-    def gathered(by_margin: Floats) -> Floats:
-        """Carry a value for each pair back to the weights: the transpose of `margins`."""
-        spread = np.repeat(by_margin, task.length)
-        found = np.bincount(preferred.ravel(), weights=spread, minlength=size)
-        return np.asarray(found - np.bincount(rejected.ravel(), weights=spread, minlength=size), dtype=np.float64)
+    def sum_by_weight(by_pair: Floats) -> Floats:
+        """Sum a value of each pair by weight: the transpose of `compute_margins`."""
+        by_token = np.repeat(by_pair, task.length)
+        sums = np.bincount(preferred.ravel(), weights=by_token, minlength=size)
+        return np.asarray(sums - np.bincount(rejected.ravel(), weights=by_token, minlength=size), dtype=np.float64)
 
-    def curved(doubt: Floats, weights: Floats) -> Floats:
-        return gathered(doubt * margins(weights)) + PRIOR_PRECISION * weights
+    def multiply_hessian(variance: Floats, weights: Floats) -> Floats:
+        return sum_by_weight(variance * compute_margins(weights)) + PRIOR_PRECISION * weights
 
     weights = np.zeros(size)
     for _ in range(NEWTON_STEPS):
-        certainty = 1.0 / (1.0 + np.exp(-margins(weights)))
-        gradient = gathered(1.0 - certainty) - PRIOR_PRECISION * weights
+        probability = 1.0 / (1.0 + np.exp(-compute_margins(weights)))
+        gradient = sum_by_weight(1.0 - probability) - PRIOR_PRECISION * weights
         if np.abs(gradient).max() < CONVERGED:
             break
-        doubt = certainty * (1.0 - certainty)
-        weights = weights + _solve(partial(curved, doubt), gradient)
+        variance = probability * (1.0 - probability)
+        weights = weights + _solve(partial(multiply_hessian, variance), gradient)
     return RewardModel(task, weights)
 
 
-def standardized(model: RewardModel, ordinary: Texts) -> RewardModel:
-    """Return the same order of preference, with mean 0 and standard deviation 1 over the given texts."""
-    scores = model.score(ordinary)
+def standardize_scores(model: RewardModel, texts: Texts) -> RewardModel:
+    """Shift and scale the model's scores to mean 0 and standard deviation 1 over these texts."""
+    scores = model.score(texts)
     deviation = float(scores.std())
     return RewardModel(model.task, model.weights / deviation, (float(scores.mean()) + model.offset) / deviation)
 
 
-def _solve(curvature: Callable[[Floats], Floats], target: Floats) -> Floats:
-    """Solve `curvature(x) = target` by conjugate gradients; `curvature` is linear, symmetric and positive."""
+def _solve(multiply: Callable[[Floats], Floats], target: Floats) -> Floats:
+    """Solve `multiply(x) = target` by conjugate gradients; `multiply` is linear, symmetric and positive definite."""
     solution, residual = np.zeros_like(target), target
-    direction, length = residual, float((residual**2).sum())
-    enough = length * SOLVED**2
+    direction, norm = residual, float((residual**2).sum())
+    tolerance = norm * SOLVED**2
     for _ in range(len(target)):
-        bent = curvature(direction)
-        stride = length / float((direction * bent).sum())
+        product = multiply(direction)
+        stride = norm / float((direction * product).sum())
         solution = solution + stride * direction
-        residual = residual - stride * bent
-        shorter = float((residual**2).sum())
-        if shorter <= enough:
+        residual = residual - stride * product
+        new_norm = float((residual**2).sum())
+        if new_norm <= tolerance:
             break
-        direction, length = residual + shorter / length * direction, shorter
+        direction, norm = residual + new_norm / norm * direction, new_norm
     return solution

@@ -1,4 +1,4 @@
-"""What is written: prompts, each answered by a short text of tokens from a small vocabulary."""
+"""The task: prompts, each answered by a short text of tokens from a small vocabulary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Integers: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Task:
-    """How many prompts there are, how many tokens answer each, and how many tokens there are to choose from."""
+    """The number of prompts, the length of a text in tokens, and the size of the vocabulary."""
 
     prompts: int = 8
     length: int = 12
@@ -33,10 +33,10 @@ class Texts:
 
 
 def each_prompt(task: Task, times: int) -> Integers:
-    """Return every prompt `times` times, grouped: reshape(prompts, times) has one prompt a row."""
+    """Return every prompt `times` times, grouped by prompt: reshape(prompts, times) has one prompt per row."""
     return np.repeat(np.arange(task.prompts), times)
 
 
 def position_token(task: Task, tokens: Integers) -> Integers:
-    """Number the pair (position, token) of each token, so that a table of length * vocabulary rows can be indexed."""
+    """Return the index of each (position, token) in a table of length * vocabulary rows."""
     return tokens + np.arange(task.length) * task.vocabulary

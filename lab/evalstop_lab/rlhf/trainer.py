@@ -1,12 +1,11 @@
-"""Training against the proxy while watching gold: policy gradient with a KL penalty, as numbers in and numbers out.
+"""Trains a policy against the proxy and evaluates gold: policy gradient with a KL penalty, without I/O.
 
-Each step writes `samples_per_prompt` texts for every prompt, rewards each with
+Each step samples `samples_per_prompt` texts for every prompt, with the rewards
 
     proxy(text) - kl_coefficient * (log policy(text) - log initial(text))
 
-and climbs the policy gradient with the mean reward of the prompt's *other* texts as baseline, which leaves the gradient
-unbiased. Nothing here reads a clock or touches a disk. The chance of step n is a function of (seed, n) alone, so the
-state of a random generator is the pair of them, and a resumed run continues bit for bit.
+and takes a policy gradient step. The baseline of a text is the mean reward of the prompt's *other* texts, so the
+gradient is unbiased. The random generator of step n is seeded with (seed, n), so a resumed run continues bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from evalstop_lab.rlhf.gold import Gold, random_gold
 from evalstop_lab.rlhf.policy import Policy, random_policy
-from evalstop_lab.rlhf.reward_model import RewardModel, compare, fit_bradley_terry, standardized
+from evalstop_lab.rlhf.reward_model import RewardModel, draw_comparisons, fit_bradley_terry, standardize_scores
 from evalstop_lab.rlhf.task import Floats, Task, each_prompt
 
 MEAN_DECAY = 0.9
@@ -29,7 +28,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Running means of the gradient and of its square, both of the parameters' shape, after `count` updates."""
+    """Adam's running means of the gradient and of its square, in the parameters' shape, after `count` updates."""
 
     mean: Floats
     square: Floats
@@ -42,7 +41,7 @@ class Moments:
 
 
 def ascend(parameters: Floats, gradient: Floats, moments: Moments, learning_rate: float) -> tuple[Floats, Moments]:
-    """Take one step up the gradient; return the new parameters and moments."""
+    """Take one step of Adam up the gradient; return the new parameters and moments."""
     count = moments.count + 1
     mean = MEAN_DECAY * moments.mean + (1 - MEAN_DECAY) * gradient
     square = SQUARE_DECAY * moments.square + (1 - SQUARE_DECAY) * gradient**2
@@ -56,10 +55,10 @@ STANDARDIZING_TEXTS = 4096
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run: the same config gives the same run to the last bit on the same machine.
+    """All parameters of a run: on one machine, equal configs give bit for bit equal runs.
 
-    `comparisons` is how many labeled pairs the proxy is fitted to, `label_noise` the share of them labeled the wrong
-    way round, `kl_coefficient` the price in proxy reward of one nat away from the initial policy.
+    `comparisons`: number of labeled pairs to which the proxy is fitted. `label_noise`: share of wrong labels.
+    `kl_coefficient`: penalty in proxy reward per nat of KL to the initial policy.
     """
 
     seed: int
@@ -76,7 +75,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Eval:
-    """What one eval logs: mean rewards of fresh texts with their standard errors; exact `kl` and `entropy` in nats."""
+    """The result of one eval: mean rewards of new texts with standard errors; exact `kl` and `entropy` in nats."""
 
     step: int
     proxy: float
@@ -89,7 +88,7 @@ class Eval:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What training changes, and all that a checkpoint must hold beside the config."""
+    """The state of training, which a checkpoint contains in addition to the config."""
 
     step: int
     policy: Policy
@@ -98,7 +97,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What training never changes: the initial policy, the gold reward and the proxy fitted to it."""
+    """What is constant in a run: the initial policy, the gold reward and the proxy fitted to it."""
 
     initial: Policy
     gold: Gold
@@ -106,7 +105,7 @@ class World:
 
 
 class Stream(IntEnum):
-    """Uses of chance that must not disturb one another."""
+    """Independent random streams."""
 
     WORLD = 0
     TRAINING = 1
@@ -114,10 +113,10 @@ class Stream(IntEnum):
 
 
 class Trainer:
-    """A run of RLHF: iterate over `evals()`, and read `state` in between to save it."""
+    """A run of RLHF: iterate over `evals()`; `state` can be saved between evals."""
 
     def __init__(self, config: Config, state: State | None = None) -> None:
-        """Start at the initial policy, or where a saved state left off: its own eval, if one was due, is done."""
+        """Start at the initial policy, or resume from a saved state, whose own eval is not repeated."""
         self.config = config
         self.world = make_world(config)
         initial = self.world.initial
@@ -125,7 +124,7 @@ class Trainer:
         self.state = state or State(0, initial, Moments.zero(initial.parameters.size))
 
     def evals(self, interrupted: Callable[[], bool] = lambda: False) -> Iterator[Eval]:
-        """Train to the end or, asked before every step, until interrupted; yield an eval at 0 and each `eval_every`."""
+        """Train to the end, or until `interrupted()`; yield an eval at step 0 and every `eval_every` steps."""
         if self.state.step == 0 and not self._resumed:
             yield self.evaluate()
         while self.state.step < self.config.steps and not interrupted():
@@ -134,7 +133,7 @@ class Trainer:
                 yield self.evaluate()
 
     def train_step(self) -> None:
-        """Take one step of policy gradient."""
+        """Take one policy gradient step."""
         config, initial, policy = self.config, self.world.initial, self.state.policy
         step = self.state.step + 1
         texts = policy.sample(each_prompt(config.task, config.samples_per_prompt), self._rng(Stream.TRAINING, step))
@@ -146,7 +145,7 @@ class Trainer:
         self.state = State(step, Policy(config.task, parameters), moments)
 
     def evaluate(self) -> Eval:
-        """Score fresh texts of the current policy; the same state always gives the same eval."""
+        """Score new texts of the current policy; equal states give equal evals."""
         config, step, policy = self.config, self.state.step, self.state.policy
         prompts = each_prompt(config.task, config.eval_samples_per_prompt)
         texts = policy.sample(prompts, self._rng(Stream.EVALUATION, step))
@@ -159,23 +158,24 @@ class Trainer:
 
 
 def make_world(config: Config) -> World:
-    """Draw the initial policy and gold from the seed, have pairs compared, and fit the proxy to them."""
+    """Draw the initial policy, gold and comparisons from the seed, and fit the proxy to the comparisons."""
     rng = np.random.default_rng((config.seed, Stream.WORLD))
     initial = random_policy(config.task, INITIAL_SCALE, rng)
     gold = random_gold(initial, rng)
-    proxy = fit_bradley_terry(config.task, compare(initial, gold, config.comparisons, config.label_noise, rng))
-    ordinary = initial.sample(each_prompt(config.task, STANDARDIZING_TEXTS // config.task.prompts), rng)
-    return World(initial, gold, standardized(proxy, ordinary))
+    comparisons = draw_comparisons(initial, gold, config.comparisons, config.label_noise, rng)
+    proxy = fit_bradley_terry(config.task, comparisons)
+    texts = initial.sample(each_prompt(config.task, STANDARDIZING_TEXTS // config.task.prompts), rng)
+    return World(initial, gold, standardize_scores(proxy, texts))
 
 
 def advantages(rewards: Floats) -> Floats:
-    """Return each reward less the mean of the others of its prompt; (prompts, samples) in and out."""
+    """Return each reward minus the mean of the prompt's other rewards; input and result are (prompts, samples)."""
     samples = rewards.shape[1]
     return np.asarray((rewards - rewards.mean(axis=1, keepdims=True)) * (samples / (samples - 1)))
 
 
 def mean_over_prompts(scores: Floats) -> tuple[float, float]:
-    """Return the mean of (prompts, samples) scores and its standard error, prompts being fixed and samples drawn."""
+    """Return the mean of (prompts, samples) scores and its standard error over samples; prompts are fixed."""
     prompts, samples = scores.shape
     variance_of_means = scores.var(axis=1, ddof=1) / samples
     return float(scores.mean()), float(variance_of_means.sum() ** 0.5 / prompts)

@@ -1,8 +1,7 @@
 """`evalstop-lab stopbench`: evaluates stopping rules on reproducible runs, and compares them with common rules.
 
 A rule sees each eval of a run once, in order, and may stop it. The noiseless curve determines whether that was right
-and
-what it saved: see docs/stopbench.md for the suites, the figures and how to write a rule.
+and what it saved. See docs/stopbench.md for the suites, the figures and how to write a rule.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def run_recording(args: argparse.Namespace) -> int:
     """Run `evalstop-lab stopbench record`; return its exit code."""
     record_runs(args.file, args.runs, args.jobs, args.first_seed)
-    sys.stdout.write(f"{args.runs} runs are in {args.file}\n")
+    sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0
 
 
@@ -89,7 +88,8 @@ def run_rules(args: argparse.Namespace) -> int:
     rules, missing = _choose_rules(args.rule, args.only)
     suites = [name for name in args.suite if args.seeds == "public" or SUITES[name].held_out]
     if not suites:
-        raise UnusableArguments(f"{', '.join(args.suite)}: these runs are there only once; leave out --seeds held-out.")
+        names = ", ".join(args.suite)
+        raise UnusableArguments(f"There are no held-out seeds of {names}; leave out --seeds held-out.")
     results = {name: _judge_suite(rules, name, args.seeds, args.runs, args.jobs) for name in suites}
     report = {"suites": results, "seeds": args.seeds, "not_installed": missing, "versions": versions()}
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -103,20 +103,20 @@ def run_rules(args: argparse.Namespace) -> int:
     for name, result in results.items():
         print_suite(console, name, result)
     for name in missing:
-        console.print(f"{name} is left out: its library is not installed.")
-    console.print(f"report.json (by family, noise and length told) and rules.png are in {args.folder}/")
+        console.print(f"{name} was skipped: its library is not installed.")
+    console.print(f"Wrote report.json (also by family, noise and known length) and rules.png to {args.folder}/")
     return 0
 
 
 def _choose_rules(own: Sequence[str], only: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The rules to judge, and those left out because their library is missing."""
+    """The rules to judge, and those skipped because their library is not installed."""
     unknown = [name for name in only or () if name not in BUILT_IN]
     if unknown:
-        raise UnusableArguments(f"There is no built-in rule {unknown[0]!r}; there are {', '.join(BUILT_IN)}.")
+        raise UnusableArguments(f"{unknown[0]!r} is not a built-in rule; choose from {', '.join(BUILT_IN)}.")
     wanted = list(BUILT_IN) if only is None else list(only)
     rules = [*own, *(name for name in wanted if is_installed(name))]
     if not rules:
-        raise UnusableArguments("No rule is left to judge; give --rule path.py:Name.")
+        raise UnusableArguments("No rule to judge; give --rule path.py:Name.")
     for name in own:
         load_rule(name)
     return rules, [name for name in wanted if not is_installed(name)]
@@ -125,9 +125,9 @@ def _choose_rules(own: Sequence[str], only: Sequence[str] | None) -> tuple[list[
 def _judge_suite(rules: Sequence[str], suite: str, seeds: str, runs: int | None, jobs: int) -> dict[str, Any]:
     """The figures of each rule over the suite."""
     numbers = range(min(runs or SUITES[suite].runs, SUITES[suite].runs))
-    found = sweep(partial(judge_run, rules, suite, seeds), numbers, suite, jobs)
+    judgements = sweep(partial(judge_run, rules, suite, seeds), numbers, suite, jobs)
     worlds = [SUITES[suite].draw(seeds, number) for number in numbers]
     return {
-        rule: compute_figures([(row[index], world) for row, world in zip(found, worlds, strict=True)])
+        rule: compute_figures([(row[index], world) for row, world in zip(judgements, worlds, strict=True)])
         for index, rule in enumerate(rules)
     }

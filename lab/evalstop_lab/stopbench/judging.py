@@ -1,4 +1,4 @@
-"""Rules over runs, and the figures of what they did."""
+"""Applies rules to runs, and computes figures of the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND_ERROR = 0.01
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule made of a run, and the seconds that it took over its evals."""
+    """The outcome of a rule on a run, the time that it took, and the number of evals that it saw."""
 
     outcome: Outcome
     seconds: float
@@ -29,15 +29,15 @@ class Judgement:
 
 
 def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list[Judgement]:
-    """What each rule makes of one run of the suite."""
+    """Apply each rule to one run of the suite."""
     world = SUITES[suite].draw(seeds, number)
     return [_judge(rule, world) for rule in rules]
 
 
 def _judge(name: str, world: World) -> Judgement:
-    """Raises UnusableArguments when the rule fails."""
+    """Apply the rule to the run; raises UnusableArguments if the rule fails."""
     rows = [
-        (step, *map(_known, values))
+        (step, *map(_to_optional, values))
         for step, *values in zip(
             world.steps.tolist(),
             world.eval_scores.tolist(),
@@ -68,7 +68,7 @@ def _judge(name: str, world: World) -> Judgement:
     return Judgement(Outcome(stopped, kept), seconds, count)
 
 
-def _known(value: float) -> float | None:
+def _to_optional(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -76,41 +76,41 @@ Judged = Sequence[tuple[Judgement, World]]
 
 
 def compute_figures(judged: Judged) -> dict[str, Any]:
-    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by length told or not."""
-    return _figures(judged) | {
+    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length."""
+    return _compute_group(judged) | {
         "microseconds": 1e6 * sum(item.seconds for item, _ in judged) / max(1, sum(item.evals for item, _ in judged)),
-        "by_noise": _by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
-        "by_family": _by(judged, lambda world: world.family),
-        "by_length": _by(judged, lambda world: "not told" if world.planned_steps is None else "told"),
+        "by_noise": _compute_by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
+        "by_family": _compute_by(judged, lambda world: world.family),
+        "by_length": _compute_by(judged, lambda world: "not told" if world.planned_steps is None else "told"),
     }
 
 
-def _by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
+def _compute_by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
     groups: dict[str, list[tuple[Judgement, World]]] = {}
     for item, world in judged:
         groups.setdefault(group(world), []).append((item, world))
-    return {name: _figures(groups[name]) for name in sorted(groups)}
+    return {name: _compute_group(groups[name]) for name in sorted(groups)}
 
 
-def _figures(judged: Judged) -> dict[str, Any]:
+def _compute_group(judged: Judged) -> dict[str, Any]:
     pairs = [(item.outcome, world.truth) for item, world in judged]
-    found = score(pairs)
+    scores = score(pairs)
     _, ratio = compare_with_bound(pairs, BOUND_ERROR)
-    counted = {"recall": found.recall, "false_stops": found.false_stops, "premature": found.premature}
+    counted = {"recall": scores.recall, "false_stops": scores.false_stops, "premature": scores.premature}
     shares = {name: asdict(share) | {"value": share.value} for name, share in counted.items()}
     return shares | {
         "runs": len(judged),
-        "delay": asdict(found.delay),
+        "delay": asdict(scores.delay),
         "delay_to_bound": asdict(ratio),
         "saved": asdict(_compute_saved(judged)),
-        "eval_lost": asdict(found.eval_lost),
+        "eval_lost": asdict(scores.eval_lost),
     }
 
 
 def _compute_saved(judged: Judged) -> Any:
-    """Of the evals after the peaks of turned runs the share that was not run, less what wrong stops threw away.
+    """The share of the evals after the peaks of turned runs that was saved, minus the evals lost by wrong stops.
 
-    Each run counts alike, whatever its length. A stop before the peak or of a healthy run throws away what was run.
+    Each run has the same weight. A stop before the peak or of a healthy run loses the evals that were run.
     """
     saved, possible = [], []
     for item, world in judged:
@@ -126,5 +126,5 @@ def _compute_saved(judged: Judged) -> Any:
 
 
 def _round_noise(level: float) -> float:
-    """The nearest of the levels by which runs are grouped."""
+    """The nearest noise level by which runs are grouped."""
     return min((0.0, 0.01, 0.02, 0.05, 0.1, 0.2), key=lambda known: abs(known - level))

@@ -1,10 +1,9 @@
-"""`evalstop-lab stopbench record`: trains policies against reward models; records what was logged and what was true.
+"""`evalstop-lab stopbench record`: trains policies against reward models, and records their metrics and the truth.
 
-Nothing of these curves is drawn. A token policy climbs a reward model that was fitted to noisy comparisons, and its
-gold reward rises, levels off or falls as it will; see `evalstop_lab.rlhf`. Settings are drawn by seed; in a quarter of
-the runs the reward model is fitted anew on the way, to comparisons of what the policy writes by then, after which many
-a fall comes back. An eval is the mean gold reward of 1,024 fresh texts, `small` that of the first 64 of them; the truth
-is that of 8,192 others.
+The curves are results of training, not of a formula. A token policy is trained against a reward model that was fitted
+to noisy comparisons; see `evalstop_lab.rlhf`. Settings are drawn by seed. In a quarter of the runs the reward model is
+refitted during training, to comparisons of the policy's current texts, after which many falls recover. An eval is the
+mean gold reward of 1,024 new texts, `small` that of the first 64 of them; the truth is the mean over 8,192 others.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from evalstop_lab.rlhf.policy import Policy
-from evalstop_lab.rlhf.reward_model import compare, fit_bradley_terry, standardized
+from evalstop_lab.rlhf.reward_model import draw_comparisons, fit_bradley_terry, standardize_scores
 from evalstop_lab.rlhf.task import Floats, Integers, Task, Texts
 from evalstop_lab.rlhf.trainer import Config, Trainer
 from evalstop_lab.sweep import sweep
@@ -29,22 +28,22 @@ from evalstop_lab.worlds.world import World
 FIRST_SEED = 5_000_000
 EVAL_TEXTS, SMALL_TEXTS, TRUE_TEXTS = 1024, 64, 8192
 AMBIGUOUS_FALLS = (0.05, 0.1)
-"""A run that falls by such a share of its gain is neither healthy nor hacking."""
+"""A run whose fall is between these shares of its gain is neither healthy nor hacking."""
 
 SMOOTHED_OVER = 5
-"""True scores of so many evals are averaged for the label: the maximum of noisy means lies above the truth."""
+"""The number of evals over which true scores are averaged for the label: the maximum of noisy means is too high."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides a recorded run: the trainer's config, and the steps at which the reward model is fitted anew."""
+    """The parameters of a recorded run: the trainer's config, and the steps at which the reward model is refitted."""
 
     config: Config
     refits: tuple[int, ...]
 
 
 def draw_setting(seed: int) -> Setting:
-    """The setting of a run of 250 to 1,200 steps, evaluated 50 to 100 times, half of them with a KL penalty."""
+    """Draw the setting of a run: 250 to 1,200 steps, 50 to 100 evals, a KL penalty in half of the runs."""
     rng = np.random.default_rng([seed, 1])
     evals, every = int(rng.integers(50, 101)), int(rng.integers(5, 13))
     steps = evals * every
@@ -65,7 +64,7 @@ def draw_setting(seed: int) -> Setting:
 
 
 def record_run(seed: int) -> dict[str, Any]:
-    """Train one run to its end; its settings, what was logged and what was true, as JSON values."""
+    """Train one run to its end; returns its setting, its log and the truth as JSON values."""
     setting = draw_setting(seed)
     config, trainer = setting.config, Trainer(setting.config)
     log: dict[str, list[float]] = {
@@ -110,10 +109,11 @@ def read_runs(path: Path, small: bool = False) -> list[World]:
 
 
 def _refit_proxy(trainer: Trainer, rng: np.random.Generator) -> None:
-    """Fit the reward model to comparisons of what the policy writes now."""
+    """Fit the reward model to comparisons of the policy's current texts."""
     config, policy, world = trainer.config, trainer.state.policy, trainer.world
-    compared = compare(policy, world.gold, config.comparisons, config.label_noise, rng)
-    proxy = standardized(fit_bradley_terry(config.task, compared), _sample(world.initial, EVAL_TEXTS, rng))
+    comparisons = draw_comparisons(policy, world.gold, config.comparisons, config.label_noise, rng)
+    model = fit_bradley_terry(config.task, comparisons)
+    proxy = standardize_scores(model, _sample(world.initial, EVAL_TEXTS, rng))
     trainer.world = replace(world, proxy=proxy)
 
 
@@ -139,7 +139,7 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
 
 
 def _judge(steps: Integers, scores: Floats, sd: float) -> Truth:
-    """The truth of the run by its smoothed true scores; a fall between 5 and 10 % of the gain is ambiguous."""
+    """Label the run by its smoothed true scores; a fall between 5 and 10 % of the gain is ambiguous."""
     half = SMOOTHED_OVER // 2
     padded = np.pad(scores, half, mode="edge")
     smoothed = np.convolve(padded, np.full(SMOOTHED_OVER, 1 / SMOOTHED_OVER), mode="valid")
@@ -151,7 +151,7 @@ def _judge(steps: Integers, scores: Floats, sd: float) -> Truth:
 
 
 def _sample(policy: Policy, texts: int, rng: np.random.Generator) -> Texts:
-    """Texts for prompts that are drawn, too, as those of an eval set are."""
+    """Sample texts for randomly drawn prompts, like those of an eval set."""
     return policy.sample(rng.integers(policy.task.prompts, size=texts), rng)
 
 

@@ -19,12 +19,12 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
-    """Print a table with one line a rule; intervals are of 95 %."""
+    """Print a table with one row per rule; intervals are 95 %."""
     runs = next(iter(result.values()))["runs"]
     table = new_table(
         f"{name}: {runs} runs",
-        *("rule", "recall", "false stops", "too early", "delay", "delay / bound", "saved", "eval lost", "us an eval"),
-        caption="saved: of the evals after the peaks, less what wrong stops threw away; eval lost: of the gain",
+        *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost", "us/eval"),
+        caption="saved: share of the evals after the peaks, minus those lost by wrong stops; eval lost: of the gain",
     )
     for rule, figures in sorted(result.items(), key=lambda item: -_comparable(item[1]["saved"]["value"])):
         table.add_row(
@@ -42,10 +42,10 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
 
 
 def draw_scatter(path: Path, results: Results) -> None:
-    """Recall and the share saved against false stops, one column a suite."""
+    """Plot recall and the saved share against false stops, one column per suite."""
     with saved_figure(path, (5 * len(results) + 3, 8), 2, len(results), sharex=True, sharey="row") as axes:
         for column, (suite, result) in enumerate(results.items()):
-            for row, (field, label) in enumerate((("recall", "recall"), ("saved", "saved of what an oracle saves"))):
+            for row, (field, label) in enumerate((("recall", "recall"), ("saved", "share of an oracle's saving"))):
                 axis = axes[row][column]
                 for (rule, figures), marker in zip(result.items(), itertools.cycle(MARKERS)):
                     x, y = figures["false_stops"], figures[field]
@@ -63,7 +63,7 @@ def draw_scatter(path: Path, results: Results) -> None:
 
 
 def _span(figure: Mapping[str, float]) -> list[list[float]]:
-    """How far the interval reaches to both sides."""
+    """The distances from the value to both ends of its interval."""
     below, above = figure["value"] - figure["low"], figure["high"] - figure["value"]
     return [[max(0.0, below)], [max(0.0, above)]]
 

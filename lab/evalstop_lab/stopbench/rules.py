@@ -1,20 +1,20 @@
-"""The rules that StopBench judges: yours, EvalStop's policies, and the early stopping of other libraries, unmodified.
+"""The rules that StopBench evaluates: yours, EvalStop's policies, and unmodified early stopping of other libraries.
 
-A rule is a class; one object of it follows one run:
+A rule is a class, with one object per run:
 
     class ThreeDeclines:
-        def __init__(self, planned_steps):        # None where the run tells no length
+        def __init__(self, planned_steps):        # None if the run does not report its planned length
             self.last, self.declines = None, 0
 
         def stop(self, step, score, stderr, proxy, kl):   # after each eval; higher scores are better
-            if score is None:                     # the eval is missing; so may be stderr, proxy and kl
+            if score is None:                     # a missing eval; stderr, proxy and kl may be None, too
                 return False
             self.declines = self.declines + 1 if self.last is not None and score < self.last else 0
             self.last = score
             return self.declines >= 3
 
-It is asked after each eval but the last. With a property `best_step` it also says which checkpoint it keeps; else that
-of the highest score so far counts.
+`stop` is called after each eval except the last. The optional property `best_step` is the step of the checkpoint that
+the rule keeps; the default is the one with the highest score so far.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ PATIENCE = 3
 
 
 class Rule(Protocol):
-    """What a rule offers, see the module's docstring."""
+    """The interface of a rule; see the module's docstring."""
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
-        """Whether the run is to be stopped here."""
+        """Return whether to stop the run after this eval."""
 
 
 Factory = Callable[[float | None], Rule]
 
 
 class PolicyRule:
-    """A policy of EvalStop's, with the checkpoint that the service keeps."""
+    """A policy of EvalStop, with the checkpoint that the service would keep."""
 
     def __init__(self, policy: Policy, planned_steps: float | None) -> None:
         self._policy, self._state = policy, evalstop_detectors.start(policy)
@@ -77,7 +77,7 @@ class PolicyRule:
 
 
 class _ByScore:
-    """A rule that looks at scores alone."""
+    """A rule that depends only on scores."""
 
     def __init__(self, planned_steps: float | None) -> None:
         self.start()
@@ -86,7 +86,7 @@ class _ByScore:
         """Prepare for the first score."""
 
     def take(self, score: float) -> bool:
-        """Take in a score; whether to stop."""
+        """Add a score; return whether to stop."""
         raise NotImplementedError
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
@@ -95,14 +95,14 @@ class _ByScore:
 
 
 class ZScore(_ByScore):
-    """An alert as one sets it up on a metrics dashboard: the score lies 3 standard deviations below the last 20."""
+    """A typical alert of a metrics dashboard: the score is 3 standard deviations below the mean of the last 20."""
 
     def start(self) -> None:
-        """Remember 20 scores."""
+        """Keep 20 scores."""
         self._recent: deque[float] = deque(maxlen=20)
 
     def take(self, score: float) -> bool:
-        """Compare with the scores before, of which there have to be five."""
+        """Compare with the earlier scores, at least five."""
         enough = len(self._recent) >= 5
         low = enough and score < statistics.fmean(self._recent) - 3 * statistics.stdev(self._recent)
         self._recent.append(score)
@@ -119,7 +119,7 @@ class TransformersRule(_ByScore):
         self._state, self._control = SimpleNamespace(best_metric=None), SimpleNamespace(should_training_stop=False)
 
     def take(self, score: float) -> bool:
-        """Call it, then note the best metric, which the Trainer does."""
+        """Call the callback, then update the best metric, as the Trainer does."""
         self._callback.on_evaluate(self._args, self._state, self._control, {"eval_score": score})
         if self._state.best_metric is None or score > self._state.best_metric:
             self._state.best_metric = score
@@ -127,7 +127,7 @@ class TransformersRule(_ByScore):
 
 
 class KerasRule(_ByScore):
-    """Keras' EarlyStopping, which counts evals as epochs."""
+    """Keras' EarlyStopping, with one epoch per eval."""
 
     def start(self) -> None:
         """Patience 3."""
@@ -148,7 +148,7 @@ class LightningRule(_ByScore):
     """Lightning's EarlyStopping."""
 
     def start(self) -> None:
-        """Patience 3, which is its default."""
+        """Patience 3, the default."""
         callbacks, self._torch = _import("lightning.pytorch.callbacks"), _import("torch")
         self._callback = callbacks.EarlyStopping(
             monitor="score", mode="max", patience=PATIENCE, check_on_train_epoch_end=False
@@ -171,29 +171,29 @@ class LightningRule(_ByScore):
 
 
 class OptunaRule(_ByScore):
-    """Optuna's PatientPruner around nothing: it prunes when the last scores hold no new maximum."""
+    """Optuna's PatientPruner without a wrapped pruner: it prunes if the last scores contain no new maximum."""
 
     def start(self) -> None:
         """Patience 3."""
         optuna = _import("optuna")
-        with warnings.catch_warnings():  # it calls itself experimental
+        with warnings.catch_warnings():  # that it is experimental
             warnings.simplefilter("ignore")
             self._pruner = optuna.pruners.PatientPruner(None, patience=PATIENCE)
         self._study = SimpleNamespace(direction=optuna.study.StudyDirection.MAXIMIZE)
         self._trial = SimpleNamespace(last_step=None, intermediate_values={})
 
     def take(self, score: float) -> bool:
-        """Report the score and ask."""
+        """Report the score and call the pruner."""
         step = len(self._trial.intermediate_values)
         self._trial.last_step, self._trial.intermediate_values[step] = step, score
         return bool(self._pruner.prune(self._study, self._trial))
 
 
 class RayRule(_ByScore):
-    """Ray Tune's TrialPlateauStopper with its defaults: the last 4 scores lie within a deviation of 0.01."""
+    """Ray Tune's TrialPlateauStopper with its defaults: the standard deviation of the last 4 scores is below 0.01."""
 
     def start(self) -> None:
-        """One trial."""
+        """Start one trial."""
         self._stopper = _import("ray.tune.stopper").TrialPlateauStopper(metric="score")
 
     def take(self, score: float) -> bool:
@@ -210,36 +210,36 @@ BUILT_IN: Mapping[str, tuple[str | None, Factory]] = {
     "Ray TrialPlateauStopper": ("ray", RayRule),
     "z-score of 20": (None, ZScore),
 }
-"""Rules that are there already, with the library that has to be installed for each."""
+"""The built-in rules, with the library that each requires."""
 
 
 def is_installed(name: str) -> bool:
-    """Whether the library that a built-in rule needs is there."""
+    """Whether the library of a built-in rule is installed."""
     library, _ = BUILT_IN[name]
     return library is None or importlib.util.find_spec(library) is not None
 
 
 @lru_cache
 def load_rule(name: str) -> Factory:
-    """A built-in rule by its name, or the class that `path.py:Name` says.
+    """Return a built-in rule by name, or the class at `path.py:Name`.
 
-    Raises UnusableArguments when there is no such file or class, or it can't be imported.
+    Raises UnusableArguments if the file or class does not exist or cannot be imported.
     """
     if name in BUILT_IN:
         return BUILT_IN[name][1]
     path, _, class_name = name.rpartition(":")
     spec = importlib.util.spec_from_file_location("stopbench_rule", path) if Path(path).is_file() else None
     if spec is None or spec.loader is None:
-        raise UnusableArguments(f"{name!r}: give a rule as path.py:Name, with a Python file that exists.")
+        raise UnusableArguments(f"{name!r} is not a rule; give path.py:Name with an existing Python file.")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UnusableArguments(f"{path} can't be imported: {error!r}.") from error
-    found = getattr(module, class_name, None)
-    if not callable(getattr(found, "stop", None)):
+        raise UnusableArguments(f"{path} cannot be imported: {error!r}.") from error
+    rule = getattr(module, class_name, None)
+    if not callable(getattr(rule, "stop", None)):
         raise UnusableArguments(f"{path} has no class {class_name!r} with a method `stop`.")
-    return cast(Factory, found)
+    return cast(Factory, rule)
 
 
 def _import(module: str) -> Any:

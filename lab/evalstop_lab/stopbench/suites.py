@@ -1,13 +1,13 @@
-"""The suites of StopBench. A suite's name never changes its meaning: other runs get another number.
+"""The suites of StopBench. A suite never changes: a suite with other runs gets another number.
 
 | suite | runs |
 |---|---|
-| `drawn-1` | 2,000 runs of the lab's families, half of them turning; half tell their length, 15 % of those wrongly |
+| `drawn-1` | 2,000 runs of the lab's families, half turning; half report their planned length, 15 % of those wrongly |
 | `second-1` | 2,000 runs of 45 kinds by another author, who knew neither these families nor any detector |
-| `trained-1` | 400 policies that were trained against reward models, by their evals of 1,024 texts |
-| `trained-1-small` | the same runs by their evals of 64 texts |
+| `trained-1` | 400 policies trained against reward models, with evals of 1,024 texts |
+| `trained-1-small` | the same runs, with evals of 64 texts |
 
-Seeds are `public`, to develop a rule on, or `held-out`, to report on, once. The trained runs are there only once.
+Develop a rule on the seeds `public`; report once on the seeds `held-out`. The trained suites have no held-out seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOLD = 0.5
 
 @dataclass(frozen=True)
 class Suite:
-    """Runs by number: `draw(seeds, number)` gives the same one on every machine with the same numpy."""
+    """Runs by number: `draw(seeds, number)` gives the same run on every machine with the same version of numpy."""
 
     runs: int
     draw: Callable[[str, int], World]

@@ -1,4 +1,4 @@
-"""What the tests of the example trainer share: a vocabulary so small that every text can be written out."""
+"""Fixtures of the example trainer's tests: all texts of a small task, and numeric gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = Callable[[Floats], float]
 
 
 def write_out(task: Task) -> Texts:
-    """Every text there is, for every prompt, the first prompt's first."""
+    """All texts for every prompt, in order of prompts."""
     texts = np.array(list(itertools.product(range(task.vocabulary), repeat=task.length)))
     return Texts(np.repeat(np.arange(task.prompts), len(texts)), np.tile(texts, (task.prompts, 1)))
 
@@ -26,7 +26,7 @@ def slope(function: Function, point: Floats, width: float = 1e-6) -> Floats:
 
 @pytest.fixture
 def every_text() -> Callable[[Task], Texts]:
-    """Write out every text of a task."""
+    """List every text of a task."""
     return write_out
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: complete, atomic, and refused when they are anything else."""
+"""Checkpoints are complete and atomic, and other files are refused."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evalstop_lab.errors import CheckpointUnreadable
-from evalstop_lab.rlhf import PRESETS, Trainer, hastened
+from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from evalstop_lab.rlhf.policy import Policy
 
-CONFIG = replace(hastened(PRESETS["overoptimizes"], 20), steps=40)
+CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=40)
 
 
 def a_checkpoint(steps: int = 25) -> Checkpoint:
@@ -22,8 +22,8 @@ def a_checkpoint(steps: int = 25) -> Checkpoint:
     return Checkpoint("a run", CONFIG, trainer.state)
 
 
-def test_a_run_resumed_from_a_file_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
-    """What is loaded is what was saved: the rest of the log is the same to the last bit."""
+def test_a_run_resumed_from_a_file_continues_bit_for_bit(tmp_path: Path) -> None:
+    """The rest of the log is the same as without an interruption."""
     whole = [logged for logged in Trainer(CONFIG).evals() if logged.step > 25]
     loaded = load_checkpoint(save_checkpoint(tmp_path, a_checkpoint(25)))
     assert (loaded.run_name, loaded.config, loaded.state.step) == ("a run", CONFIG, 25)
@@ -31,7 +31,7 @@ def test_a_run_resumed_from_a_file_goes_on_as_if_never_interrupted(tmp_path: Pat
 
 
 def test_a_failed_save_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
-    """When writing fails half way, the earlier checkpoint of that step is untouched and no fragment remains."""
+    """If a save fails, the earlier checkpoint of that step is unchanged and no other file remains."""
     good = a_checkpoint(1)
     path = save_checkpoint(tmp_path, good)
     before = path.read_bytes()
@@ -45,7 +45,7 @@ def test_a_failed_save_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
-    """Resuming from another kind of file says which file, and what would do."""
+    """The message has the name of the file and the expected kind of file."""
     file = tmp_path / "step-000001.npz"
     file.write_bytes(content)
     with pytest.raises(CheckpointUnreadable, match=r"evalstop-lab train.*step-000001\.npz"):
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path, content
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    """However much of its end is missing, a cut file is refused and never half believed."""
+    """A file is refused, however much of its end is missing."""
     path = save_checkpoint(tmp_path, a_checkpoint(1))
     content = path.read_bytes()
     for length in np.linspace(0, len(content) - 1, 40, dtype=int):
@@ -63,6 +63,6 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """Resuming from a file that is not there says so."""
+    """The message says that the file does not exist."""
     with pytest.raises(CheckpointUnreadable, match="No such file"):
         load_checkpoint(tmp_path / "nowhere.npz")

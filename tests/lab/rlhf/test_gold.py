@@ -1,4 +1,4 @@
-"""The gold reward: its scale, and the property that makes it turn."""
+"""The gold reward: its scale, and the penalty that makes it turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evalstop_lab.rlhf.task import Task, Texts, each_prompt
 
 
 def test_gold_is_measured_in_deviations_of_ordinary_texts() -> None:
-    """Over fresh texts of the initial policy, content has mean 0 and deviation 1, and so has surprise."""
+    """Over new texts of the initial policy, content and surprise have mean 0 and standard deviation 1."""
     rng = np.random.default_rng(0)
     initial = random_policy(Task(), 1.6, rng)
     gold = random_gold(initial, rng)
@@ -20,8 +20,8 @@ def test_gold_is_measured_in_deviations_of_ordinary_texts() -> None:
         assert part.std() == pytest.approx(1.0, abs=0.1)
 
 
-def test_fluency_only_takes_away_and_only_from_surprising_texts() -> None:
-    """Gold equals content for a text that is not surprising, and is lower by more the more surprising the text is."""
+def test_fluency_penalizes_only_surprising_texts() -> None:
+    """Gold equals content for a text that is not surprising; the penalty grows with the surprise of a text."""
     rng = np.random.default_rng(1)
     initial = random_policy(Task(), 1.6, rng)
     gold = random_gold(initial, rng)
@@ -36,7 +36,7 @@ def test_fluency_only_takes_away_and_only_from_surprising_texts() -> None:
 
 
 def test_comparisons_hardly_show_fluency() -> None:
-    """Hardly one in ten of the initial policy's own texts is surprising enough to lose anything."""
+    """Less than 10 % of the initial policy's own texts are surprising enough for a penalty."""
     rng = np.random.default_rng(2)
     initial = random_policy(Task(), 1.6, rng)
     surprise = random_gold(initial, rng).surprise(initial.sample(each_prompt(Task(), 1000), rng))
@@ -44,7 +44,7 @@ def test_comparisons_hardly_show_fluency() -> None:
 
 
 def test_gold_depends_on_the_prompt() -> None:
-    """The same text answers two prompts with different worth, which the proxy cannot see."""
+    """The same text has different rewards for different prompts."""
     rng = np.random.default_rng(3)
     initial = random_policy(Task(), 1.6, rng)
     gold = random_gold(initial, rng)

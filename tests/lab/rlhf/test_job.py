@@ -1,4 +1,4 @@
-"""The job as a process: what it writes, what it reports, and how it ends."""
+"""The training job: the files that it writes, its reports, and its end."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from urllib.parse import urlsplit
 
 import pytest
 from evalstop_lab.cli import main
-from evalstop_lab.rlhf import PRESETS, Trainer, hastened
+from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.rlhf.job import Interruption, Job, Plan
 from evalstop_lab.rlhf.progress import JsonLines
 
-CONFIG = replace(hastened(PRESETS["overoptimizes"], 20), steps=60)
+CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=60)
 
 
 class FakeRun:
-    """Keeps what it is told, and wants the run to stop once `stop_at` was logged."""
+    """Records reports, and requests a stop after `stop_at` was logged."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.stop_at = stop_at
@@ -57,7 +57,7 @@ def train(run: FakeRun, folder: Path, polls: bool = True, plan: Plan | None = No
 
 @contextmanager
 def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `evalstop-lab train --json` as a process of its own, which is dead afterwards."""
+    """Run `evalstop-lab train --json` in its own process, which is killed at the end of the block."""
     command = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**clean, **environment})
@@ -74,7 +74,7 @@ def read_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, object]]:
 
 
 def test_every_eval_is_reported_logged_and_saved(tmp_path: Path) -> None:
-    """Each eval reaches the service with its errors, the log file as it was, and a checkpoint that exists."""
+    """Each eval is reported with its standard errors, appended to the log file, and has an existing checkpoint."""
     run, log = FakeRun(), list(Trainer(CONFIG).evals())
     train(run, tmp_path)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [asdict(e) for e in log]
@@ -87,24 +87,24 @@ def test_every_eval_is_reported_logged_and_saved(tmp_path: Path) -> None:
         assert load_checkpoint(Path(uri.path)).state.step == logged.step
 
 
-def test_a_job_that_polls_ends_when_the_service_wants_it_to(tmp_path: Path) -> None:
-    """After the eval on which the service answers should_stop, nothing more is trained."""
+def test_a_job_that_polls_ends_when_a_stop_is_requested(tmp_path: Path) -> None:
+    """After the eval at which the service answers should_stop, the job ends."""
     run = FakeRun(stop_at=20)
     *_, end = train(run, tmp_path)
     assert list(run.logged) == [0, 20]
     assert (end["how"], end["step"]) == ("stopped", 20)
 
 
-def test_a_job_under_a_receiver_leaves_the_end_to_it(tmp_path: Path) -> None:
-    """A job told to be ended by a signal trains on, whatever the service answers."""
+def test_a_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
+    """A job that is stopped by a signal keeps training, whatever the service answers."""
     run = FakeRun(stop_at=20)
     *_, end = train(run, tmp_path, polls=False)
     assert list(run.logged) == [0, 20, 40, 60]
     assert end["how"] == "completed"
 
 
-def test_a_resumed_job_says_where_it_goes_on(tmp_path: Path) -> None:
-    """Resuming tells the service the step, and evals up to it are not logged again."""
+def test_a_resumed_job_reports_its_step(tmp_path: Path) -> None:
+    """The step is reported to the service, and evals up to it are not logged again."""
     train(FakeRun(stop_at=20), tmp_path)
     run, saved = FakeRun(), load_checkpoint(tmp_path / "step-000020.npz")
     train(run, tmp_path, plan=Plan("a run", saved.config, saved.state))
@@ -112,8 +112,8 @@ def test_a_resumed_job_says_where_it_goes_on(tmp_path: Path) -> None:
     assert list(run.logged) == [40, 60]
 
 
-def test_a_run_whose_steps_are_no_multiple_of_its_evals_still_saves_its_end(tmp_path: Path) -> None:
-    """The last step has a checkpoint even when it has no eval."""
+def test_the_last_step_is_saved(tmp_path: Path) -> None:
+    """The last step has a checkpoint even if it has no eval."""
     run = FakeRun()
     train(run, tmp_path, plan=Plan("a run", replace(CONFIG, steps=25), None))
     assert list(run.logged) == [0, 20]
@@ -122,10 +122,8 @@ def test_a_run_whose_steps_are_no_multiple_of_its_evals_still_saves_its_end(tmp_
 
 @pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_unchanged(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    """SIGTERM or SIGINT ends a real process with 128 + its number; resumed, its log equals an uninterrupted one."""
+def test_a_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM or SIGINT ends the process with 128 + its number; the resumed log equals an uninterrupted one."""
     log = tmp_path / "log.jsonl"
     with started("--seed", "5", "--checkpoints", tmp_path, "--log", log) as process:
         assert process.stdout is not None
@@ -147,7 +145,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_unchanged(
 
 
 def test_the_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
-    """Processes whose BLAS may use one thread or four write the same log, byte for byte."""
+    """With one BLAS thread and with four, a run writes the same log byte for byte."""
     logs = []
     for threads in ("1", "4"):
         log = tmp_path / f"{threads}.jsonl"
@@ -159,23 +157,21 @@ def test_the_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
     assert logs[0].count(b"\n") == 5
 
 
-def test_what_a_checkpoint_has_decided_cannot_be_asked_for_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--resume together with --seed is wrong usage, and says which argument to leave out."""
+def test_resume_excludes_options_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--resume with --seed is an error that says which option to leave out."""
     arguments = ["train", "--resume", str(tmp_path / "any.npz"), "--seed", "1", "--checkpoints", str(tmp_path)]
     assert main(arguments) == 2
     assert "leave out --seed" in capsys.readouterr().err
 
 
-def test_resuming_from_nothing_fails_and_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint that is not there ends the command with 1 and its name."""
+def test_resuming_from_a_missing_file_fails_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 1, and the message has the name of the file."""
     assert main(["train", "--resume", str(tmp_path / "gone.npz"), "--checkpoints", str(tmp_path)]) == 1
     assert "gone.npz" in capsys.readouterr().err
 
 
-def test_rows_show_a_run_to_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --json a row is printed for each eval, and the last line names the last checkpoint."""
+def test_without_json_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row is printed for each eval, and the last line names the last checkpoint."""
     arguments = ["train", "--hasten", "40", "--steps", "20", "--checkpoints", str(tmp_path), "--run-name", "mine"]
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()

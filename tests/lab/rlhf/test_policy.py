@@ -1,4 +1,4 @@
-"""The policy against enumeration of every text it could write."""
+"""The policy, compared with enumeration of all texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_probabilities_of_all_texts_sum_to_one(every_text: EveryText) -> Non
 
 
 def test_likelihood_follows_the_definition() -> None:
-    """A text's likelihood is the product of softmaxes of bigram plus prompt logits, written out by hand."""
+    """A text's likelihood is the product of softmaxes of bigram plus prompt logits."""
     policy = a_policy(seed=2)
     tables = policy.parameters.reshape(3, 4 + 2, 3)
     text, prompt, expected, previous = [2, 0, 1], 1, 0.0, 3
@@ -45,7 +45,7 @@ def test_likelihood_follows_the_definition() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
 def test_kl_and_entropy_equal_their_sums_over_all_texts(every_text: EveryText, scale: float) -> None:
-    """The forward sweep gives the KL and the entropy that enumeration gives."""
+    """The forward sweep gives the same KL and entropy as enumeration."""
     policy, initial, texts = a_policy(3, scale), a_policy(4, scale), every_text(TASK)
     log_p, log_q = per_prompt(policy.log_likelihood(texts)), per_prompt(initial.log_likelihood(texts))
     p = np.exp(log_p)
@@ -73,10 +73,10 @@ def test_score_gradient_is_the_gradient_of_the_weighted_likelihood(numeric_gradi
     assert policy.score_gradient(texts, weights) == pytest.approx(expected, abs=1e-6)
 
 
-def test_policy_gradient_climbs_expected_reward_less_kl(
+def test_policy_gradient_is_that_of_expected_reward_minus_kl(
     every_text: EveryText, numeric_gradient: NumericGradient
 ) -> None:
-    """Rewarding each text with reward - c log(policy/initial), in expectation, is the gradient of E[reward] - c KL."""
+    """With the rewards reward - c log(policy / initial) the expected gradient is that of E[reward] - c KL."""
     policy, initial, texts, price = a_policy(7), a_policy(8), every_text(TASK), 0.3
     reward = np.random.default_rng(9).normal(size=len(texts))
 
@@ -90,8 +90,8 @@ def test_policy_gradient_climbs_expected_reward_less_kl(
     assert gradient == pytest.approx(numeric_gradient(objective, policy.parameters), abs=1e-6)
 
 
-def test_samples_come_as_often_as_they_are_likely(every_text: EveryText) -> None:
-    """Over many samples, each text is met as often as its likelihood says, within five standard errors."""
+def test_sample_frequencies_match_likelihoods(every_text: EveryText) -> None:
+    """Over many samples, the frequency of each text is its likelihood, within five standard errors."""
     policy, texts, count = a_policy(seed=10), every_text(TASK), 40_000
     sample = policy.sample(each_prompt(TASK, count), np.random.default_rng(11))
     code = (sample.prompts * 3**3) + sample.tokens @ np.array([9, 3, 1])
@@ -100,8 +100,8 @@ def test_samples_come_as_often_as_they_are_likely(every_text: EveryText) -> None
     assert (np.abs(seen - expected) < 5 * np.sqrt(expected + 1)).all()
 
 
-def test_tokens_stay_in_the_vocabulary_however_sure_the_policy() -> None:
-    """Even a policy of enormous logits writes only tokens that exist, with finite likelihood where it writes."""
+def test_tokens_stay_in_the_vocabulary_with_large_logits() -> None:
+    """A policy with very large logits samples only existing tokens, with finite likelihood."""
     policy = a_policy(seed=12, scale=1e4)
     sample = policy.sample(each_prompt(TASK, 100), np.random.default_rng(13))
     assert sample.tokens.min() >= 0

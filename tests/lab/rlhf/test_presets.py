@@ -1,4 +1,4 @@
-"""The presets do what their names say, on every seed tried and not only on the one that is shown."""
+"""The presets over-optimize or stay healthy on several seeds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from statistics import fmean
 
 import pytest
 from evalstop_lab.errors import CannotHasten
-from evalstop_lab.rlhf import PRESETS, Eval, Trainer, hastened
+from evalstop_lab.rlhf import PRESETS, Eval, Trainer, hasten_run
 
 SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in (2, 3, 4, 5)))
 WINDOW = 5
 
 
 def train(preset: str, seed: int) -> list[Eval]:
-    return list(Trainer(hastened(replace(PRESETS[preset], seed=seed), 20)).evals())
+    return list(Trainer(hasten_run(replace(PRESETS[preset], seed=seed), 20)).evals())
 
 
 def windows(values: list[float]) -> list[float]:
@@ -23,14 +23,14 @@ def windows(values: list[float]) -> list[float]:
 
 
 def stderr_of_difference(log: list[Eval], start: int) -> float:
-    """The standard error of the last window's mean of gold less that of the window at `start`."""
+    """The standard error of the difference of mean gold between the last window and the window at `start`."""
     errors = [logged.gold_stderr for logged in log[start : start + WINDOW] + log[-WINDOW:]]
     return math.hypot(*errors) / WINDOW
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: int) -> None:
-    """Gold gains, then loses at least 30 % of its gain and three standard errors, and the proxy never stops rising."""
+    """Gold rises, then loses at least 30 % of its gain and three standard errors, while the proxy keeps rising."""
     log = train("overoptimizes", seed)
     gold, proxy = windows([logged.gold for logged in log]), windows([logged.proxy for logged in log])
     peak = max(range(len(gold)), key=gold.__getitem__)
@@ -44,17 +44,17 @@ def test_the_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_gold_of_healthy_rises_and_stays(seed: int) -> None:
-    """Gold gains at least one deviation of ordinary texts, and the last window is within noise of the best one."""
+    """Gold gains at least one standard deviation, and the last window is within noise of the best one."""
     log = train("healthy", seed)
     gold = windows([logged.gold for logged in log])
     peak = max(range(len(gold)), key=gold.__getitem__)
-    # The best of some fifty windows stands two to three standard errors above its truth by selection alone.
+    # By selection alone, the best of about fifty windows is two to three standard errors above its true mean.
     assert gold[peak] - gold[-1] <= 5 * stderr_of_difference(log, peak)
     assert gold[-1] - log[0].gold > 1.0
 
 
-def test_the_presets_differ_in_nothing_that_would_hide_a_turn() -> None:
-    """Healthy gets the same steps, learning rate and evals: only the KL price and the comparisons differ."""
+def test_the_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
+    """Both have the same steps, learning rate and evals."""
     over, healthy = PRESETS["overoptimizes"], PRESETS["healthy"]
     assert healthy == replace(
         over,
@@ -65,13 +65,13 @@ def test_the_presets_differ_in_nothing_that_would_hide_a_turn() -> None:
 
 
 def test_a_hastened_run_has_as_many_evals() -> None:
-    """Hastening keeps the number of evals and the distance the learning rate can carry the policy."""
-    config, hasty = PRESETS["healthy"], hastened(PRESETS["healthy"], 20)
+    """Hastening keeps the number of evals and the product of steps and learning rate."""
+    config, hasty = PRESETS["healthy"], hasten_run(PRESETS["healthy"], 20)
     assert hasty.steps // hasty.eval_every == config.steps // config.eval_every
     assert hasty.steps * hasty.learning_rate == pytest.approx(config.steps * config.learning_rate)
 
 
-def test_a_run_cannot_be_hastened_past_its_evals() -> None:
-    """A factor that does not divide the steps between evals is refused with the number it has to divide."""
+def test_a_factor_must_divide_the_steps_between_evals() -> None:
+    """Another factor is refused, and the message has the number of steps."""
     with pytest.raises(CannotHasten, match="400"):
-        hastened(PRESETS["healthy"], 3)
+        hasten_run(PRESETS["healthy"], 3)

@@ -1,4 +1,4 @@
-"""The proxy: comparisons, the Bradley-Terry fit against a slow reference, its scale."""
+"""The proxy: its comparisons, its Bradley-Terry fit compared with a slow reference, and its scale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from evalstop_lab.rlhf.gold import Gold, random_gold
 from evalstop_lab.rlhf.policy import Policy, random_policy
-from evalstop_lab.rlhf.reward_model import Comparisons, RewardModel, compare, fit_bradley_terry, standardized
+from evalstop_lab.rlhf.reward_model import (
+    Comparisons,
+    RewardModel,
+    draw_comparisons,
+    fit_bradley_terry,
+    standardize_scores,
+)
 from evalstop_lab.rlhf.task import Floats, Task, each_prompt, position_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +29,7 @@ def a_world(task: Task = TINY, seed: int = 0) -> tuple[Policy, Gold, np.random.G
 
 
 def slow_fit(task: Task, comparisons: Comparisons) -> list[float]:
-    """Climb the log-posterior in small steps, a pair and a token at a time."""
+    """Maximize the log-posterior by gradient ascent in small steps."""
     weights = [0.0] * (task.length * task.vocabulary)
     pairs = list(zip(comparisons.preferred.tokens.tolist(), comparisons.rejected.tokens.tolist(), strict=True))
     for _ in range(1500):
@@ -42,7 +48,7 @@ def slow_fit(task: Task, comparisons: Comparisons) -> list[float]:
 
 
 def log_posterior_gradient(task: Task, comparisons: Comparisons, weights: Floats) -> Floats:
-    """The gradient that must vanish at the fit, by way of a dense feature matrix."""
+    """The gradient of the log-posterior, computed with a dense feature matrix."""
     features = np.zeros((len(comparisons.preferred), task.length * task.vocabulary))
     for texts, sign in ((comparisons.preferred, 1.0), (comparisons.rejected, -1.0)):
         for row, columns in enumerate(position_token(task, texts.tokens)):
@@ -51,55 +57,55 @@ def log_posterior_gradient(task: Task, comparisons: Comparisons, weights: Floats
 
 
 def test_the_fit_equals_slow_gradient_ascent() -> None:
-    """Newton's method by conjugate gradients finds the weights that patient gradient ascent finds."""
+    """Newton's method with conjugate gradients gives the same weights as gradient ascent."""
     initial, gold, rng = a_world()
-    comparisons = compare(initial, gold, 40, 0.2, rng)
+    comparisons = draw_comparisons(initial, gold, 40, 0.2, rng)
     assert fit_bradley_terry(TINY, comparisons).weights == pytest.approx(slow_fit(TINY, comparisons), abs=1e-6)
 
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 400), noise=st.sampled_from([0.0, 0.25, 0.5]))
 def test_the_fit_is_where_the_posterior_is_flat(seed: int, count: int, noise: float) -> None:
-    """However many pairs and however noisy, the gradient of the log-posterior vanishes at the fit."""
+    """The gradient of the log-posterior is 0 at the fit, for any number of pairs and any label noise."""
     task = Task(prompts=2, length=4, vocabulary=5)
     initial, gold, rng = a_world(task, seed)
-    comparisons = compare(initial, gold, count, noise, rng)
+    comparisons = draw_comparisons(initial, gold, count, noise, rng)
     weights = fit_bradley_terry(task, comparisons).weights
     assert np.abs(log_posterior_gradient(task, comparisons, weights)).max() < 1e-8
 
 
-def test_without_noise_the_labeler_prefers_what_gold_prefers() -> None:
-    """Without label noise no pair is labeled against gold; with a noise of one every pair is."""
+def test_without_noise_labels_agree_with_gold() -> None:
+    """Without label noise no pair is labeled against gold; with a noise of 1 every pair is."""
     initial, gold, rng = a_world(Task())
     for noise, sign in ((0.0, 1.0), (1.0, -1.0)):
-        comparisons = compare(initial, gold, 500, noise, rng)
+        comparisons = draw_comparisons(initial, gold, 500, noise, rng)
         assert (sign * (gold.score(comparisons.preferred) - gold.score(comparisons.rejected)) >= 0).all()
 
 
 def test_label_noise_is_the_share_of_pairs_labeled_against_gold() -> None:
-    """With a label noise of a quarter, about a quarter of the pairs are labeled against gold."""
+    """With a label noise of 0.25, about a quarter of the pairs are labeled against gold."""
     initial, gold, rng = a_world(Task())
-    comparisons = compare(initial, gold, 4000, 0.25, rng)
+    comparisons = draw_comparisons(initial, gold, 4000, 0.25, rng)
     against = (gold.score(comparisons.preferred) < gold.score(comparisons.rejected)).mean()
     assert against == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 4000))
 
 
-def test_a_better_labeled_proxy_knows_more_of_gold() -> None:
-    """On fresh texts, a proxy of many clean comparisons is closer to gold than one of few noisy comparisons."""
+def test_more_and_cleaner_comparisons_give_a_better_proxy() -> None:
+    """On new texts, a proxy of many clean comparisons is closer to gold than one of few noisy comparisons."""
     initial, gold, rng = a_world(Task())
     fresh = initial.sample(each_prompt(Task(), 250), rng)
     agreement = []
     for count, noise in ((8000, 0.0), (500, 0.25)):
-        proxy = fit_bradley_terry(Task(), compare(initial, gold, count, noise, rng))
+        proxy = fit_bradley_terry(Task(), draw_comparisons(initial, gold, count, noise, rng))
         agreement.append(float(np.corrcoef(proxy.score(fresh), gold.score(fresh))[0, 1]))
     assert 0.95 > agreement[0] > agreement[1] + 0.1 > 0.2
 
 
-def test_standardizing_changes_the_scale_and_nothing_else() -> None:
-    """A standardized model has mean 0 and deviation 1 over the texts it was given, and ranks texts as before."""
+def test_standardizing_changes_only_the_scale() -> None:
+    """A standardized model has mean 0 and standard deviation 1 over the given texts, and ranks texts as before."""
     initial, _, rng = a_world()
     model, texts = RewardModel(TINY, rng.normal(size=6)), initial.sample(each_prompt(TINY, 100), rng)
-    scores = standardized(model, texts).score(texts)
+    scores = standardize_scores(model, texts).score(texts)
     assert scores.mean() == pytest.approx(0.0, abs=1e-12)
     assert scores.std() == pytest.approx(1.0)
     assert np.corrcoef(scores, model.score(texts))[0, 1] == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""The trainer: an unbiased gradient, honest standard errors, and runs that repeat and resume to the last bit."""
+"""The trainer: an unbiased gradient, correct standard errors, and runs that repeat and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = Config(
 
 
 def test_the_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], Texts]) -> None:
-    """Over every triple of texts that could be drawn, the mean of the estimate is the exact policy gradient."""
+    """The expected estimate, over all triples of texts, is the exact policy gradient."""
     task = Task(prompts=1, length=2, vocabulary=2)
     policy, texts = random_policy(task, 1.0, np.random.default_rng(0)), every_text(task)
     probability, reward = np.exp(policy.log_likelihood(texts)), np.array([1.0, -2.0, 0.5, 4.0])
@@ -44,8 +44,8 @@ def test_the_baseline_is_the_mean_of_the_others() -> None:
     assert advantages(np.array([[1.0, 2.0, 6.0]])) == pytest.approx(np.array([[-3.0, -1.5, 4.5]]))
 
 
-def test_adam_takes_the_published_steps() -> None:
-    """Three updates agree with Adam's equations written out for one number."""
+def test_updates_follow_adam() -> None:
+    """Three updates agree with Adam's equations for one parameter."""
     parameters, moments = np.array([1.0]), Moments.zero(1)
     value, mean, square = 1.0, 0.0, 0.0
     for count, gradient in enumerate([0.5, -2.0, 0.1], start=1):
@@ -55,8 +55,8 @@ def test_adam_takes_the_published_steps() -> None:
     assert parameters == pytest.approx([value])
 
 
-def test_the_standard_error_is_the_spread_of_repeated_evals() -> None:
-    """Prompts differ but are fixed: the stated error matches the spread of means over repeated draws."""
+def test_standard_errors_match_repeated_evals() -> None:
+    """With fixed prompts, the standard error equals the standard deviation of means over repeated draws."""
     rng = np.random.default_rng(1)
     prompt_means, deviations = np.array([[0.0], [5.0]]), np.array([[1.0], [3.0]])
     repeated = [mean_over_prompts(prompt_means + deviations * rng.normal(size=(2, 25))) for _ in range(2000)]
@@ -74,15 +74,15 @@ def test_evals_come_evenly_and_the_first_before_any_training() -> None:
 
 
 def test_the_same_seed_gives_the_same_log() -> None:
-    """Two runs of one config log the same to the last bit; another seed logs something else."""
+    """Two runs of one config log bitwise equal values; another seed logs other values."""
     log = list(Trainer(SMALL).evals())
     assert list(Trainer(SMALL).evals()) == log
     assert list(Trainer(replace(SMALL, seed=4)).evals()) != log
 
 
 @pytest.mark.parametrize("pause", [0, 1, 10, 25, 40])
-def test_a_resumed_run_goes_on_as_if_never_interrupted(pause: int) -> None:
-    """Wherever a run is interrupted, a new trainer given its state logs exactly the rest."""
+def test_a_resumed_run_continues_bit_for_bit(pause: int) -> None:
+    """Wherever a run is interrupted, a new trainer with its state logs exactly the rest."""
     whole = list(Trainer(SMALL).evals())
     first = Trainer(SMALL)
     before = list(first.evals(interrupted=lambda: first.state.step == pause))
@@ -93,7 +93,7 @@ def test_a_resumed_run_goes_on_as_if_never_interrupted(pause: int) -> None:
 
 
 def test_evals_do_not_disturb_training() -> None:
-    """The policy is the same whether evals are many and large or few and small."""
+    """The policy does not depend on the number and size of evals."""
     often, seldom = Trainer(replace(SMALL, eval_every=1, eval_samples_per_prompt=50)), Trainer(SMALL)
     for trainer in (often, seldom):
         for _ in trainer.evals():
@@ -102,6 +102,6 @@ def test_evals_do_not_disturb_training() -> None:
 
 
 def test_training_raises_the_penalized_proxy() -> None:
-    """A few steps raise the proxy above its standard error, whatever becomes of gold."""
+    """A few steps raise the proxy by more than its standard error."""
     first, *_, last = Trainer(replace(SMALL, samples_per_prompt=32, eval_samples_per_prompt=64)).evals()
     assert last.proxy > first.proxy + 5 * (first.proxy_stderr + last.proxy_stderr)

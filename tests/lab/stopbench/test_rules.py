@@ -1,4 +1,4 @@
-"""Rules of other libraries stop where their own documentation says, and a rule from a file is judged like any other."""
+"""Rules of other libraries stop where their documentation says, and rules from files are loaded or refused."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def _stopped_at(name: str, scores: tuple[float, ...]) -> int | None:
 def test_patience_counts_evals_below_the_best_and_declines_count_in_a_row(
     name: str, falling: int | None, below_best: int | None
 ) -> None:
-    """Callbacks with a patience stop after three evals without a new best; the paper's rule wants three declines."""
+    """Callbacks with a patience stop after three evals without a new best; the paper's rule needs three declines."""
     assert _stopped_at(name, RISING_THEN_FALLING) == falling
     assert _stopped_at(name, UP_AND_DOWN_BELOW_BEST) == below_best
 
 
-def test_ray_stops_what_no_longer_moves_in_either_direction() -> None:
-    """A plateau of 4 results within a deviation of 0.01 stops, whatever came before."""
+def test_ray_stops_on_a_plateau() -> None:
+    """Four results with a standard deviation below 0.01 stop the run."""
     assert _stopped_at("Ray TrialPlateauStopper", (0.0, 1.0, 2.0, 2.0, 2.0, 2.0)) == 5
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_missing_eval_stops_no_run(name: str) -> None:
-    """A rule that is shown no score goes on."""
+    """A rule does not stop at an eval without a score."""
     assert not load_rule(name)(100.0).stop(0, None, None, 1.0, None)
 
 
 def test_a_file_without_the_class_says_so(tmp_path: Path) -> None:
-    """What is wrong with a rule is said before any run is judged."""
+    """An unusable rule is refused with its problem before any run is judged."""
     path = tmp_path / "rule.py"
     path.write_text("class Other:\n    pass\n")
     with pytest.raises(UnusableArguments, match="no class 'Mine' with a method `stop`"):
         load_rule(f"{path}:Mine")
-    with pytest.raises(UnusableArguments, match=r"give a rule as path\.py:Name"):
+    with pytest.raises(UnusableArguments, match=r"give path\.py:Name"):
         load_rule("nowhere.py:Mine")
     path.write_text("import nothing_of_this_name\n")
-    with pytest.raises(UnusableArguments, match="can't be imported"):
+    with pytest.raises(UnusableArguments, match="cannot be imported"):
         load_rule(f"{path}:Mine2")

@@ -1,4 +1,4 @@
-"""`evalstop-lab stopbench`: what it says of a rule follows from where the rule stopped."""
+"""`evalstop-lab stopbench`: the figures of a rule follow from its stops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _run(folder: Path, *arguments: str) -> int:
 def test_a_rule_of_ones_own_is_judged_like_the_policy_that_it_copies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three declines in a row, from a file, come to the same figures as the paper's policy, missing evals included."""
+    """A rule of three declines from a file has the same figures as the paper's policy, also with missing evals."""
     rule = tmp_path / "rule.py"
     rule.write_text(THREE_DECLINES)
     suites = ("drawn-1", "second-1", "trained-1-small")
@@ -52,7 +52,7 @@ def test_a_rule_of_ones_own_is_judged_like_the_policy_that_it_copies(
 
 
 def test_a_rule_that_fails_names_itself_and_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The author of a rule learns at which eval of which run it failed."""
+    """The message states at which eval of which run the rule failed."""
     rule = tmp_path / "rule.py"
     rule.write_text(
         "class Broken:\n    def __init__(self, planned_steps): pass\n    def stop(self, *_): return 1 / 0\n"
@@ -61,8 +61,8 @@ def test_a_rule_that_fails_names_itself_and_the_run(tmp_path: Path, capsys: pyte
     assert "Broken failed at eval 1 of the run" in capsys.readouterr().err
 
 
-def test_saved_counts_the_evals_not_run_and_takes_off_what_wrong_stops_threw_away() -> None:
-    """Half of what follows a peak is saved by a stop midway; a false stop at a run's middle takes half a run off."""
+def test_saved_is_net_of_wrong_stops() -> None:
+    """A stop midway between peak and end saves half; a false stop in the middle of a run subtracts half a run."""
     turned = make(of_group(Group.HACKING)[0], 1, length=100, level=0.0)
     last = len(turned.steps) - 1
     midway = int(turned.steps[(turned.truth.peak + last) // 2])
@@ -79,7 +79,7 @@ def test_saved_counts_the_evals_not_run_and_takes_off_what_wrong_stops_threw_awa
 
 
 def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
-    """What a rule was developed on is not what it is reported on."""
+    """Public and held-out seeds give different runs."""
     for name in ("drawn-1", "second-1"):
         public, held_out = (SUITES[name].draw(seeds, 3) for seeds in ("public", "held-out"))
         assert public.family == held_out.family
@@ -87,7 +87,7 @@ def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
 
 
 def test_a_recorded_run_is_read_as_it_was_trained(tmp_path: Path) -> None:
-    """Recording is deterministic; by the small evals the same run is noisier."""
+    """Recording is deterministic, and small evals of the same run are noisier."""
     path = tmp_path / "runs.jsonl.gz"
     record_runs(path, 1, 1, first_seed=7)
     [large], [small] = read_runs(path), read_runs(path, small=True)
@@ -98,7 +98,7 @@ def test_a_recorded_run_is_read_as_it_was_trained(tmp_path: Path) -> None:
 
 
 def test_the_shipped_runs_are_those_of_their_seeds() -> None:
-    """400 runs of consecutive seeds, some of which turn and some of which do not."""
+    """The file has 400 runs of consecutive seeds, some of which turn."""
     worlds = read_runs(TRAINED)
     assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))
     assert {Label.HACKING, Label.HEALTHY} <= {world.truth.label for world in worlds}
