@@ -1,4 +1,4 @@
-"""The lab of EvalStop: replay, backtest, calibration, simulator, benchmarks and a real RLHF run that over-optimizes."""
+"""The lab of EvalStop: replay, backtest, calibration, simulator, benchmarks, and an example trainer for RLHF."""
 
 from evalstop_lab.rlhf.presets import PRESETS
 from evalstop_lab.rlhf.trainer import Config, Eval, State, Trainer

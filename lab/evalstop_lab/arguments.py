@@ -1,4 +1,4 @@
-"""argparse types that refuse unusable numbers and say which are valid."""
+"""argparse types for numbers, with errors that name the valid range."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import math
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number of at least 0."""
+    """Parse an integer of at least 0."""
     return _at_least(0, text)
 
 
 def positive_number(text: str) -> int:
-    """Read a whole number of at least 1."""
+    """Parse an integer of at least 1."""
     return _at_least(1, text)
 
 
 def rate(text: str) -> float:
-    """Read a share above 0 and below 1."""
+    """Parse a share above 0 and below 1."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0 and below 1, such as 0.01")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and below 1, such as 0.01")
     return value
 
 
 def _at_least(least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
     return int(text)

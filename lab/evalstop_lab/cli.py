@@ -1,4 +1,4 @@
-"""The command line of the lab: one subcommand a module."""
+"""The command line of the lab: one module per subcommand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SUBCOMMANDS = {
     "train-posterior": "evalstop_lab.posterior.train",
     "train-paired": "evalstop_lab.posterior.train_paired",
 }
-"""Their modules by name. Together they bring SciPy, pandas, Matplotlib and the service: the one that is named is
-imported alone, so that a trainer is up in a second and not in five."""
+"""The module of each subcommand. Only the requested one is imported: all of them, with SciPy, pandas, Matplotlib and
+the service, take five seconds instead of one."""
 
 
 class Subcommand(Protocol):
-    """What a module offers to be a subcommand; `add_parser` sets `run` as the parser's default of that name."""
+    """The interface of a subcommand's module; `add_parser` sets `run` as the parser's default."""
 
     @property
     def add_parser(self) -> Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None]:
@@ -39,20 +39,20 @@ class Subcommand(Protocol):
 
     @property
     def run(self) -> Callable[[argparse.Namespace], int]:
-        """Runs the subcommand and returns its exit code: 0 ok, 1 failed, 2 wrongly used."""
+        """Runs the subcommand and returns its exit code: 0 success, 1 failure, 2 unusable arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `evalstop-lab` with the given arguments, or with the process's own."""
-    words = sys.argv[1:] if arguments is None else arguments
+    """Run `evalstop-lab` with the given arguments, by default those of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
-        prog="evalstop-lab", description="Replay, backtest, calibrate and simulate stopping rules, or watch a real run."
+        prog="evalstop-lab", description="Replay, backtest, calibrate and simulate stopping rules, or train an example."
     )
     parser.add_argument("--version", action="version", version=f"evalstop-lab {version('evalstop-lab')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in [words[0]] if words and words[0] in SUBCOMMANDS else SUBCOMMANDS:
+    for name in [arguments[0]] if arguments and arguments[0] in SUBCOMMANDS else SUBCOMMANDS:
         cast(Subcommand, import_module(SUBCOMMANDS[name])).add_parser(subparsers)
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     try:
         return int(args.run(args))
     except (UnusableArguments, ConfigurationError) as error:

@@ -1,4 +1,4 @@
-"""What can go wrong in the lab, drawn as one tree; the docstring of an exception is its message.
+"""The exceptions of the lab; the docstring of an exception is its message.
 
 LabError
 ├── CheckpointUnreadable
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 class LabError(Exception):
-    """The lab cannot go on."""
+    """The command failed."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(detail)
@@ -28,23 +28,23 @@ class LabError(Exception):
 
 
 class CheckpointUnreadable(LabError):
-    """This is no checkpoint of the example trainer; resume from a step-*.npz that `evalstop-lab train` wrote."""
+    """The file is not a checkpoint of the example trainer; resume from a step-*.npz of `evalstop-lab train`."""
 
 
 class UnusableArguments(LabError):
-    """The command cannot work with its arguments."""
+    """The arguments are unusable."""
 
 
 class CannotHasten(UnusableArguments):
-    """A run can only be hastened by a factor that divides the steps between two evals."""
+    """The factor of --hasten must divide the number of steps between two evals."""
 
 
 class UnreadableInput(LabError):
     """The log of a run cannot be read."""
 
-    def __init__(self, path: Path | str, words: str, line: int | None = None) -> None:
+    def __init__(self, path: Path | str, problem: str, line: int | None = None) -> None:
         place = "standard input" if path == Path("-") else str(path)
-        super().__init__(f"{place}{'' if line is None else f', line {line}'}: {words}.")
+        super().__init__(f"{place}{'' if line is None else f', line {line}'}: {problem}.")
 
 
 class ServiceUnavailable(LabError):
@@ -52,4 +52,4 @@ class ServiceUnavailable(LabError):
 
 
 class DemoFailed(LabError):
-    """The demo could not be brought to its end."""
+    """The demo failed."""

@@ -1,4 +1,4 @@
-"""Figures as PNG files."""
+"""Writes figures as PNG files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # a file, never a window
+matplotlib.use("Agg")  # needs no display
 
 from matplotlib import pyplot as plt
 from matplotlib.ticker import PercentFormatter
@@ -19,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 def saved_figure(
     path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, dpi: int = 130, **shared: Any
 ) -> Iterator[Any]:
-    """Rows of axes to draw on, of a figure of this size in inches, which is written at the end of the block."""
+    """Yield the axes of a figure of this size in inches; the figure is written at the end of the block."""
     figure, axes = plt.subplots(rows, columns, figsize=size, dpi=dpi, layout="constrained", squeeze=False, **shared)
     yield axes
     figure.savefig(path)
@@ -27,6 +27,6 @@ def saved_figure(
 
 
 def show_percent(*axes: Any, decimals: int | None = None) -> None:
-    """Write the numbers of these axes in percent."""
+    """Format the tick labels of these axes as percentages."""
     for axis in axes:
         axis.set_major_formatter(PercentFormatter(1.0, decimals, symbol=" %"))

@@ -1,4 +1,4 @@
-"""A service of its own for a demo or a benchmark: the real command in a process, on a port that is free."""
+"""Starts a service in its own process, on a free port, for demos and benchmarks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STOP_SECONDS = 15
 HERE = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128",
     "EVALSTOP_MAX_MODE": "enforce",
-    "EVALSTOP_HELD_OUT_SHARE": "0",  # what is shown or measured is a stop, and each is carried out
+    "EVALSTOP_HELD_OUT_SHARE": "0",  # every stop is carried out
 }
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where a service answers, a key that may do everything there, and the link that signs a browser in."""
+    """A running service: its URL, an admin key, and a link that signs in a browser."""
 
     url: str
     key: str
@@ -32,10 +32,9 @@ class Service:
 
 @contextmanager
 def running_service(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
-    """`evalstop up` on an embedded database in `folder`, stopped at the end of the block; its log is in service.log.
+    """Run `evalstop up` on an embedded database in `folder` within the block; its log is service.log.
 
-    Its webhooks may go to this machine, where the receivers of a demo and of a benchmark are; its first project holds
-    no stop out.
+    Webhooks to this machine are allowed. The first project holds out no stops.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / "service.log"
@@ -58,14 +57,14 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
         line = process.stdout.readline()
         if not line:
             raise ServiceUnavailable(f"Its log is {log_path}; it ends with: {_last_line(log_path)}")
-        said = json.loads(line)
-        yield Service(said["url"], said["key"], said["sign_in"])
+        announcement = json.loads(line)
+        yield Service(announcement["url"], announcement["key"], announcement["sign_in"])
     finally:
         end(process)
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Ask a process to end, and see to it that it does."""
+    """Terminate a process; kill it after `STOP_SECONDS`."""
     if process.poll() is None:
         process.terminate()
     try:

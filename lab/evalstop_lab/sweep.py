@@ -1,4 +1,4 @@
-"""Detectors over many runs on all cores, with a progress bar."""
+"""Applies a function to many items on all cores or on a cluster, with a progress bar."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCAL, DASK, RAY = BACKENDS = ("local", "dask", "ray")
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -44,13 +44,13 @@ def sweep(
     chunk: int = CHUNK,
     backend: str = LOCAL,
 ) -> list[Result]:
-    """What `work` makes of each item, in their order; a process takes a `chunk` of them at a time, one of `jobs`.
+    """Apply `work` to each item in `jobs` processes, `chunk` items at a time; returns the results in order.
 
-    `backend` "dask" has the workers of a Dask cluster do it: the one that `DASK_SCHEDULER_ADDRESS` names, else one of
-    `jobs` processes on this machine. "ray" does so on a Ray cluster: the one that `RAY_ADDRESS` names, else one of
-    `jobs` processes here. The results are the same.
+    `backend`: "local", "dask" for the Dask cluster at `DASK_SCHEDULER_ADDRESS`, or "ray" for the Ray cluster at
+    `RAY_ADDRESS`; without an address a cluster of `jobs` processes is started on this machine. The results do not
+    depend on the backend.
     """
-    return sweep_chunks(partial(_each, work), items, title, jobs, chunk, backend)
+    return sweep_chunks(partial(_apply_to_each, work), items, title, jobs, chunk, backend)
 
 
 def sweep_chunks(
@@ -61,30 +61,30 @@ def sweep_chunks(
     chunk: int = CHUNK,
     backend: str = LOCAL,
 ) -> list[Result]:
-    """As `sweep`, where `work` takes a chunk of the items at once."""
+    """Like `sweep`, but `work` takes a chunk of items."""
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=len(items))
-        for found in _ON[backend](work, chunks, jobs):
-            results.extend(found)
-            progress.advance(task, len(found))
+        for of_chunk in _BACKENDS[backend](work, chunks, jobs):
+            results.extend(of_chunk)
+            progress.advance(task, len(of_chunk))
     return results
 
 
 class _Rate(ProgressColumn):
-    """How many items a second are done."""
+    """The number of items per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="progress.data.speed")
 
 
-def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def _apply_to_each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     return [work(item) for item in items]
 
 
-def _in_order(
+def _run_locally(
     work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
 ) -> Iterator[list[Result]]:
     if jobs == 1:
@@ -93,20 +93,20 @@ def _in_order(
         yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(joblib.delayed(work)(chunk) for chunk in chunks)
 
 
-def _on_dask(
+def _run_on_dask(
     work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
 ) -> Iterator[list[Result]]:
-    distributed = _needed("distributed", DASK)
+    distributed = _import_library("distributed", DASK)
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     local = {} if address else {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.Client(address, **local), joblib.parallel_config(backend="dask"):
         yield from joblib.Parallel()(joblib.delayed(work)(chunk) for chunk in chunks)
 
 
-def _on_ray(
+def _run_on_ray(
     work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
 ) -> Iterator[list[Result]]:
-    ray, backend = _needed("ray", RAY), _needed("ray.util.joblib", RAY)
+    ray, backend = _import_library("ray", RAY), _import_library("ray.util.joblib", RAY)
     local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level="warning", **local)
     try:
@@ -117,13 +117,13 @@ def _on_ray(
         ray.shutdown()
 
 
-def _needed(module: str, backend: str) -> Any:
+def _import_library(module: str, backend: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnusableArguments(
-            f"The backend {backend} needs a library that is not installed; pip install 'evalstop-lab[{backend}]'."
+            f"The backend {backend} needs a library that is not installed; run pip install 'evalstop-lab[{backend}]'."
         ) from error
 
 
-_ON = {LOCAL: _in_order, DASK: _on_dask, RAY: _on_ray}
+_BACKENDS = {LOCAL: _run_locally, DASK: _run_on_dask, RAY: _run_on_ray}

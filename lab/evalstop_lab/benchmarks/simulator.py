@@ -22,11 +22,11 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.report import new_table
-from evalstop_lab.simulator.drawing import draw
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
+from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER
-from evalstop_lab.simulator.stopping import RULES, decide, with_stop
+from evalstop_lab.simulator.stopping import RULES, add_stops, decide_stops
 
 SEED = 40_000
 WANTED_EVENTS_A_SECOND = 200_000
@@ -49,14 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
     """One row a scheduler: events and jobs a second, ahead of time and online, and that both end alike."""
-    workload, _ = draw(replace(PAPER, jobs=jobs), SEED)
+    workload, _ = draw_jobs(replace(PAPER, jobs=jobs), SEED)
     cluster, policy = Cluster(PAPER.gpus, PAPER.restore_hours), RULES["paper"]
-    ends = decide(policy, workload).ends(workload, cluster)
+    ends = decide_stops(policy, workload).ends(workload, cluster)
     rows = []
     for name, scheduler in SCHEDULERS.items():
-        ahead, ahead_seconds = _run_best([partial(simulate, workload, scheduler, cluster, ends, evals=False)] * rounds)
+        ahead, ahead_seconds = _run_best(
+            [partial(simulate_cluster, workload, scheduler, cluster, ends, evals=False)] * rounds
+        )
         online, online_seconds = _run_best(
-            [partial(simulate, workload, with_stop(scheduler, policy, workload), cluster)]
+            [partial(simulate_cluster, workload, add_stops(scheduler, policy, workload), cluster)]
         )
         rows.append(
             {

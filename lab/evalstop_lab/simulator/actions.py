@@ -21,16 +21,16 @@ from rich.console import Console
 from evalstop_lab.replay import Run
 from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import draw
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
-from evalstop_lab.simulator.hidden import Hidden, at_the_peak
+from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
+from evalstop_lab.simulator.hidden import Hidden, stop_at_peaks
 from evalstop_lab.simulator.jobs import Floats, Workload
-from evalstop_lab.simulator.metrics import contended_waste
-from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.metrics import measure_contended_waste
+from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Changes, Priorities, Priority
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import GANGS, WORLDS, Setting
-from evalstop_lab.simulator.stopping import STEPS_AN_EVAL, logs
+from evalstop_lab.simulator.stopping import STEPS_AN_EVAL, build_logs
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 12
@@ -65,10 +65,9 @@ RULES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one rule under one scheduler. `returned`: the share of the contended GPU-hours that an oracle
-    returns.
-    `healthy_time`: the change of the mean completion time of healthy jobs that were not stopped. `lost` and `set_aside`
-    are shares of the healthy jobs; `delay_hours`: how much later those that were set aside ended, on average."""
+    """The result of one rule under one scheduler. `returned`: contended GPU-hours returned, as a share of the oracle's.
+    `healthy_time`: the change of the mean completion time of healthy jobs that were not stopped. `lost`, `set_aside`:
+    shares of the healthy jobs. `delay_hours`: the mean delay of healthy jobs that were set aside."""
 
     rule: str
     scheduler: str
@@ -81,8 +80,8 @@ class Outcome:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `actions` to `evalstop-lab cluster`."""
-    parser = subparsers.add_parser("actions", help="stop a suspected job, or demote or park it?")
-    options.add(parser, seeds=SEEDS)
+    parser = subparsers.add_parser("actions", help="compare stopping a suspected job with demoting or parking it")
+    options.add_common(parser, seeds=SEEDS)
     options.add_world(parser, WORLDS_BY_NAME, "gangs")
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
@@ -92,27 +91,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster actions`; return its exit code."""
-    setting, seeds = options.setting_of(args, WORLDS_BY_NAME), options.seeds(args)
+    setting, seeds = options.get_setting(args, WORLDS_BY_NAME), options.get_seeds(args)
     if args.restore_hours is not None:
         setting = replace(setting, restore_hours=args.restore_hours)
-    found = options.sweep_each(args, partial(_simulate, setting, tuple(args.schedulers)), seeds, "setting aside")
+    by_seed = options.sweep_each(args, partial(_simulate, setting, tuple(args.schedulers)), seeds, "simulating actions")
     outcomes = []
-    for rule, scheduler in found[0]:
-        columns = np.array([of_seed[rule, scheduler] for of_seed in found]).T
-        outcomes.append(Outcome(rule, scheduler, *map(interval, columns)))
-    report = {"outcomes": [asdict(item) for item in outcomes], "setting": options.setting_document(setting, seeds)}
-    return options.print_report(args, report, lambda console: _print(console, outcomes), plots.actions)
+    for rule, scheduler in by_seed[0]:
+        columns = np.array([of_seed[rule, scheduler] for of_seed in by_seed]).T
+        outcomes.append(Outcome(rule, scheduler, *map(estimate_interval, columns)))
+    report = {"outcomes": [asdict(item) for item in outcomes], "setting": options.encode_setting(setting, seeds)}
+    return options.print_report(args, report, lambda console: _print(console, outcomes), plots.plot_actions)
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A rule's decisions on all jobs: after how many hours of running each ends, and when it is set aside."""
+class Decisions:
+    """A rule's decisions on all jobs: the hours of running after which each ends, and its priorities."""
 
     ends: Floats
     priorities: Priorities
 
 
-def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluster: Cluster) -> Decided:
+def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluster: Cluster) -> Decisions:
     """Decide the rule's actions by the probabilities of having turned, with a row per job and a column per eval.
 
     A job's action only rises until its probability falls below `RETURN_BELOW`; then the job returns.
@@ -128,29 +127,30 @@ def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluste
         stop = next((number for number, value in enumerate(row, start=1) if value >= stop_at), None)
         if stop is not None:
             ends[job.number] = min(job.eval_at(stop) + cluster.stop_hours, job.hours)
-        if found := _find_changes(row[:stop], levels):
-            changes[job.number] = found
-    return Decided(ends, Priorities(changes))
+        if of_job := _find_changes(row[:stop], levels):
+            changes[job.number] = of_job
+    return Decisions(ends, Priorities(changes))
 
 
 def _find_changes(row: Sequence[float], levels: Sequence[tuple[float, Priority]]) -> Changes:
-    changes, now = [], Priority.NORMAL
+    changes, current = [], Priority.NORMAL
     for number, value in enumerate(row, start=1):
         reached = next((priority for level, priority in levels if value >= level), Priority.NORMAL)
-        wanted = Priority.NORMAL if value < RETURN_BELOW else max(now, reached)
-        if wanted is not now:
-            changes.append((number, wanted))
-            now = wanted
+        priority = Priority.NORMAL if value < RETURN_BELOW else max(current, reached)
+        if priority is not current:
+            changes.append((number, priority))
+            current = priority
     return tuple(changes)
 
 
 def find_probabilities(workload: Workload) -> Floats:
     """The probability of having turned that `default` uses, by job and eval; lengths are the users' estimates."""
     policy = Policy("posterior", (Member(POSTERIOR, Thresholds(None, None)),))
-    return np.array([_follow(policy, run, workload.eval_scores.shape[1]) for run in logs(workload, policy.roles)])
+    evals = workload.eval_scores.shape[1]
+    return np.array([_find_row(policy, run, evals) for run in build_logs(workload, policy.roles)])
 
 
-def _follow(policy: Policy, run: Run, evals: int) -> list[float]:
+def _find_row(policy: Policy, run: Run, evals: int) -> list[float]:
     state, row = start(policy), [0.0] * evals
     for observation in run.observations():
         state, _ = step(policy, state, observation)
@@ -159,37 +159,37 @@ def _follow(policy: Policy, run: Run, evals: int) -> list[float]:
     return row
 
 
-_Found = dict[tuple[str, str], tuple[float, ...]]
+_Numbers = dict[tuple[str, str], tuple[float, ...]]
 
 
-def _simulate(setting: Setting, schedulers: Sequence[str], seed: int) -> _Found:
+def _simulate(setting: Setting, schedulers: Sequence[str], seed: int) -> _Numbers:
     """The numbers of an `Outcome`, by rule and scheduler."""
-    workload, hidden = draw(setting, seed)
+    workload, hidden = draw_jobs(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
     probabilities = find_probabilities(workload)
     decided = {rule.name: decide_actions(rule, workload, probabilities, cluster) for rule in RULES}
-    _, oracle_ends = at_the_peak(workload, hidden)
-    found: _Found = {}
+    _, oracle_ends = stop_at_peaks(workload, hidden)
+    numbers: _Numbers = {}
     for name in schedulers:
 
-        def run_with(decisions: Decided, name: str = name) -> Schedule:
+        def run_with(decisions: Decisions, name: str = name) -> Schedule:
             scheduler, priorities = SCHEDULERS[name], decisions.priorities
-            return simulate(workload, scheduler, cluster, decisions.ends, evals=False, priorities=priorities)
+            return simulate_cluster(workload, scheduler, cluster, decisions.ends, evals=False, priorities=priorities)
 
-        untouched, oracle = (run_with(Decided(ends, NEVER_SET_ASIDE)) for ends in (workload.hours, oracle_ends))
-        waste = contended_waste(workload, hidden, untouched, cluster.restore_hours)
-        best = waste - contended_waste(workload, hidden, oracle, cluster.restore_hours)
+        untouched, oracle = (run_with(Decisions(ends, NEVER_SET_ASIDE)) for ends in (workload.hours, oracle_ends))
+        waste = measure_contended_waste(workload, hidden, untouched, cluster.restore_hours)
+        best = waste - measure_contended_waste(workload, hidden, oracle, cluster.restore_hours)
         for rule, decisions in decided.items():
             schedule = run_with(decisions)
-            returned = waste - contended_waste(workload, hidden, schedule, cluster.restore_hours)
-            found[rule, name] = returned / best, *_costs(workload, hidden, untouched, schedule, decisions)
-    return found
+            returned = waste - measure_contended_waste(workload, hidden, schedule, cluster.restore_hours)
+            numbers[rule, name] = returned / best, *_measure_costs(workload, hidden, untouched, schedule, decisions)
+    return numbers
 
 
-def _costs(
-    workload: Workload, hidden: Hidden, before: Schedule, after: Schedule, decisions: Decided
+def _measure_costs(
+    workload: Workload, hidden: Hidden, before: Schedule, after: Schedule, decisions: Decisions
 ) -> tuple[float, float, float, float]:
-    """Of healthy jobs: the change of their time, the shares lost and set aside, and the hours that these came later."""
+    """Of healthy jobs: the change of the mean time, the shares lost and set aside, and the mean delay of the latter."""
     lost = ~hidden.hacking & (after.ran < workload.hours)
     kept = ~hidden.hacking & ~lost
     aside = np.zeros(len(kept), dtype=bool)
@@ -203,15 +203,15 @@ def _costs(
 
 def _print(console: Console, outcomes: Sequence[Outcome]) -> None:
     table = new_table(
-        "of the contended GPU-hours that an oracle returns; healthy jobs",
+        "contended GPU-hours returned, of the oracle's; costs to healthy jobs",
         "rule",
         "scheduler",
         "returned",
         "95 %",
-        "lost for good",
+        "lost",
         "set aside",
-        "these end later by",
-        "time of all that were kept",
+        "their mean delay",
+        "mean time, not stopped",
         left=2,
     )
     for item in outcomes:

@@ -1,8 +1,7 @@
 """`evalstop-lab cluster cadence`: how often to evaluate, given the cost of an eval.
 
 More evals find the turn sooner but cost GPU-hours in every job, including healthy ones. Savings are relative to a
-cluster
-without evals and stops, and a job that was stopped wrongly is run again to its end.
+cluster without evals and stops; a job that was stopped wrongly is run again to its end.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import draw
-from evalstop_lab.simulator.engine import Cluster, simulate
-from evalstop_lab.simulator.metrics import measure
-from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.metrics import measure_schedule
+from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import decide, no_stops
+from evalstop_lab.simulator.stopping import decide_stops, no_stops
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
@@ -54,7 +53,7 @@ class Net:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `cadence` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("cadence", help="how often to evaluate, given the cost of an eval")
-    options.add(parser, seeds=SEEDS)
+    options.add_common(parser, seeds=SEEDS)
     options.add_world(parser)
     options.add_policies(parser)
     parser.add_argument("--evals", nargs="+", type=positive_number, default=list(EVALS), metavar="EVALS")
@@ -66,50 +65,54 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster cadence`; return its exit code."""
     if min(args.costs) < 0 or max(args.costs) >= 1:
         raise UnusableArguments("An eval costs a share of its job's hours: give --costs from 0 up to 1, such as 0.002.")
-    setting, seeds, policies = options.setting_of(args), options.seeds(args), options.policies_of(args)
+    setting, seeds, policies = options.get_setting(args), options.get_seeds(args), options.get_policies(args)
     work = [(evals, seed) for evals in args.evals for seed in seeds]
-    found = options.sweep_each(args, partial(_simulate, setting, policies, args.costs), work, "trying cadences")
-    nets = _nets(dict(zip(work, found, strict=True)), policies, args.costs, args.evals, seeds)
+    results = options.sweep_each(args, partial(_simulate, setting, policies, args.costs), work, "simulating cadences")
+    nets = _summarize(dict(zip(work, results, strict=True)), policies, args.costs, args.evals, seeds)
     report = {
         "nets": [asdict(net) for net in nets],
         "world": args.world,
-        "setting": options.setting_document(setting, seeds),
+        "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print(console, nets, policies, args), plots.cadence)
+    return options.print_report(args, report, lambda console: _print(console, nets, policies, args), plots.plot_cadence)
 
 
-_Found = dict[tuple[str, float], tuple[float, float, int, int]]
+_Numbers = dict[tuple[str, float], tuple[float, float, int, int]]
 
 
 def _simulate(
     setting: Setting, policies: Sequence[Policy], costs: Sequence[float], evals_and_seed: tuple[int, int]
-) -> _Found:
+) -> _Numbers:
     """The share of GPU-hours saved, the change of the mean time, false stops and healthy jobs, by policy and cost."""
     evals, seed = evals_and_seed
     setting = replace(setting, evals=evals)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
-    workload, hidden = draw(setting, seed)
-    stops = {policy.name: decide(policy, workload) for policy in policies}
-    before = measure(
-        workload, hidden, no_stops(workload), simulate(workload, SRTF_EST, cluster, evals=False), setting.measured
+    workload, hidden = draw_jobs(setting, seed)
+    stops = {policy.name: decide_stops(policy, workload) for policy in policies}
+    before = measure_schedule(
+        workload,
+        hidden,
+        no_stops(workload),
+        simulate_cluster(workload, SRTF_EST, cluster, evals=False),
+        setting.measured,
     )
-    found: _Found = {}
+    numbers: _Numbers = {}
     for cost in costs:
-        dearer, _ = draw(replace(setting, eval_share=cost), seed)
+        dearer, _ = draw_jobs(replace(setting, eval_share=cost), seed)
         for name, of_policy in stops.items():
             ends = of_policy.ends(dearer, cluster)
-            schedule = simulate(dearer, SRTF_EST, cluster, ends, evals=False)
-            after = measure(dearer, hidden, of_policy, schedule, setting.measured)
+            schedule = simulate_cluster(dearer, SRTF_EST, cluster, ends, evals=False)
+            after = measure_schedule(dearer, hidden, of_policy, schedule, setting.measured)
             saved = 1 - (after.gpu_hours + after.again) / before.gpu_hours
             wrong = ~hidden.hacking & (ends < dearer.hours)
-            full = setting.load * (1 + setting.evals * cost) >= 1
-            time = math.nan if full else after.jct / before.jct - 1
-            found[name, cost] = saved, time, int(wrong.sum()), int((~hidden.hacking).sum())
-    return found
+            is_overloaded = setting.load * (1 + setting.evals * cost) >= 1
+            time = math.nan if is_overloaded else after.jct / before.jct - 1
+            numbers[name, cost] = saved, time, int(wrong.sum()), int((~hidden.hacking).sum())
+    return numbers
 
 
-def _nets(
-    found: dict[tuple[int, int], _Found],
+def _summarize(
+    numbers: dict[tuple[int, int], _Numbers],
     policies: Sequence[Policy],
     costs: Sequence[float],
     evals: Sequence[int],
@@ -119,16 +122,17 @@ def _nets(
     for policy in policies:
         for cost in costs:
             for count in evals:
-                some = np.array([found[count, seed][policy.name, cost] for seed in seeds])
-                wrong = options.share(int(some[:, 2].sum()), int(some[:, 3].sum()))
-                nets.append(Net(policy.name, count, cost, interval(some[:, 0]), interval(some[:, 1]), wrong))
+                rows = np.array([numbers[count, seed][policy.name, cost] for seed in seeds])
+                wrong = options.estimate_share(int(rows[:, 2].sum()), int(rows[:, 3].sum()))
+                saved, time = estimate_interval(rows[:, 0]), estimate_interval(rows[:, 1])
+                nets.append(Net(policy.name, count, cost, saved, time, wrong))
     return nets
 
 
 def _print(console: Console, nets: Sequence[Net], policies: Sequence[Policy], args: argparse.Namespace) -> None:
     for policy in policies:
-        title = f"{policy.name}, world {args.world}: GPU-hours that come back, of all; * the best cadence"
-        table = new_table(title, "an eval costs", *(f"{evals} evals" for evals in args.evals))
+        title = f"{policy.name}, world {args.world}: share of all GPU-hours saved; * marks the best cadence"
+        table = new_table(title, "cost per eval", *(f"{evals} evals" for evals in args.evals))
         for cost in args.costs:
             row = [net for net in nets if (net.policy, net.eval_share) == (policy.name, cost)]
             best = max(row, key=lambda net: net.saved.value)

@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `cluster` to the command line."""
     parser = subparsers.add_parser(
         "cluster",
-        help="simulate a GPU cluster: what stopping saves, by scheduler and rule",
+        help="simulate a GPU cluster to measure what stopping saves, by scheduler and rule",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

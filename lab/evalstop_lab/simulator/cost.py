@@ -17,16 +17,16 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import draw
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
-from evalstop_lab.simulator.execution import PUBLISHED, Iteration, mechanism
+from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
+from evalstop_lab.simulator.execution import PUBLISHED, Iteration, simulate_mechanisms
 from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Workload
-from evalstop_lab.simulator.metrics import Figures, measure
-from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.metrics import Figures, measure_schedule
+from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import Stops, decide, no_stops
+from evalstop_lab.simulator.stopping import Stops, decide_stops, no_stops
 from evalstop_lab.worlds.scoring import Figure
 
 HOURS_A_MONTH = 730.0
@@ -42,7 +42,7 @@ class Prices:
     node_gpus: int = 8
 
 
-def billed_gpu_hours(workload: Workload, schedule: Schedule, node_gpus: int) -> float:
+def count_billed_hours(workload: Workload, schedule: Schedule, node_gpus: int) -> float:
     """GPU-hours of the running nodes: at any time as many as the GPUs in use need, with optimal packing."""
     if not schedule.spells:
         return 0.0
@@ -54,18 +54,17 @@ def billed_gpu_hours(workload: Workload, schedule: Schedule, node_gpus: int) -> 
     return float((np.ceil(used / node_gpus) * node_gpus * np.diff(times[order])).sum())
 
 
-def dollars_a_month(prices: Prices, returned_gpu_hours: float, given_up_gpus: int) -> dict[str, float]:
+def convert_to_dollars(prices: Prices, returned_gpu_hours: float, given_up_gpus: int) -> dict[str, float]:
     """Savings per month, by how the GPUs are paid for.
 
-    On demand it is the hours; for reserved GPUs only those that can be given up, in whole nodes; for owned ones
-    nothing,
-    since they are paid for: only waiting times get shorter.
+    On demand and spot: all saved hours. Reserved: only GPUs that can be given up, in whole nodes. Owned: 0, because
+    they are paid for; only waiting times get shorter.
     """
-    nodes = given_up_gpus // prices.node_gpus * prices.node_gpus
+    node_gpus = given_up_gpus // prices.node_gpus * prices.node_gpus
     return {
         "on demand": returned_gpu_hours * prices.on_demand,
         "spot": returned_gpu_hours * prices.spot,
-        "reserved": nodes * HOURS_A_MONTH * prices.reserved,
+        "reserved": node_gpus * HOURS_A_MONTH * prices.reserved,
         "owned": 0.0,
     }
 
@@ -75,13 +74,12 @@ LONGEST_GROWTH = 10
 
 
 @dataclass(frozen=True)
-class Returned:
+class Savings:
     """The savings of one seed's cluster under one policy, as shares of its use without stops.
 
-    `gpu_hours` is what jobs hold less, `billed` what whole nodes are up less, both after running again what was stopped
-    wrongly. `time` is the change of the mean time to completion at equal offered work, `time_at_equal_load` when as
-    much more is submitted as brings the load back. `given_up` GPUs are those without which the mean time is no longer
-    than before.
+    `gpu_hours`: GPU-hours of jobs. `billed`: GPU-hours of whole nodes. Both include reruns of wrongly stopped jobs.
+    `time`: the change of the mean completion time with the same jobs. `time_at_equal_load`: with as many more jobs as
+    use the saved GPU-hours. `given_up`: GPUs that can be removed without a longer mean completion time.
     """
 
     policy: str
@@ -95,7 +93,7 @@ class Returned:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `cost` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("cost", help="savings per month, in GPU-hours, GPUs and dollars")
-    options.add(parser, seeds=SEEDS)
+    options.add_common(parser, seeds=SEEDS)
     prices = Prices()
     options.add_world(parser)
     options.add_policies(parser)
@@ -124,70 +122,70 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster cost`; return its exit code."""
     prices = Prices(args.on_demand, args.spot, args.reserved, args.node_gpus)
     if min(prices.on_demand, prices.spot, prices.reserved) < 0:
-        raise UnusableArguments("A price is a non-negative number of dollars per GPU-hour.")
+        raise UnusableArguments("Prices must be 0 or more dollars per GPU-hour.")
     if not 0 <= args.length_growth <= LONGEST_GROWTH:
-        raise UnusableArguments(f"--length-growth is a share from 0 to {LONGEST_GROWTH}: .5 is half as long again.")
-    setting = replace(options.setting_of(args), length_growth=args.length_growth)
-    seeds, policies = options.seeds(args), options.policies_of(args)
+        raise UnusableArguments(f"--length-growth must be from 0 to {LONGEST_GROWTH}; 0.5 means 50 % longer.")
+    setting = replace(options.get_setting(args), length_growth=args.length_growth)
+    seeds, policies = options.get_seeds(args), options.get_policies(args)
     work = partial(_simulate, setting, policies, args.scheduler, prices)
-    by_seed = options.sweep_each(args, work, seeds, "counting what comes back")
-    found = [item for of_seed in by_seed for item in of_seed]
+    by_seed = options.sweep_each(args, work, seeds, "simulating savings")
+    savings = [item for of_seed in by_seed for item in of_seed]
     offered = setting.load * setting.gpus * HOURS_A_MONTH
     report = {
         "policies": {
-            policy.name: _summary([item for item in found if item.policy == policy.name], offered, prices)
+            policy.name: _summarize([item for item in savings if item.policy == policy.name], offered, prices)
             for policy in policies
         },
         "executions": {
             kind: {name: asdict(factor) for name, factor in factors.items()}
-            for kind, factors in (("mechanism", mechanism(Iteration())), ("published", PUBLISHED))
+            for kind, factors in (("mechanism", simulate_mechanisms(Iteration())), ("published", PUBLISHED))
         },
         "prices": asdict(prices),
         "scheduler": args.scheduler,
-        "setting": options.setting_document(setting, seeds),
+        "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print(console, report), plots.cost)
+    return options.print_report(args, report, lambda console: _print(console, report), plots.plot_cost)
 
 
 def _simulate(
     setting: Setting, policies: Sequence[Policy], scheduler_name: str, prices: Prices, seed: int
-) -> list[Returned]:
+) -> list[Savings]:
     scheduler = SCHEDULERS[scheduler_name]
-    jobs = draw(setting, seed)
+    jobs = draw_jobs(setting, seed)
     before, billed = _measure(setting, jobs, no_stops(jobs[0]), scheduler, setting.gpus, prices)
-    found = []
+    savings = []
     for policy in policies:
-        stops = decide(policy, jobs[0])
+        stops = decide_stops(policy, jobs[0])
         after, billed_after = _measure(setting, jobs, stops, scheduler, setting.gpus, prices)
         held = (after.gpu_hours + after.again) / before.gpu_hours
-        fuller = draw(replace(setting, load=setting.load / held), seed)
-        at_load, _ = _measure(setting, fuller, stops, scheduler, setting.gpus, prices)
-        found.append(
-            Returned(
+        more_jobs = draw_jobs(replace(setting, load=setting.load / held), seed)
+        at_load, _ = _measure(setting, more_jobs, stops, scheduler, setting.gpus, prices)
+        savings.append(
+            Savings(
                 policy.name,
                 gpu_hours=1 - held,
                 billed=1 - billed_after / billed - after.again / before.gpu_hours,
                 time=after.jct / before.jct - 1,
                 time_at_equal_load=at_load.jct / before.jct - 1,
-                given_up=_given_up(setting, jobs, stops, scheduler, before.jct, prices),
+                given_up=_count_spare_gpus(setting, jobs, stops, scheduler, before.jct, prices),
             )
         )
-    return found
+    return savings
 
 
 def _measure(
     setting: Setting, jobs: tuple[Workload, Hidden], stops: Stops, scheduler: Scheduler, gpus: int, prices: Prices
 ) -> tuple[Figures, float]:
-    """The figures, and the GPU-hours of the nodes that were up."""
+    """The figures, and the GPU-hours of the running nodes."""
     workload, hidden = jobs
     cluster = Cluster(gpus, setting.restore_hours, setting.stop_hours)
     ends: Floats = stops.ends(workload, cluster)
-    schedule = simulate(workload, scheduler, cluster, ends, evals=False)
-    figures = measure(workload, hidden, stops, schedule, setting.measured)
-    return figures, billed_gpu_hours(workload, schedule, prices.node_gpus)
+    schedule = simulate_cluster(workload, scheduler, cluster, ends, evals=False)
+    figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
+    return figures, count_billed_hours(workload, schedule, prices.node_gpus)
 
 
-def _given_up(
+def _count_spare_gpus(
     setting: Setting,
     jobs: tuple[Workload, Hidden],
     stops: Stops,
@@ -195,7 +193,7 @@ def _given_up(
     jct: float,
     prices: Prices,
 ) -> int:
-    """How many GPUs the cluster can lose before the mean time exceeds `jct`, by bisection."""
+    """The number of GPUs that can be removed before the mean time exceeds `jct`, by bisection."""
     least, most = int(jobs[0].gpus.max()), setting.gpus
     while least < most:
         middle = (least + most) // 2
@@ -204,16 +202,16 @@ def _given_up(
     return setting.gpus - most
 
 
-def _summary(found: Sequence[Returned], offered: float, prices: Prices) -> dict[str, Any]:
+def _summarize(savings: Sequence[Savings], offered: float, prices: Prices) -> dict[str, Any]:
     shares = {
-        name: interval(np.array([getattr(item, name) for item in found]))
+        name: estimate_interval(np.array([getattr(item, name) for item in savings]))
         for name in ("gpu_hours", "billed", "time", "time_at_equal_load", "given_up")
     }
     held: Figure = shares["gpu_hours"]
     return {name: asdict(share) for name, share in shares.items()} | {
         "gpu_hours_a_month": held.value * offered,
         "more_jobs_at_equal_load": 1 / (1 - held.value) - 1,
-        "dollars_a_month": dollars_a_month(prices, shares["billed"].value * offered, int(shares["given_up"].value)),
+        "dollars_a_month": convert_to_dollars(prices, shares["billed"].value * offered, int(shares["given_up"].value)),
     }
 
 
@@ -221,53 +219,53 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     console.print(_work_table(report))
     console.print(_dollar_table(report))
     console.print(
-        "The mechanism model counts what the mechanism saves in drawn iterations and knows no systems: its figures are"
-        " not the papers'. The published model is their best ratio as it stands. Prices are parameters."
+        "The model `mechanism` simulates only the mechanism, on drawn iterations: its figures differ from the papers'."
+        " The model `published` uses the best ratio of each paper. Prices are parameters."
     )
 
 
 def _work_table(report: dict[str, Any]) -> Table:
     table = new_table(
-        f"what comes back, {report['scheduler']}",
+        f"savings, {report['scheduler']}",
         "policy",
-        "GPU-hours, of all",
-        "a month",
+        "GPU-hours saved, of all",
+        "per month",
         "mean time",
         "more jobs at equal load",
-        "their mean time",
+        "mean time with more jobs",
         "GPUs to give up",
     )
-    for name, found in report["policies"].items():
-        gone = found["given_up"]
+    for name, figures in report["policies"].items():
+        spare = figures["given_up"]
         table.add_row(
             name,
-            format_change(found["gpu_hours"]),
-            f"{found['gpu_hours_a_month']:,.0f}",
-            format_change(found["time"]),
-            format_percent(found["more_jobs_at_equal_load"], sign=True),
-            format_change(found["time_at_equal_load"]),
-            f"{gone['value']:.1f} [{gone['low']:.1f}, {gone['high']:.1f}]",
+            format_change(figures["gpu_hours"]),
+            f"{figures['gpu_hours_a_month']:,.0f}",
+            format_change(figures["time"]),
+            format_percent(figures["more_jobs_at_equal_load"], sign=True),
+            format_change(figures["time_at_equal_load"]),
+            f"{spare['value']:.1f} [{spare['low']:.1f}, {spare['high']:.1f}]",
         )
     return table
 
 
 def _dollar_table(report: dict[str, Any]) -> Table:
     table = new_table(
-        "dollars a month; on owned GPUs none, there only the waiting gets shorter",
+        "dollars per month; owned GPUs save none, only waiting times get shorter",
         "policy",
         "model",
         "execution",
-        "iteration",
-        "its GPU time",
+        "iteration time",
+        "GPU time",
         "on demand",
         "spot",
         "reserved",
         "owned",
         left=3,
     )
-    for name, found in report["policies"].items():
+    for name, figures in report["policies"].items():
         for kind, factors in report["executions"].items():
             for execution, factor in factors.items():
-                dollars = [f"{amount * factor['gpu_time']:,.0f}" for amount in found["dollars_a_month"].values()]
+                dollars = [f"{amount * factor['gpu_time']:,.0f}" for amount in figures["dollars_a_month"].values()]
                 table.add_row(name, kind, execution, f"{factor['time']:.2f}", f"{factor['gpu_time']:.2f}", *dollars)
     return table

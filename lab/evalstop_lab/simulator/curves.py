@@ -1,9 +1,8 @@
-"""Curves of the eval score over a plan, from 0 at its start: hacking jobs peak at 1 and fall, healthy ones end at their
-best.
+"""Curves of the eval score over a plan: 0 at the start; hacking jobs peak at 1 and fall, healthy jobs end near 1.
 
 `t` has a row per job and a column per eval; `peak` is a column with the share of the plan at which the job turns.
 
-Source      Gao et al. (arXiv 2210.10760); with u = t / peak, d growing evenly, their forms are u (1 - ln u) under
+Source      Gao et al. (arXiv 2210.10760): if d grows linearly and u = t / peak, the eval score is u (1 - ln u) under
             reinforcement learning and u (2 - u) under best-of-n.
 """
 
@@ -46,12 +45,12 @@ def collapse(t: Floats, peak: Floats, drop: float) -> Floats:
     return np.where(t < peak, t / peak, 1 - drop * np.clip((t - peak) / COLLAPSE_SHARE, 0, 1))
 
 
-def healthy(t: Floats, rate: float) -> Floats:
+def grow_healthy(t: Floats, rate: float) -> Floats:
     """Growth that slows down but never stops."""
     return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
 
 
-def dipping(evals: int, seed: tuple[int, ...]) -> Floats:
+def draw_dips(evals: int, seed: tuple[int, ...]) -> Floats:
     """One healthy job with dips that recover, drawn from the families of the detection benchmark."""
     rng = np.random.default_rng(seed)
     family = DIPS[int(rng.integers(len(DIPS)))]

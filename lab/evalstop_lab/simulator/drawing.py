@@ -34,8 +34,8 @@ _STREAMS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """The jobs' requests, in order of submission: `plan` is their hours without evals."""
+class Requests:
+    """The jobs' requests, in order of submission; `plan`: their hours without evals."""
 
     submitted: Floats
     gpus: Integers
@@ -45,29 +45,29 @@ class Asked:
     tenants: Integers
 
 
-def draw(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
+def draw_jobs(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
     """The jobs of this seed and the truth about them."""
-    return add_evals(setting, seed, _asked(setting, seed))
+    return add_evals(setting, seed, _draw_requests(setting, seed))
 
 
-def add_evals(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
+def add_evals(setting: Setting, seed: int, requests: Requests) -> tuple[Workload, Hidden]:
     """Add the evals of this seed to these jobs; returns also the truth about them."""
-    n = len(asked.submitted)
-    hidden = _truth(setting, seed, np.array([kind is Kind.RLHF for kind in asked.kinds], dtype=bool))
+    n = len(requests.submitted)
+    hidden = _draw_truth(setting, seed, np.array([kind is Kind.RLHF for kind in requests.kinds], dtype=bool))
     t = np.arange(1, setting.evals + 1) / setting.evals
     shape = (n, setting.evals)
     eval_scores = hidden.eval_scores + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
     proxy = t + setting.noise_sd / setting.gain * _rng(seed, "proxy").standard_normal(shape)
     loss = np.exp(-2 * t) + setting.loss_noise * _rng(seed, "loss").standard_normal(shape)
-    stretch, pace = _paces(setting, hidden)
-    hours = asked.plan * (stretch + setting.evals * setting.eval_share)
+    stretch, pace = _compute_paces(setting, hidden)
+    hours = requests.plan * (stretch + setting.evals * setting.eval_share)
     columns = zip(
-        asked.tenants.tolist(),
-        asked.kinds,
-        asked.submitted.tolist(),
-        asked.gpus.tolist(),
+        requests.tenants.tolist(),
+        requests.kinds,
+        requests.submitted.tolist(),
+        requests.gpus.tolist(),
         hours.tolist(),
-        asked.estimates.tolist(),
+        requests.estimates.tolist(),
         loss.tolist(),
         pace,
         strict=True,
@@ -76,23 +76,23 @@ def add_evals(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidd
         Job(number, tenant, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses), shares)
         for number, (tenant, kind, submitted, gpus, length, estimate, losses, shares) in enumerate(columns)
     )
-    return Workload(jobs, eval_scores, proxy, asked.plan * setting.eval_share), hidden
+    return Workload(jobs, eval_scores, proxy, requests.plan * setting.eval_share), hidden
 
 
-def estimates(setting: Setting, seed: int, plan: Floats) -> Floats:
-    """Users' estimates for jobs of these durations."""
+def draw_estimates(setting: Setting, seed: int, plan: Floats) -> Floats:
+    """Draw users' estimates for jobs of these durations."""
     return np.asarray(plan * np.exp(setting.estimate_sd * _rng(seed, "estimates").standard_normal(len(plan))))
 
 
-def kinds(setting: Setting, seed: int, n: int) -> tuple[Kind, ...]:
-    """The kinds of `n` jobs, by their shares."""
+def draw_kinds(setting: Setting, seed: int, n: int) -> tuple[Kind, ...]:
+    """Draw the kinds of `n` jobs, by their shares."""
     shares = np.cumsum([item.share for item in setting.offered.values()])
-    found = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(n), side="right")
-    return tuple(list(setting.offered)[place] for place in found.tolist())
+    places = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(n), side="right")
+    return tuple(list(setting.offered)[place] for place in places.tolist())
 
 
-def mean_gap_hours(setting: Setting) -> float:
-    """The mean time between two jobs that produces a load of `load`."""
+def compute_gap_hours(setting: Setting) -> float:
+    """The mean time between two submissions at which the load is `setting.load`."""
     shares = sum(item.share for item in setting.offered.values())
     gpu_hours = sum(
         item.share / shares * item.median_hours * sum(size * part for size, part in item.sizes)
@@ -101,35 +101,35 @@ def mean_gap_hours(setting: Setting) -> float:
     return float(gpu_hours / (setting.gpus * setting.load))
 
 
-def _asked(setting: Setting, seed: int) -> Asked:
+def _draw_requests(setting: Setting, seed: int) -> Requests:
     n = setting.jobs
-    of_kind = kinds(setting, seed, n)
-    medians = np.array([setting.offered[kind].median_hours for kind in of_kind])
+    kinds = draw_kinds(setting, seed, n)
+    medians = np.array([setting.offered[kind].median_hours for kind in kinds])
     plan = medians * np.exp(setting.duration_sd * _rng(seed, "hours").standard_normal(n))
-    return Asked(
-        submitted=np.cumsum(_rng(seed, "gaps").exponential(mean_gap_hours(setting), n)),
-        gpus=_sizes(setting, of_kind, _rng(seed, "sizes").random(n)),
+    return Requests(
+        submitted=np.cumsum(_rng(seed, "gaps").exponential(compute_gap_hours(setting), n)),
+        gpus=_draw_sizes(setting, kinds, _rng(seed, "sizes").random(n)),
         plan=plan,
-        estimates=estimates(setting, seed, plan),
-        kinds=of_kind,
+        estimates=draw_estimates(setting, seed, plan),
+        kinds=kinds,
         tenants=_rng(seed, "tenants").integers(setting.tenants, size=n),
     )
 
 
-def _sizes(setting: Setting, of_kind: Sequence[Kind], chance: Floats) -> Integers:
-    gpus = np.zeros(len(of_kind), dtype=np.int64)
+def _draw_sizes(setting: Setting, kinds: Sequence[Kind], uniform: Floats) -> Integers:
+    gpus = np.zeros(len(kinds), dtype=np.int64)
     for kind, item in setting.offered.items():
         sizes, parts = zip(*item.sizes, strict=True)
-        these = np.array([one is kind for one in of_kind], dtype=bool)
+        of_kind = np.array([other is kind for other in kinds], dtype=bool)
         shares = np.cumsum(parts)
-        gpus[these] = np.array(sizes)[np.searchsorted(shares / shares[-1], chance[these], side="right")]
+        gpus[of_kind] = np.array(sizes)[np.searchsorted(shares / shares[-1], uniform[of_kind], side="right")]
     return gpus
 
 
-def _paces(setting: Setting, hidden: Hidden) -> tuple[Floats, list[tuple[float, ...]]]:
-    """How much longer than planned each job takes, and the shares of its hours at which its evals come.
+def _compute_paces(setting: Setting, hidden: Hidden) -> tuple[Floats, list[tuple[float, ...]]]:
+    """The duration of each job as a multiple of its plan, and the shares of its hours at which its evals are due.
 
-    From the peak on iterations grow longer evenly, up to `length_growth` at the end of the plan.
+    From the peak on iterations get longer linearly, by up to `length_growth` at the end of the plan.
     """
     growth, evals = setting.length_growth, setting.evals
     if not growth:
@@ -145,28 +145,28 @@ def _paces(setting: Setting, hidden: Hidden) -> tuple[Floats, list[tuple[float, 
     return stretch, paces
 
 
-def _peak_hours(setting: Setting, peaks: Floats) -> Floats:
-    """At which shares of their hours jobs with these peaks have them, in shares of their steps."""
+def _compute_peak_hours(setting: Setting, peaks: Floats) -> Floats:
+    """Convert peaks from shares of the jobs' steps to shares of their hours."""
     if not setting.length_growth:
         return peaks
     evals = setting.evals * setting.eval_share
     return np.asarray(peaks * (1 + evals) / (1 + setting.length_growth * (1 - peaks) / 2 + evals))
 
 
-def _truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
+def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     n = len(rlhf)
     hacking = rlhf & (_rng(seed, "hacking").random(n) < setting.hacking_share)
     low, high = setting.peaks
     peaks = np.where(hacking, low + (high - low) * _rng(seed, "peaks").random(n), 1.0)
     t = np.broadcast_to(np.arange(1, setting.evals + 1) / setting.evals, (n, setting.evals))
-    eval_scores = curves.healthy(t, setting.healthy_rate)
+    eval_scores = curves.grow_healthy(t, setting.healthy_rate)
     eval_scores[hacking] = curves.HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
     dipping = ~hacking & (_rng(seed, "dips").random(n) < setting.healthy_dip_prob)
     for job in np.flatnonzero(dipping).tolist():
-        eval_scores[job] = curves.dipping(setting.evals, (seed, _STREAMS.index("dips"), job))
+        eval_scores[job] = curves.draw_dips(setting.evals, (seed, _STREAMS.index("dips"), job))
     eval_scores = setting.start + setting.gain * eval_scores
     best = np.where(hacking, setting.start + setting.gain, eval_scores.max(axis=1))
-    return Hidden(hacking, peaks, _peak_hours(setting, peaks), eval_scores, best, setting.gain)
+    return Hidden(hacking, peaks, _compute_peak_hours(setting, peaks), eval_scores, best, setting.gain)
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:

@@ -57,7 +57,7 @@ class Schedule:
     events: int
 
 
-def simulate(
+def simulate_cluster(
     workload: Workload,
     scheduler: Scheduler,
     cluster: Cluster,
@@ -74,7 +74,7 @@ def simulate(
     """
     largest = max((job.gpus for job in workload.jobs), default=0)
     if largest > cluster.gpus:
-        raise ValueError(f"a job wants {largest} GPUs at once and the cluster has {cluster.gpus}; give it more")
+        raise ValueError(f"a job needs {largest} GPUs, but the cluster has {cluster.gpus}; give it more")
     running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, evals, priorities)
     running.run()
     return running.schedule()

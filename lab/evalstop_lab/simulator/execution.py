@@ -1,13 +1,12 @@
-"""How long one iteration of RLHF takes, and how much GPU time it is billed for: serial, fused or serverless.
+"""The time and the billed GPU time of one iteration of RLHF: serial, fused or serverless execution.
 
-Sources     RLHFuse (arXiv 2409.13221): the long tail of generation moves together so that freed GPUs begin inference,
-            and the bubbles of actor and critic fill each other. RLHFless (arXiv 2602.22718): actors sized by predicted
-            lengths, prefixes shared, each actor billed until its own end.
-Departs     Two models of each, never to be mixed. The mechanism model counts what the mechanism saves in an iteration
-            of drawn response lengths, and nothing else: no kernels, no network, no memory traffic, no starting of
-            actors. Its figures are not the papers', which compare whole systems: it saves far less time than either
-            paper, and more GPU time than RLHFless, because here actors start for nothing. The published model is the
-            papers' ratio, taken as it stands.
+Sources     RLHFuse (arXiv 2409.13221): the last, long responses are moved to one engine so that the other GPUs start
+            inference, and actor and critic fill each other's pipeline bubbles. RLHFless (arXiv 2602.22718): actors
+            sized by predicted lengths, shared prefixes, each actor billed until its own end.
+Departs     There are two models of each, which must not be mixed. The mechanism model simulates only the mechanism, on
+            iterations with drawn response lengths, without kernels, network, memory traffic or the start of actors.
+            The papers compare whole systems, so its figures differ: it saves far less time than either paper, and more
+            GPU time than RLHFless, because starting an actor is free. The published model uses the papers' ratios.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from evalstop_lab.simulator.jobs import Floats
 
 @dataclass(frozen=True)
 class Iteration:
-    """What is done in one iteration, and how fast; the numbers are of the order of a 7B policy on 8 GPUs.
+    """The work and speed of one iteration; the defaults are typical of a 7B policy on 8 GPUs.
 
-    An engine has memory for `most_sequences` at once. Decoding takes `step_ms` a token plus `sequence_ms` for every
-    sequence that an engine decodes at once. `bubble` is the share of training in which a pipeline stands still;
-    `predicted_sd` the error of predicted lengths, of the logarithm; `cost_weight` says how much a share of GPU time is
-    worth against the same share of time when the number of actors is chosen.
+    `most_sequences`: the batch size for which an engine has memory. `step_ms`: decoding time per token, plus
+    `sequence_ms` per sequence in the batch. `bubble`: the share of training in which a pipeline is idle.
+    `predicted_sd`: the standard deviation of the logarithmic error of predicted lengths. `cost_weight`: the weight of
+    GPU time relative to time when the number of actors is chosen.
     """
 
     prompts: int = 64
@@ -51,7 +50,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Factor:
-    """Time and billed GPU time of an iteration, serial execution being 1."""
+    """Time and billed GPU time of an iteration, relative to serial execution."""
 
     time: float
     gpu_time: float
@@ -62,15 +61,15 @@ PUBLISHED: Mapping[str, Factor] = {
     "fused": Factor(1 / 3.7, 1 / 3.7),
     "serverless": Factor(1 / 1.35, 1 - 0.448),
 }
-"""The papers' best ratios over their own baselines, which are not each other's."""
+"""The papers' best ratios, each relative to the paper's own baseline."""
 
 
-def mechanism(iteration: Iteration, seed: int = 0, rounds: int = 20) -> dict[str, Factor]:
-    """What each mechanism saves, over iterations with drawn response lengths."""
+def simulate_mechanisms(iteration: Iteration, seed: int = 0, rounds: int = 20) -> dict[str, Factor]:
+    """Simulate each mechanism over iterations with drawn response lengths."""
     rng = np.random.default_rng(seed)
     totals = {name: np.zeros(2) for name in _MODELS}
     for _ in range(rounds):
-        lengths = _lengths(iteration, rng)
+        lengths = _draw_lengths(iteration, rng)
         predicted = lengths * np.exp(iteration.predicted_sd * rng.standard_normal(len(lengths)))
         for name, model in _MODELS.items():
             totals[name] += model(iteration, lengths, predicted)
@@ -78,14 +77,14 @@ def mechanism(iteration: Iteration, seed: int = 0, rounds: int = 20) -> dict[str
     return {name: Factor(*(float(part) for part in total / serial)) for name, total in totals.items()}
 
 
-def _lengths(iteration: Iteration, rng: np.random.Generator) -> Floats:
+def _draw_lengths(iteration: Iteration, rng: np.random.Generator) -> Floats:
     count = iteration.prompts * iteration.samples_a_prompt
     drawn = iteration.median_tokens * np.exp(iteration.length_sd * rng.standard_normal(count))
     return np.clip(drawn, 1, iteration.longest)
 
 
 def _serial(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
-    """Every GPU waits for the longest response, then for inference, then for training with its bubbles."""
+    """All GPUs wait for the longest response, then do inference, then training with bubbles."""
     shares = [lengths[engine :: iteration.engines] for engine in range(iteration.engines)]
     generation = max(_decoding(iteration, share) for share in shares) + _prefill(iteration, len(lengths))
     time = generation + _inference(iteration, lengths) / iteration.engines + _training(iteration, lengths, bubbles=True)
@@ -93,7 +92,7 @@ def _serial(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[f
 
 
 def _fused(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
-    """When few responses are left they move to one engine, and the others begin inference; the best moment is taken."""
+    """The last responses move to one engine while the others start inference, at the best possible time."""
     ordered, engines = np.sort(lengths), iteration.engines
     inference = _inference(iteration, lengths)
     best = math.inf
@@ -108,16 +107,16 @@ def _fused(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[fl
 
 
 def _serverless(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
-    """Responses of like predicted length share an actor, which is billed until its own end; as many actors as pay."""
+    """Responses of similar predicted length share an actor, billed until its end; the number of actors is optimized."""
     order = np.argsort(predicted)
     prefill = _prefill(iteration, len(lengths)) / iteration.samples_a_prompt
-    found = []
+    candidates = []
     for actors in range(math.ceil(len(lengths) / iteration.most_sequences), 4 * iteration.engines + 1):
         times = [_decoding(iteration, lengths[share]) for share in np.array_split(order, actors)]
-        found.append((max(times) + prefill, sum(times) + prefill * iteration.engines))
-    least_time, least_cost = (min(item[part] for item in found) for part in (0, 1))
+        candidates.append((max(times) + prefill, sum(times) + prefill * iteration.engines))
+    least_time, least_cost = (min(item[part] for item in candidates) for part in (0, 1))
     generation, billed = min(
-        found, key=lambda item: item[0] / least_time + iteration.cost_weight * item[1] / least_cost
+        candidates, key=lambda item: item[0] / least_time + iteration.cost_weight * item[1] / least_cost
     )
     inference = _inference(iteration, lengths)
     training = _training(iteration, lengths, bubbles=True)
@@ -125,7 +124,7 @@ def _serverless(iteration: Iteration, lengths: Floats, predicted: Floats) -> tup
 
 
 def _decoding(iteration: Iteration, lengths: Floats) -> float:
-    """One engine decodes its responses together, and each leaves the batch at its end."""
+    """One engine decodes its responses in one batch, which each response leaves at its end."""
     return float(iteration.step_ms * lengths.max() + iteration.sequence_ms * lengths.sum())
 
 
@@ -134,7 +133,7 @@ def _prefill(iteration: Iteration, samples: int) -> float:
 
 
 def _inference(iteration: Iteration, lengths: Floats) -> float:
-    """On one engine: reward, reference and critic look at every token once."""
+    """On one engine: reward, reference and critic process every token once."""
     return float(iteration.inference_ms * (lengths + iteration.prompt_tokens).sum())
 
 

@@ -1,7 +1,7 @@
-"""`evalstop-lab cluster frontier`: of what an oracle saves, how much does each rule save at how many false stops?
+"""`evalstop-lab cluster frontier`: the share of an oracle's saving that each rule reaches, and its false stops.
 
-Two readings. The shipped policies as they are; and each detector with the threshold that stopped at most `RATE` of the
-healthy jobs of other seeds of the same world, as `evalstop-lab calibrate --history` finds it on one's own runs.
+The rules are the shipped policies, and each detector with the threshold that stopped at most `RATE` of the healthy jobs
+of other seeds of the same world, as `evalstop-lab calibrate --history` calibrates it on past runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from evalstop_lab.calibrate.command import thresholds
 from evalstop_lab.calibrate.evidence import Records, records
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.metrics import Figures
-from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import logs
-from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, Rows, cells
+from evalstop_lab.simulator.stopping import build_logs
+from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, Rows, build_cells
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 6
@@ -45,13 +45,13 @@ TUNED: Mapping[str, dict[str, Any]] = {
     "divergence": {},
     "e_process": {},
 }
-"""Detectors and their parameters: those of `default` for the one that it is made of."""
+"""The detectors, with their parameters that differ from the defaults."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One rule in one world. Shares of what the oracle saves are net: GPU-hours of false stops are taken off. `time`
-    holds the share of the oracle's saving in mean time, by scheduler; `saved` is under `BASELINE`."""
+    """The result of one rule in one world. `saved`: the share of the oracle's saving of GPU-hours under `BASELINE`, net
+    of false stops. `time`: the share of the oracle's saving of mean time, by scheduler."""
 
     world: str
     rule: str
@@ -66,7 +66,7 @@ class OperatingPoint:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `frontier` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("frontier", help="the share of an oracle's saving that each rule reaches")
-    options.add(parser, seeds=SEEDS)
+    options.add_common(parser, seeds=SEEDS)
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), metavar="WORLD")
     parser.set_defaults(run=run)
 
@@ -74,83 +74,85 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster frontier`; return its exit code."""
     worlds = {name: replace(WORLDS[name], jobs=args.cluster_jobs or JOBS) for name in args.worlds}
-    seeds = options.seeds(args)
-    tuned = {name: tune(setting, args) for name, setting in worlds.items()}
+    seeds = options.get_seeds(args)
+    tuned = {name: tune_detectors(setting, args) for name, setting in worlds.items()}
     shipped = tuple(POLICIES[name] for name in SHIPPED)
     work = [
         cell
         for name, setting in worlds.items()
-        for cell in cells({name: setting}, seeds, (*shipped, *tuned[name]), tuple(SCHEDULERS))
+        for cell in build_cells({name: setting}, seeds, (*shipped, *tuned[name]), tuple(SCHEDULERS))
     ]
-    rows = Rows(options.sweep_cells(args, work, "the frontier"))
+    rows = Rows(options.sweep_cells(args, work, "simulating the frontier"))
     points = [measure_operating_point(rows, name, policy) for name in worlds for policy in (*shipped, *tuned[name])]
     report = {
         "points": [asdict(item) for item in points],
         "rate": RATE,
-        "worlds": {name: options.setting_document(setting, seeds) for name, setting in worlds.items()},
+        "worlds": {name: options.encode_setting(setting, seeds) for name, setting in worlds.items()},
     }
-    return options.print_report(args, report, lambda console: _print(console, points), plots.frontier)
+    return options.print_report(args, report, lambda console: _print(console, points), plots.plot_frontier)
 
 
-def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:
-    """A policy of each detector, with the threshold that kept to `RATE` on calibration seeds."""
-    found: dict[str, list[Records]] = {name: [] for name in TUNED}
+def tune_detectors(setting: Setting, args: argparse.Namespace) -> list[Policy]:
+    """A policy per detector, with the threshold that stopped at most `RATE` of the jobs of calibration seeds."""
+    by_detector: dict[str, list[Records]] = {name: [] for name in TUNED}
     seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SEEDS)
-    for of_seed in options.sweep_each(args, partial(_calibrate, setting), seeds, "calibrating"):
-        for name, some in of_seed.items():
-            found[name] += some
+    for of_seed in options.sweep_each(args, partial(_record_evidence, setting), seeds, "calibrating"):
+        for name, of_detector in of_seed.items():
+            by_detector[name] += of_detector
     policies = []
-    for name, some in found.items():
-        _, (limit,) = thresholds(some, [RATE])
-        member = Member(_detector(name), Thresholds(None, limit.value))
+    for name, of_detector in by_detector.items():
+        _, (limit,) = thresholds(of_detector, [RATE])
+        member = Member(_make_detector(name), Thresholds(None, limit.value))
         policies.append(Policy(f"{name} at {format_percent(RATE, 0)}", (member,), eval_required=False))
     return policies
 
 
 def measure_operating_point(rows: Rows, world: str, policy: Policy) -> OperatingPoint:
-    """Where the policy lies in this world."""
+    """The figures of the policy in this world."""
     counts = rows.counts(world, policy.name)
     limits = [member.thresholds.stop_at for member in policy.members]
     return OperatingPoint(
         world=world,
         rule=policy.name,
         threshold=limits[0] if policy.name not in SHIPPED else None,
-        saved=_share(rows, world, policy.name, BASELINE, lambda found: found.wasted),
-        false_stops=options.share(counts.wrong, counts.healthy),
+        saved=_estimate_share(rows, world, policy.name, BASELINE, lambda figures: figures.wasted),
+        false_stops=options.estimate_share(counts.wrong, counts.healthy),
         premature=counts.premature / counts.hacking,
         recall=counts.recall(late=False),
-        time={name: _share(rows, world, policy.name, name, lambda found: found.jct) for name in SCHEDULERS},
+        time={
+            name: _estimate_share(rows, world, policy.name, name, lambda figures: figures.jct) for name in SCHEDULERS
+        },
     )
 
 
-def _share(rows: Rows, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> Figure:
-    """Of what the oracle takes off this figure, the share that the rule takes off, seed by seed."""
-    none, ours, best = (np.array(rows.numbers(world, who, scheduler, figure)) for who in (NONE, rule, ORACLE))
-    return interval((none - ours) / (none - best))
+def _estimate_share(rows: Rows, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> Figure:
+    """The rule's reduction of this figure as a share of the oracle's reduction, over seeds."""
+    none, ours, best = (np.array(rows.numbers(world, name, scheduler, figure)) for name in (NONE, rule, ORACLE))
+    return estimate_interval((none - ours) / (none - best))
 
 
-def _calibrate(setting: Setting, seed: int) -> dict[str, list[Records]]:
-    """What each detector makes of the healthy jobs of this seed."""
-    workload, hidden = draw(setting, seed)
-    detectors = {name: _detector(name) for name in TUNED}
-    found: dict[str, list[Records]] = {name: [] for name in TUNED}
+def _record_evidence(setting: Setting, seed: int) -> dict[str, list[Records]]:
+    """The evidence of each detector on the healthy jobs of this seed."""
+    workload, hidden = draw_jobs(setting, seed)
+    detectors = {name: _make_detector(name) for name in TUNED}
+    evidence: dict[str, list[Records]] = {name: [] for name in TUNED}
     roles = frozenset().union(*(detector.roles for detector in detectors.values()))
-    for run, hacking in zip(logs(workload, roles), hidden.hacking.tolist(), strict=True):
+    for run, hacking in zip(build_logs(workload, roles), hidden.hacking.tolist(), strict=True):
         if not hacking:
             observations = run.observations()
             for name, detector in detectors.items():
-                found[name].append(records(detector, observations))
-    return found
+                evidence[name].append(records(detector, observations))
+    return evidence
 
 
-def _detector(name: str) -> Detector[Any]:
+def _make_detector(name: str) -> Detector[Any]:
     detector: Detector[Any] = msgspec.convert(TUNED[name], DETECTORS[name])
     return detector
 
 
 def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
     table = new_table(
-        f"share of the oracle's saving in GPU-hours, false stops taken off ({BASELINE})",
+        f"share of the oracle's saving of GPU-hours, net of false stops ({BASELINE})",
         "world",
         "rule",
         "saved",
@@ -158,8 +160,8 @@ def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
         "false stops",
         "95 %",
         "recall",
-        "too early",
-        "mean time, of the oracle's",
+        "premature",
+        "share of its saving of mean time",
         left=2,
     )
     for item in points:

@@ -11,10 +11,10 @@ from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.stopping import Stops
 
 
-def at_the_peak(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
-    """The stops of the oracle, and after how many hours each job ends: at the peak itself, between two evals.
+def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
+    """The stops of the oracle, and the hours after which each job ends: exactly at the peak, between two evals.
 
-    The checkpoint that it keeps is the best of the evals before, the stop counted from the first eval after.
+    `Stops.after` is the first eval after the peak; the kept checkpoint is the best one.
     """
     evals = hidden.eval_scores.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
@@ -24,11 +24,11 @@ def at_the_peak(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """By job: whether it is hacking, at which share of its steps the eval score is highest, and the noiseless eval
-    score at each eval.
+    """The truth, by job.
 
-    `peak_hours` is the share of its hours at which that is: less than of its steps where responses grow longer after
-    the peak. `best` is the highest noiseless eval score at any time. Of healthy jobs the peak is the end.
+    `peaks`: the share of its steps at which the eval score is highest; 1 for healthy jobs. `peak_hours`: the same as a
+    share of its hours, which is smaller if responses get longer after the peak. `eval_scores`: noiseless, at each eval.
+    `best`: the highest noiseless eval score at any time.
     """
 
     hacking: NDArray[np.bool_]

@@ -27,12 +27,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One job: a gang of `gpus`, all at once or not at all.
+    """One job, which runs on all of its `gpus` or not at all (a gang).
 
-    `hours` is how long it runs when nobody stops it, its evals included; only the engine and schedulers that say that
-    they know the truth look at it. `estimate_hours` is what the user said. Evals come after equal numbers of steps, the
-    last one at the end: after equal times, or else after the shares of its hours in `pace`. `losses` holds the training
-    loss at each.
+    `hours`: its duration without a stop, including evals; only the engine and schedulers that are declared to know it
+    may use it. `estimate_hours`: the user's estimate. Evals come after equal numbers of steps, the last one at the end.
+    `pace`: the shares of its hours at which they come; empty if they are equally spaced. `losses`: the training loss at
+    each eval.
     """
 
     number: int
@@ -47,12 +47,12 @@ class Job:
     pace: tuple[float, ...] = ()
 
     def eval_at(self, count: int) -> float:
-        """How long the job has run when eval number `count`, from 1, is known."""
-        # The share is 1 for the last one, so that it comes exactly at `hours`.
+        """The hours of running after which eval number `count`, from 1, is known."""
+        # The share of the last eval is 1, so that it comes exactly at `hours`.
         return self.hours * (self.pace[count - 1] if self.pace else count / self.evals)
 
     def evals_after(self, ran: float) -> int:
-        """How many of its evals are known after `ran` hours of running."""
+        """The number of evals that are known after `ran` hours of running."""
         share = ran / self.hours
         return bisect_right(self.pace, share) if self.pace else min(int(share * self.evals), self.evals)
 
@@ -61,8 +61,8 @@ class Job:
 class Workload:
     """Jobs in order of submission, and the metrics that their trainers post.
 
-    `eval_scores` and `proxy` hold a row a job and a column an eval. `eval_hours` is what one eval of each job costs,
-    which is part of `Job.hours`.
+    `eval_scores`, `proxy`: a row per job and a column per eval. `eval_hours`: the duration of one eval of each job,
+    which is included in `Job.hours`.
     """
 
     jobs: tuple[Job, ...]
@@ -83,8 +83,8 @@ class Workload:
         return np.array([job.submitted for job in self.jobs])
 
 
-def plain(submitted: Floats, gpus: Integers, hours: Floats, estimates: Floats | None = None) -> Workload:
-    """Jobs with a single eval of 0 at the end: for traces, and to compare the engine with theory."""
+def build_plain_workload(submitted: Floats, gpus: Integers, hours: Floats, estimates: Floats | None = None) -> Workload:
+    """Jobs with a single eval of 0 at the end, to compare the engine with queueing theory."""
     columns = (submitted.tolist(), gpus.tolist(), hours.tolist(), (hours if estimates is None else estimates).tolist())
     jobs = tuple(
         Job(number, 0, Kind.LORA, at, size, length, estimate, evals=1)

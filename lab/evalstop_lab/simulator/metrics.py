@@ -20,13 +20,13 @@ from evalstop_lab.simulator.stopping import Stops
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run of a cluster. Times are hours from submission to end, of the measured jobs; GPU-hours are of all jobs.
+    """The figures of one simulation. Times are hours from submission to end of the measured jobs; `wait` is without the
+    hours on GPUs. GPU-hours are of all jobs.
 
-    `gpu_hours` is all that jobs held. Of it `post_peak` went into hacking jobs after their peak, `false_stop` into jobs
-    that were stopped and were not hacking, or were not past their peak, `evals` into evals, `pauses` into going on
-    after a pause; `hacking` is all that hacking jobs held. `again` is what those of `false_stop` will hold when they
-    are run again, to their ends. `eval_lost` is the mean shortfall of the kept checkpoint to the best one, as a share
-    of the gain, over hacking jobs.
+    `gpu_hours`: all. `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly,
+    healthy or before their peak. `evals`: of evals. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
+    `again`: needed to run the wrongly stopped jobs again, to their ends. `eval_lost`: the mean difference between best
+    and kept checkpoint of hacking jobs, as a share of the gain.
     """
 
     jct: float
@@ -51,8 +51,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many jobs a rule stopped, by what they were; `late` are flags at the last eval, which save nothing, and
-    `premature` those of hacking jobs before their peak. Late flags are counted in neither `right` nor `wrong`."""
+    """The number of flagged jobs, by their truth. `late_hacking`, `late_healthy`: flags at the last eval, which save
+    nothing and count in neither `right` nor `wrong`. `premature`: flags of hacking jobs before their peak."""
 
     hacking: int
     healthy: int
@@ -84,7 +84,7 @@ class Counts:
         return self.right + self.premature + (self.late_hacking if late else 0)
 
 
-def count(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
+def count_flags(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
     """Compare stops with the truth."""
     evals = np.array([job.evals for job in workload.jobs])
     late, early = stops.after == evals, (stops.after > 0) & (stops.after < evals)
@@ -100,7 +100,7 @@ def count(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
     )
 
 
-def measure(
+def measure_schedule(
     workload: Workload, hidden: Hidden, stops: Stops, schedule: Schedule, measured: tuple[float, float] = (0.0, 1.0)
 ) -> Figures:
     """All figures; times are of the jobs between these shares, in order of submission."""
@@ -111,7 +111,7 @@ def measure(
     jct = schedule.ended - workload.submitted
     peak_at = hidden.peak_hours * hours
     after_peak = np.maximum(schedule.ran - peak_at, 0.0)
-    falsely = _falsely_stopped(hidden, schedule, hours, peak_at)
+    falsely = _find_false_stops(hidden, schedule, hours, peak_at)
     known = [job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)]
     return Figures(
         jct=_mean(jct[inside]),
@@ -126,23 +126,22 @@ def measure(
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
         again=float((hours * gpus)[falsely].sum()),
-        eval_lost=_mean(_eval_lost(hidden, stops)[hidden.hacking]),
+        eval_lost=_mean(_compute_eval_loss(hidden, stops)[hidden.hacking]),
     )
 
 
-def contended_waste(workload: Workload, hidden: Hidden, schedule: Schedule, restore_hours: float) -> float:
-    """GPU-hours that others waited for and that were of no use: of hacking jobs after their peak, and all of those that
-    were stopped and should not have been. Hours for which nobody waited cost nobody anything, nor do those of a job
-    that is set aside.
+def measure_contended_waste(workload: Workload, hidden: Hidden, schedule: Schedule, restore_hours: float) -> float:
+    """Wasted GPU-hours during which another job waited: those of hacking jobs after their peak, and all of wrongly
+    stopped jobs. Hours without a waiting job, or of a job that is set aside, delay no other job and do not count.
     """
     if not schedule.contended:
         return 0.0
     hours = workload.hours
     peak_at = hidden.peak_hours * hours
-    falsely = _falsely_stopped(hidden, schedule, hours, peak_at)
+    falsely = _find_false_stops(hidden, schedule, hours, peak_at)
     useless_from = np.where(falsely, 0.0, np.inf)
     ran, paused = np.zeros(len(hours)), np.zeros(len(hours), dtype=bool)
-    spans: list[tuple[float, float, int]] = []  # since when, until when, GPUs; of none that are given back
+    spans: list[tuple[float, float, int]] = []  # start, end and GPUs of useless hours; negative for jobs set aside
     for job, since, until in schedule.spells:
         goes = since + restore_hours if paused[job] else since
         before, ran[job], paused[job] = ran[job], ran[job] + max(until - goes, 0.0), True
@@ -159,11 +158,11 @@ def contended_waste(workload: Workload, hidden: Hidden, schedule: Schedule, rest
     return float((taken * gpus).sum())
 
 
-def _falsely_stopped(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
+def _find_false_stops(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
     return (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
 
 
-def _eval_lost(hidden: Hidden, stops: Stops) -> Floats:
+def _compute_eval_loss(hidden: Hidden, stops: Stops) -> Floats:
     kept = np.where(stops.kept > 0, stops.kept, hidden.eval_scores.shape[1]) - 1
     return np.asarray((hidden.best - hidden.eval_scores[np.arange(len(kept)), kept]) / hidden.gain)
 

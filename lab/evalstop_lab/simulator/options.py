@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 POLICIES = ("paper", "default", "early")
 
 
-def add(parser: argparse.ArgumentParser, seeds: int) -> None:
-    """Add the options of all subcommands."""
+def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
+    """Add the options that all subcommands have."""
     parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"number of seeds (default: {seeds})")
     parser.add_argument("--first-seed", type=whole_number, help="the first seed (default: seeds not used for fitting)")
     parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="jobs of each seed's cluster")
@@ -39,9 +39,9 @@ def add(parser: argparse.ArgumentParser, seeds: int) -> None:
 
 
 def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = WORLDS, default: str = "paper") -> None:
-    """Add `--world`, of which jobs are drawn."""
-    what = "world from which jobs are drawn (default: %(default)s)"
-    parser.add_argument("--world", choices=worlds, default=default, help=what)
+    """Add `--world`, from which jobs are drawn."""
+    description = "world from which jobs are drawn (default: %(default)s)"
+    parser.add_argument("--world", choices=worlds, default=default, help=description)
 
 
 def add_policies(parser: argparse.ArgumentParser) -> None:
@@ -49,18 +49,18 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
 
 
-def setting_of(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS) -> Setting:
+def get_setting(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS) -> Setting:
     """The requested world, with the requested number of jobs."""
     setting = worlds[args.world]
     return replace(setting, jobs=args.cluster_jobs or setting.jobs)
 
 
-def policies_of(args: argparse.Namespace) -> tuple[Policy, ...]:
+def get_policies(args: argparse.Namespace) -> tuple[Policy, ...]:
     """The requested policies."""
     return tuple(load_policy(name) for name in args.policies)
 
 
-def seeds(args: argparse.Namespace) -> list[int]:
+def get_seeds(args: argparse.Namespace) -> list[int]:
     """The requested seeds, else those not used for fitting."""
     start = REPORTING_SEED if args.first_seed is None else args.first_seed
     return list(range(start, start + args.seeds))
@@ -95,14 +95,14 @@ def print_report(
     return 0
 
 
-def share(hits: int, n: int) -> Figure:
+def estimate_share(hits: int, n: int) -> Figure:
     """A share with Wilson's interval."""
-    found = wilson(hits, n)
-    return Figure(found.value, found.low, found.high, n)
+    share = wilson(hits, n)
+    return Figure(share.value, share.low, share.high, n)
 
 
-def setting_document(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
-    """The parameters of a world for JSON."""
+def encode_setting(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
+    """The parameters of a world as JSON values."""
     offered = {kind.value: asdict(item) for kind, item in setting.offered.items()}
     numbers = {name: getattr(setting, name) for name in setting.__dataclass_fields__ if name != "offered"}
     return numbers | {"offered": offered, "seeds": [seeds[0], seeds[-1]]}

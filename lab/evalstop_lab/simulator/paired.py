@@ -16,25 +16,25 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Change:
-    """`change` is the mean over seeds of each seed's relative change; `p_value` is Wilcoxon's signed-rank test of no
-    change, two-sided."""
+    """`change`: the mean of the seeds' relative changes. `p_value`: of the two-sided Wilcoxon signed-rank test of no
+    change."""
 
     change: Figure
     p_value: float
 
 
-def relative_change(before: Sequence[float], after: Sequence[float], chance_seed: int = 0) -> Change:
+def compare_paired(before: Sequence[float], after: Sequence[float], chance_seed: int = 0) -> Change:
     """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    return Change(interval(new / old - 1, chance_seed), _wilcoxon(new - old))
+    return Change(estimate_interval(new / old - 1, chance_seed), _wilcoxon(new - old))
 
 
-def interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
-    """The mean of one number a seed, with a percentile interval of the bootstrap over seeds."""
+def estimate_interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
+    """The mean of one number per seed, with a bootstrap percentile interval over seeds."""
     return mean(numbers, chance_seed, resamples=RESAMPLES)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
     """The p-values corrected for multiple comparisons by Holm's method."""
     order = np.argsort(p_values)
     corrected = np.empty(len(p_values))

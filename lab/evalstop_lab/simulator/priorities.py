@@ -25,8 +25,8 @@ Changes = tuple[tuple[int, Priority], ...]
 
 @dataclass(frozen=True)
 class Priorities:
-    """`changes` of the jobs that are ever set aside, by number. A demoted job returns after `most_hours`, until its
-    evidence sets it aside anew; a parked one does not return by the clock."""
+    """`changes`: of each job that is set aside, by number. `most_hours`: the time after which a demoted job returns,
+    until its evidence demotes it again; a parked job returns only by its evidence."""
 
     changes: Mapping[int, Changes] = field(default_factory=dict)
     most_hours: float = 24.0

@@ -1,12 +1,12 @@
-"""Schedulers, which order jobs and stop none.
+"""Schedulers: they order jobs, but stop none.
 
 A scheduler is an order of jobs and two properties: whether it may pause running jobs, and whether a job that does not
-fit blocks those behind it. The engine does the rest.
+fit blocks the jobs behind it. The engine does the rest.
 
 Sources     LAS and 2D-LAS: Tiresias (Gu et al., NSDI 2019), two queues by GPU-time, first come first served in each.
-            SLAQ (Zhang et al., SoCC 2017): GPUs go where the loss is predicted to fall most.
-Departs     Every job is a gang of fixed size and the order is taken greedily, as far as there are GPUs: SLAQ moves
-            single cores. Nothing knows where GPUs stand: there is no placement and no network.
+            SLAQ (Zhang et al., SoCC 2017): GPUs are allocated to the jobs with the largest predicted loss reduction.
+Departs     Every job is a gang of fixed size, and GPUs are allocated greedily in order; SLAQ allocates single cores.
+            There is no placement and no network.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ def _stops_nobody(job: Job, evals: int) -> bool:
 class Scheduler:
     """How jobs are ordered; see the module's docstring.
 
-    `rank`: the place of a job that has run for so many hours; lower goes first, of equals the one submitted first.
-    `preemptive`: running jobs may be paused; the order is taken anew, with those that run, when a job comes, ends, or
-    crosses a threshold, and every `quantum_hours` while somebody waits (None: not by the clock). `strict`: nobody
-    overtakes a job that does not fit. `crossing`: the hours of running at which the rank of a job that has run for so
-    many hours next jumps; None when it never does. `stops`: whether the job is stopped now that so many of its evals
-    are known.
+    `rank`: the rank of a job by its hours of running; the lowest goes first, ties by submission. `preemptive`: running
+    jobs may be paused; all jobs are ordered again when a job arrives, ends or crosses a threshold, and every
+    `quantum_hours` while a job waits (None: never). `strict`: no job overtakes one that does not fit. `crossing`: the
+    hours of running at which the rank next jumps, by the current hours; None: never. `stops`: whether the job is
+    stopped, by the number of its known evals.
     """
 
     name: str
@@ -65,7 +64,7 @@ def _by_remaining(job: Job, ran: float) -> float:
 
 
 def _by_estimated_remaining(job: Job, ran: float) -> float:
-    """A job that has exceeded its estimate counts as about to end."""
+    """A job that has exceeded its estimate has the remaining time 0."""
     return max(job.estimate_hours - ran, 0.0)
 
 
@@ -83,12 +82,12 @@ def _leaves_queue(job: Job, ran: float) -> float | None:
 
 
 def _by_loss_reduction(job: Job, ran: float) -> float:
-    return _loss_reduction(job, job.evals_after(ran))
+    return _rank_by_loss(job, job.evals_after(ran))
 
 
-@lru_cache(maxsize=2**16)  # asked at every event, and new with every eval alone
-def _loss_reduction(job: Job, known: int) -> float:
-    """The last fall of the loss per GPU-hour, as a share of all its fall so far; who has shown nothing goes first."""
+@lru_cache(maxsize=2**16)  # called at every event, but changes only with an eval
+def _rank_by_loss(job: Job, known: int) -> float:
+    """Minus the last loss reduction per GPU-hour, as a share of the total reduction; jobs without one go first."""
     if known < 2 or len(job.losses) < known:
         return -float("inf")
     first, before, last = job.losses[0], job.losses[known - 2], job.losses[known - 1]

@@ -1,4 +1,4 @@
-"""The numbers of a drawn cluster: who submits what, how the eval score moves, how noisy evals are."""
+"""The parameters of a simulated cluster: its jobs, their eval scores, and the noise of evals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sizes = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Offered:
-    """What jobs of a kind ask for: their share of all jobs, the median of their hours, and gang sizes by share."""
+    """Jobs of one kind: their share of all jobs, the median of their hours, and the shares of gang sizes."""
 
     share: float
     median_hours: float
@@ -31,17 +31,17 @@ OFFERED: Mapping[Kind, Offered] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Setting:
-    """A world to draw jobs from; shares are between 0 and 1.
+    """A world from which jobs are drawn; shares are between 0 and 1.
 
-    `load`: GPU-hours asked for, evals apart, to GPU-hours there are. `duration_sd`, `estimate_sd`: of the logarithm.
-    `hacking_share`: of the RLHF jobs. `peaks`: between which shares of its plan a hacking job turns. `curve`: a name in
-    `curves.HACKING`. `drop`: what the eval score loses from its peak to the end of the plan, as a share of its gain,
-    where the curve does not say. `healthy_rate`: how fast a healthy eval score saturates, per plan.
-    `healthy_dip_prob`: the share of healthy jobs with a dip that recovers. `noise_sd`: of one eval, on the scale of the
-    eval score, which goes from `start` up by `gain`. `eval_share`: what one eval costs, as a share of the job's hours.
-    `length_growth`: by how much the responses of a hacking job, and with them its iterations, have grown from its peak
-    to the end of its plan (length hacking). `measured`: between which shares of its
-    jobs, by submission, times are reported, so that the cluster has filled up and jobs go on coming.
+    `load`: the ratio of requested to available GPU-hours, without evals. `duration_sd`, `estimate_sd`: of the
+    logarithm. `hacking_share`: of the RLHF jobs. `peaks`: the range of peaks of hacking jobs, as shares of their plans.
+    `curve`: a name in `curves.HACKING`. `drop`: the fall of the eval score from its peak to the end of the plan, as a
+    share of its gain; some curves ignore it. `healthy_rate`: the rate at which a healthy eval score saturates, per
+    plan. `healthy_dip_prob`: the share of healthy jobs with dips. `noise_sd`: of one eval, on the scale of the eval
+    score, which rises from `start` by `gain`. `eval_share`: the duration of one eval, as a share of the job's hours.
+    `length_growth`: the growth of a hacking job's responses and iterations from its peak to the end of its plan, as a
+    share (length hacking). `measured`: the range of jobs, by submission, whose times are reported; it excludes the
+    start, when the cluster is empty, and the end, when no more jobs arrive.
     """
 
     jobs: int = 1500
@@ -98,4 +98,4 @@ _GANGS = replace(
 GANGS: Mapping[str, Setting] = MappingProxyType(
     {"gangs": _GANGS, "gangs, dips": replace(_GANGS, healthy_dip_prob=0.25)}
 )
-"""Jobs that are gangs of one size, on a cluster with room for sixteen; with dips in a quarter of the healthy ones."""
+"""Worlds whose jobs have one size, on a cluster for 16 of them; in the second a quarter of healthy jobs have dips."""

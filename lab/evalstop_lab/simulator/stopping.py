@@ -1,8 +1,8 @@
 """Decides which jobs are stopped: a policy on top of any scheduler, evaluated at each eval or in advance.
 
-`with_stop` is what the paper adds to a cluster: it leaves everything to the scheduler and ends jobs whose evals
-say so. A stop depends on the job's own evals, so that `decide` may ask the policy about all jobs before anything runs:
-the same policy, through the same `monitor.step`.
+`add_stops` is the paper's extension of a cluster: it leaves everything to the scheduler and stops jobs by their evals.
+A stop depends only on the job's own evals, so `decide` can apply the policy to all jobs before the simulation, with the
+same `monitor.step`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS_AN_EVAL = 1000
 FIXED_PROGRESS = policy_from_document(
     {
         "name": "fixed-progress",
-        "description": "A strawman: stop at 85 % of what the user estimated.",
+        "description": "A naive rule for comparison: stop at 85 % of the user's estimate.",
         "members": [{"detector": "fixed_progress", "params": {"fraction": 0.85}}],
         "eval_required": False,
     }
@@ -41,7 +41,7 @@ FIXED_PROGRESS = policy_from_document(
 LOSS_PLATEAU = policy_from_document(
     {
         "name": "loss-plateau",
-        "description": "A strawman: stop when the training loss has not improved for two evals.",
+        "description": "A naive rule for comparison: stop when the training loss has not improved for two evals.",
         "members": [{"detector": "loss_plateau", "params": {"patience": 2}}],
         "eval_required": False,
     }
@@ -54,14 +54,14 @@ RULES: Mapping[str, Policy] = {
 
 @dataclass(frozen=True, eq=False)
 class Stops:
-    """By job: the number of evals, from 1, after which a rule stops it (0: never), and the eval whose checkpoint is
-    kept (0: none, the job's last stands)."""
+    """A rule's stops, by job. `after`: the eval, from 1, after which the job is stopped (0: never). `kept`: the eval
+    whose checkpoint is kept (0: the job's last)."""
 
     after: Integers
     kept: Integers
 
     def ends(self, workload: Workload, cluster: Cluster) -> Floats:
-        """After how many hours of running each job ends."""
+        """The hours of running after which each job ends."""
         return np.array(
             [
                 min(job.eval_at(after) + cluster.stop_hours, job.hours) if after else job.hours
@@ -76,13 +76,14 @@ def no_stops(workload: Workload) -> Stops:
     return Stops(nothing, nothing)
 
 
-def decide(policy: Policy, workload: Workload) -> Stops:
+def decide_stops(policy: Policy, workload: Workload) -> Stops:
     """The policy's decisions on all jobs, in advance."""
-    found = judge_runs(policy, logs(workload, policy.roles))
-    return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
+    judged = judge_runs(policy, build_logs(workload, policy.roles))
+    stops, kept = [item.stop_step for item in judged], [item.best_step for item in judged]
+    return Stops(_to_evals(stops), _to_evals(kept))
 
 
-def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
+def build_logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
     """The metrics of these roles that the jobs' trainers post; the planned end is the user's estimate."""
     runs = []
     for job, scores, proxy in zip(workload.jobs, workload.eval_scores.tolist(), workload.proxy.tolist(), strict=True):
@@ -96,10 +97,9 @@ def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
     return runs
 
 
-def with_stop(base: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
-    """Extend the scheduler to stop jobs: at each eval of a job the policy gets the metrics that the job posted with
-    it."""
-    posted = logs(workload, policy.roles)
+def add_stops(base: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
+    """Extend the scheduler to stop jobs by applying the policy to each job's metrics at each of its evals."""
+    posted = build_logs(workload, policy.roles)
     states: dict[int, MonitorState] = {}
     unseen: dict[int, Sequence[Observation]] = {}
 
@@ -116,5 +116,5 @@ def with_stop(base: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
     return replace(base, name=f"{base.name} + {policy.name}", stops=stops)
 
 
-def _evals(steps: Sequence[int | None]) -> Integers:
+def _to_evals(steps: Sequence[int | None]) -> Integers:
     return np.array([(at or 0) // STEPS_AN_EVAL for at in steps], dtype=np.int64)

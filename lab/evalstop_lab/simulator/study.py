@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from evalstop_detectors import Policy
 
-from evalstop_lab.simulator.drawing import draw
-from evalstop_lab.simulator.engine import Cluster, simulate
-from evalstop_lab.simulator.hidden import Hidden, at_the_peak
+from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.hidden import Hidden, stop_at_peaks
 from evalstop_lab.simulator.jobs import Workload
-from evalstop_lab.simulator.metrics import Counts, Figures, count, measure
+from evalstop_lab.simulator.metrics import Counts, Figures, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import decide, no_stops
+from evalstop_lab.simulator.stopping import decide_stops, no_stops
 
 NONE, ORACLE = "none", "oracle"
 
@@ -28,9 +28,8 @@ REPORTING_SEED = 30_000
 
 @dataclass(frozen=True)
 class Cell:
-    """One seed of one world, and the policies and schedulers to simulate in addition to no stops and the oracle;
-    `world`
-    is the name of its rows."""
+    """One seed of one world, and the policies and schedulers to simulate in addition to no stops and the oracle.
+    `world`: the name of the world in the rows."""
 
     world: str
     setting: Setting
@@ -53,7 +52,7 @@ class Row:
 
 def run_cell(cell: Cell) -> list[Row]:
     """All rows of this cell."""
-    jobs = draw(cell.setting, cell.seed)
+    jobs = draw_jobs(cell.setting, cell.seed)
     return simulate_rules(cell.world, cell.setting, cell.seed, jobs, cell.policies, cell.schedulers)
 
 
@@ -69,16 +68,16 @@ def simulate_rules(
     workload, hidden = jobs
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
     unstopped = no_stops(workload)
-    decided = {NONE: (unstopped, unstopped.ends(workload, cluster)), ORACLE: at_the_peak(workload, hidden)}
+    decided = {NONE: (unstopped, unstopped.ends(workload, cluster)), ORACLE: stop_at_peaks(workload, hidden)}
     for policy in policies:
-        stops = decide(policy, workload)
+        stops = decide_stops(policy, workload)
         decided[policy.name] = stops, stops.ends(workload, cluster)
     rows = []
     for rule, (stops, ends) in decided.items():
-        counts = count(workload, hidden, stops)
+        counts = count_flags(workload, hidden, stops)
         for name in schedulers:
-            schedule = simulate(workload, SCHEDULERS[name], cluster, ends, evals=False)
-            figures = measure(workload, hidden, stops, schedule, setting.measured)
+            schedule = simulate_cluster(workload, SCHEDULERS[name], cluster, ends, evals=False)
+            figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
             rows.append(Row(world, seed, rule, name, figures, counts))
     return rows
 
@@ -101,14 +100,14 @@ class Rows:
 
     def counts(self, world: str, rule: str) -> Counts:
         """The counts over all seeds."""
-        rows = next(found for (at, by, _), found in self._rows.items() if (at, by) == (world, rule))
+        rows = next(rows for (of_world, by, _), rows in self._rows.items() if (of_world, by) == (world, rule))
         total = rows[0].counts
         for row in rows[1:]:
             total = total + row.counts
         return total
 
 
-def cells(
+def build_cells(
     worlds: Mapping[str, Setting], seeds: Sequence[int], policies: Sequence[Policy], schedulers: Sequence[str]
 ) -> list[Cell]:
     """Every seed of every world, with these policies and schedulers."""

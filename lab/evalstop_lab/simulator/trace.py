@@ -20,12 +20,12 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import Asked, add_evals, estimates, kinds
-from evalstop_lab.simulator.paired import interval, relative_change
+from evalstop_lab.simulator.drawing import Requests, add_evals, draw_estimates, draw_kinds
+from evalstop_lab.simulator.paired import compare_paired, estimate_interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.study import NONE, ORACLE, Row, Rows, simulate_rules
-from evalstop_lab.simulator.trace_file import Trace, read
+from evalstop_lab.simulator.trace_file import Trace, read_trace
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
@@ -35,13 +35,14 @@ FULLEST = 0.85
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `trace` to `evalstop-lab cluster`."""
-    parser = subparsers.add_parser(
-        "trace", help="the savings on a cluster's log of jobs: a CSV, also with Philly's columns"
-    )
+    parser = subparsers.add_parser("trace", help="measure the savings on a real cluster's log of jobs, a CSV file")
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="submit_time, duration and gpus of each job, in seconds"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="CSV with submit_time, duration (seconds) and gpus of each job, or Philly's columns",
     )
-    options.add(parser, seeds=SEEDS)
+    options.add_common(parser, seeds=SEEDS)
     parser.add_argument(
         "--gpus", type=positive_number, help=f"GPUs of the cluster (default: enough for a load of {FULLEST:g})"
     )
@@ -54,37 +55,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster trace`; return its exit code."""
     if args.cluster_jobs is not None:
-        raise UnusableArguments("The jobs of a trace are those in its file; leave --cluster-jobs out.")
-    trace = read(args.file)
-    gpus = args.gpus or enough(trace)
+        raise UnusableArguments("The jobs of a trace are those in its file; leave out --cluster-jobs.")
+    trace = read_trace(args.file)
+    gpus = args.gpus or find_cluster_size(trace)
     if gpus < trace.gpus.max():
-        raise UnusableArguments(f"A job of the trace wants {trace.gpus.max()} GPUs; give --gpus at least as many.")
+        raise UnusableArguments(f"A job of the trace needs {trace.gpus.max()} GPUs; --gpus must be at least as many.")
     setting = replace(WORLDS[args.world], gpus=gpus, jobs=len(trace.gpus), measured=(0.0, 1.0))
-    seeds, policies = options.seeds(args), options.policies_of(args)
+    seeds, policies = options.get_seeds(args), options.get_policies(args)
     work = partial(_simulate, trace, setting, policies, tuple(args.schedulers))
-    found = options.sweep_each(args, work, seeds, f"simulating {args.file.name}")
-    rows = Rows([row for some in found for row in some])
+    by_seed = options.sweep_each(args, work, seeds, f"simulating {args.file.name}")
+    rows = Rows([row for of_seed in by_seed for row in of_seed])
     rules = [*(policy.name for policy in policies), ORACLE]
     report = {
         "jobs": len(trace.gpus),
         "skipped": trace.skipped,
         "gpus": gpus,
-        "load": load(trace, gpus),
-        "results": {name: {rule: _result(rows, rule, name) for rule in rules} for name in args.schedulers},
-        "setting": options.setting_document(setting, seeds),
+        "load": compute_load(trace, gpus),
+        "results": {name: {rule: _summarize(rows, rule, name) for rule in rules} for name in args.schedulers},
+        "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print(console, report), plots.trace)
+    return options.print_report(args, report, lambda console: _print(console, report), plots.plot_trace)
 
 
-def enough(trace: Trace) -> int:
+def find_cluster_size(trace: Trace) -> int:
     """The smallest cluster of whole nodes that fits the largest job and is not overloaded."""
     gpus = math.ceil(int(trace.gpus.max()) / NODE) * NODE
-    while load(trace, gpus) > FULLEST:
+    while compute_load(trace, gpus) > FULLEST:
         gpus += NODE
     return gpus
 
 
-def load(trace: Trace, gpus: int) -> float:
+def compute_load(trace: Trace, gpus: int) -> float:
     """The ratio of requested to available GPU-hours, from the first submission to the last, or for the longest job."""
     span = max(float(trace.submitted[-1]), float(trace.hours.max()))
     return float((trace.hours * trace.gpus).sum()) / (span * gpus)
@@ -93,16 +94,16 @@ def load(trace: Trace, gpus: int) -> float:
 def _simulate(
     trace: Trace, setting: Setting, policies: tuple[Policy, ...], schedulers: tuple[str, ...], seed: int
 ) -> list[Row]:
-    said = estimates(setting, seed, trace.hours)
-    of_kind = kinds(setting, seed, len(trace.gpus))
-    asked = Asked(trace.submitted, trace.gpus, trace.hours, said, of_kind, trace.tenants)
-    return simulate_rules("trace", setting, seed, add_evals(setting, seed, asked), policies, schedulers)
+    estimates = draw_estimates(setting, seed, trace.hours)
+    kinds = draw_kinds(setting, seed, len(trace.gpus))
+    requests = Requests(trace.submitted, trace.gpus, trace.hours, estimates, kinds, trace.tenants)
+    return simulate_rules("trace", setting, seed, add_evals(setting, seed, requests), policies, schedulers)
 
 
-def _result(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
-    before, after = (rows.figures("trace", who, scheduler) for who in (NONE, rule))
-    times = relative_change([item.jct for item in before], [item.jct for item in after])
-    saved: Figure = interval(
+def _summarize(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
+    before, after = (rows.figures("trace", name, scheduler) for name in (NONE, rule))
+    times = compare_paired([item.jct for item in before], [item.jct for item in after])
+    saved: Figure = estimate_interval(
         [1 - (new.gpu_hours + new.again) / old.gpu_hours for old, new in zip(before, after, strict=True)]
     )
     counts = rows.counts("trace", rule)
@@ -110,20 +111,20 @@ def _result(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
         "mean_hours_before": sum(item.jct for item in before) / len(before),
         "time": asdict(times.change),
         "gpu_hours_saved": asdict(saved),
-        "false_stops": asdict(options.share(counts.wrong, counts.healthy)),
+        "false_stops": asdict(options.estimate_share(counts.wrong, counts.healthy)),
     }
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
     title = (
         f"{report['jobs']:,} jobs on {report['gpus']:,} GPUs, load {report['load']:.2f};"
-        f" {report['skipped']:,} rows were no jobs on GPUs"
+        f" {report['skipped']:,} rows without a GPU job skipped"
     )
-    figures = ("mean hours without stops", "mean time", "GPU-hours that come back", "false stops")
-    table = new_table(title, "scheduler", "rule", *figures, left=2)
+    headings = ("mean hours without stops", "mean time", "GPU-hours saved", "false stops")
+    table = new_table(title, "scheduler", "rule", *headings, left=2)
     for scheduler, rules in report["results"].items():
-        for rule, found in rules.items():
-            cells = [format_change(found[name]) for name in ("time", "gpu_hours_saved")]
-            before, wrong = f"{found['mean_hours_before']:.2f}", format_percent(found["false_stops"]["value"])
+        for rule, figures in rules.items():
+            cells = [format_change(figures[name]) for name in ("time", "gpu_hours_saved")]
+            before, wrong = f"{figures['mean_hours_before']:.2f}", format_percent(figures["false_stops"]["value"])
             table.add_row(scheduler, rule, before, *cells, wrong)
     console.print(table)

@@ -1,7 +1,7 @@
 """Reads a cluster's log of jobs: a CSV with the time of submission, the duration and the GPUs of each.
 
-Columns may have names such as `submit_time`, or those of Philly's log and its derivatives; the duration is a column or
-the difference of two times. Times are seconds, or dates such as 2017-10-03 08:15:00; durations are seconds.
+Columns have names such as `submit_time`, or those of Philly's log and its derivatives. The duration is a column or the
+difference of start and end. Times are seconds, or dates such as 2017-10-03 08:15:00; durations are seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EMPTY = frozenset({"", "none", "null", "nan"})
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Jobs in the order of their submission, in hours from the first. `skipped` rows had no GPUs, never ran, or never
-    ended."""
+    """Jobs in order of submission; times are hours from the first submission. `skipped`: the number of rows of jobs
+    without GPUs, or that never started or ended."""
 
     submitted: Floats
     hours: Floats
@@ -41,67 +41,68 @@ class Trace:
     skipped: int
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
     """Read the log; raises UnreadableInput with file, line and what was expected."""
     numbered = NumberedLines(path)
     rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     header: dict[str, int] | None = None
-    found: list[tuple[float, float, int, str]] = []
+    jobs: list[tuple[float, float, int, str]] = []
     skipped = 0
     try:
         for cells in rows:
             if header is None:
-                header = _header(cells)
+                header = _parse_header(cells)
             elif len(cells) != len(header):
                 raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
-            elif (job := _job({name: cells[place] for name, place in header.items()})) is None:
+            elif (job := _parse_job({name: cells[place] for name, place in header.items()})) is None:
                 skipped += 1
             else:
-                found.append(job)
+                jobs.append(job)
     except (ValueError, csv.Error) as error:
         raise UnreadableInput(path, str(error), numbered.number) from error
-    if not found:
-        raise UnreadableInput(path, "it holds no job that ran on GPUs; give a CSV with a row a job")
-    found.sort(key=lambda job: job[0])
-    seconds = np.array([job[0] for job in found])
-    tenants = {name: number for number, name in enumerate(dict.fromkeys(job[3] for job in found))}
+    if not jobs:
+        raise UnreadableInput(path, "it has no job that ran on GPUs; give a CSV with one row per job")
+    jobs.sort(key=lambda job: job[0])
+    seconds = np.array([job[0] for job in jobs])
+    tenants = {name: number for number, name in enumerate(dict.fromkeys(job[3] for job in jobs))}
     return Trace(
         (seconds - seconds[0]) / _SECONDS_AN_HOUR,
-        np.array([job[1] for job in found]) / _SECONDS_AN_HOUR,
-        np.array([job[2] for job in found], dtype=np.int64),
-        np.array([tenants[job[3]] for job in found], dtype=np.int64),
+        np.array([job[1] for job in jobs]) / _SECONDS_AN_HOUR,
+        np.array([job[2] for job in jobs], dtype=np.int64),
+        np.array([tenants[job[3]] for job in jobs], dtype=np.int64),
         skipped,
     )
 
 
-def _header(cells: list[str]) -> dict[str, int]:
+def _parse_header(cells: list[str]) -> dict[str, int]:
     header = {cell.strip().lower(): place for place, cell in enumerate(cells)}
     if len(header) < len(cells):
-        raise ValueError("the header has a column twice; name each once")
-    for what, names in (("the time of submission", SUBMITTED), ("the GPUs", GPUS)):
+        raise ValueError("the header has a column twice; name each column once")
+    for quantity, names in (("the time of submission", SUBMITTED), ("the GPUs", GPUS)):
         if not any(name in header for name in names):
-            raise ValueError(f"the header has no column with {what}; name one {names[0]} (or {', '.join(names[1:])})")
+            others = ", ".join(names[1:])
+            raise ValueError(f"the header has no column with {quantity}; name it {names[0]} (or {others})")
     spans = any(name in header for name in STARTED) and any(name in header for name in ENDED)
     if not spans and not any(name in header for name in DURATION):
-        raise ValueError("the header has no column `duration`, and not both of start_time and end_time; give either")
+        raise ValueError("the header needs a column `duration`, or both of start_time and end_time")
     return header
 
 
-def _job(row: Mapping[str, str]) -> tuple[float, float, int, str] | None:
+def _parse_job(row: Mapping[str, str]) -> tuple[float, float, int, str] | None:
     """Submission and duration in seconds, GPUs and tenant; None for a row that is not a GPU job."""
-    submitted, gpus = _time(row, SUBMITTED), _number(row, GPUS)
-    seconds = _number(row, DURATION)
+    submitted, gpus = _parse_time(row, SUBMITTED), _parse_number(row, GPUS)
+    seconds = _parse_number(row, DURATION)
     if seconds is None:
-        started, ended = _time(row, STARTED), _time(row, ENDED)
+        started, ended = _parse_time(row, STARTED), _parse_time(row, ENDED)
         seconds = None if started is None or ended is None else ended - started
     if submitted is None or not gpus or seconds is None or seconds <= 0:
         return None
     if gpus < 0 or not gpus.is_integer():
-        raise ValueError(f"a job of {gpus:g} GPUs; give a whole number")
-    return submitted, seconds, int(gpus), _cell(row, TENANT) or ""
+        raise ValueError(f"a job has {gpus:g} GPUs; give a non-negative integer")
+    return submitted, seconds, int(gpus), _get_cell(row, TENANT) or ""
 
 
-def _cell(row: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+def _get_cell(row: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     for name in names:
         if name in row:
             cell = row[name].strip()
@@ -109,8 +110,8 @@ def _cell(row: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _number(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    cell = _cell(row, names)
+def _parse_number(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    cell = _get_cell(row, names)
     if cell is None:
         return None
     try:
@@ -118,12 +119,12 @@ def _number(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{cell[:60]!r} is no number")
+        raise ValueError(f"{cell[:60]!r} is not a number")
     return number
 
 
-def _time(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    cell = _cell(row, names)
+def _parse_time(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    cell = _get_cell(row, names)
     if cell is None:
         return None
     try:
@@ -133,5 +134,5 @@ def _time(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
     try:
         moment = datetime.fromisoformat(cell)
     except ValueError:
-        raise ValueError(f"{cell[:60]!r} is no time; give seconds, or a date such as 2017-10-03 08:15:00") from None
+        raise ValueError(f"{cell[:60]!r} is not a time; give seconds, or a date such as 2017-10-03 08:15:00") from None
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

@@ -1,4 +1,4 @@
-"""Jobs that are set aside: nobody waits for them, nothing of them is lost, and what that returns is counted rightly."""
+"""Jobs that are set aside: they delay no other job, lose no work, and the returned GPU-hours are counted correctly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from evalstop_detectors.policy.calibration import find_threshold
 from evalstop_lab.cli import main
 from evalstop_lab.simulator.actions import POSTERIOR, RULES, Rule, decide_actions
-from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden
-from evalstop_lab.simulator.jobs import Workload, plain
-from evalstop_lab.simulator.metrics import contended_waste
+from evalstop_lab.simulator.jobs import Workload, build_plain_workload
+from evalstop_lab.simulator.metrics import measure_contended_waste
 from evalstop_lab.simulator.priorities import Changes, Priorities, Priority
 from evalstop_lab.simulator.schedulers import FIFO, SCHEDULERS, Scheduler
 from hypothesis import given
@@ -28,7 +28,7 @@ schedulers = st.sampled_from(list(SCHEDULERS.values()))
 
 
 def with_evals(workload: Workload, evals: int) -> Workload:
-    """The same jobs with so many evals each, so that they can be set aside on their way."""
+    """The same jobs with this number of evals each, so that they can be set aside while they run."""
     shape = (len(workload.jobs), evals)
     jobs = tuple(replace(job, evals=evals, losses=(0.5,) * evals) for job in workload.jobs)
     return Workload(jobs, np.zeros(shape), np.zeros(shape), np.zeros(len(jobs)))
@@ -44,12 +44,10 @@ def changes(draw: st.DrawFn) -> Changes:
 @patiently
 @given(workload=workloads(GPUS), scheduler=schedulers, drawn=st.data())
 def test_nothing_is_lost_by_setting_aside(workload: Workload, scheduler: Scheduler, drawn: st.DataObject) -> None:
-    """However jobs are set aside and return, each runs all of its hours, and no GPU is given out twice."""
+    """However jobs are set aside and return, each runs all of its hours, and no GPU is allocated twice."""
     workload = with_evals(workload, 4)
-    found = {job.number: drawn.draw(changes()) for job in workload.jobs}
-    schedule = simulate(
-        workload, scheduler, Cluster(GPUS, 0.25), evals=False, priorities=Priorities(found, most_hours=2.0)
-    )
+    priorities = Priorities({job.number: drawn.draw(changes()) for job in workload.jobs}, most_hours=2.0)
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.25), evals=False, priorities=priorities)
     assert schedule.ran == pytest.approx(workload.hours)
     assert_no_gpu_is_given_out_twice(workload, schedule, GPUS)
 
@@ -57,9 +55,9 @@ def test_nothing_is_lost_by_setting_aside(workload: Workload, scheduler: Schedul
 @patiently
 @given(workload=workloads(GPUS), scheduler=schedulers)
 def test_nobody_waits_for_a_parked_job(workload: Workload, scheduler: Scheduler) -> None:
-    """All that is parked from the first job's first eval on runs only while no other job that fits waits."""
+    """A job that is parked from its first eval on runs only while no other job that fits waits."""
     workload = with_evals(workload, 4)
-    schedule = simulate(workload, scheduler, Cluster(GPUS, 0.0), evals=False, priorities=Priorities(PARK))
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0), evals=False, priorities=Priorities(PARK))
     ran, spells = 0.0, [spell[1:] for spell in schedule.spells if spell[0] == 0]
     for since, until in spells:
         parked_from = since + workload.jobs[0].eval_at(1) - ran
@@ -81,10 +79,10 @@ def test_nobody_waits_for_a_parked_job(workload: Workload, scheduler: Scheduler)
 
 
 def test_a_parked_job_goes_on_when_nobody_wants_its_gpus() -> None:
-    """It leaves for the one that waits, pays for its restore, and runs to its end."""
-    workload = with_evals(plain(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
-    untouched = simulate(workload, FIFO, Cluster(8, 0.5), evals=False)
-    schedule = simulate(workload, FIFO, Cluster(8, 0.5), evals=False, priorities=Priorities(PARK))
+    """It is paused for a waiting job, pays for its restore, and runs to its end."""
+    workload = with_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
+    untouched = simulate_cluster(workload, FIFO, Cluster(8, 0.5), evals=False)
+    schedule = simulate_cluster(workload, FIFO, Cluster(8, 0.5), evals=False, priorities=Priorities(PARK))
     assert untouched.ended.tolist() == [4.0, 6.0]
     assert untouched.contended == [(1.0, 4.0)]
     assert schedule.ended.tolist() == [6.5, 3.0]
@@ -93,11 +91,13 @@ def test_a_parked_job_goes_on_when_nobody_wants_its_gpus() -> None:
 
 
 def test_a_demoted_job_returns_after_a_time() -> None:
-    """After `most_hours` it takes its place again, ahead of whom it came before."""
-    workload = with_evals(plain(np.array([0.0, 1.0, 1.5]), np.array([8, 8, 8]), np.array([4.0, 2.0, 2.0])), 4)
+    """After `most_hours` it takes its place in the order of submission again."""
+    workload = with_evals(
+        build_plain_workload(np.array([0.0, 1.0, 1.5]), np.array([8, 8, 8]), np.array([4.0, 2.0, 2.0])), 4
+    )
     demoted = {0: ((1, Priority.DEMOTED),)}
     ended = [
-        simulate(
+        simulate_cluster(
             workload, FIFO, Cluster(8, 0.0), evals=False, priorities=Priorities(demoted, most_hours)
         ).ended.tolist()
         for most_hours in (1.5, 24.0)
@@ -105,25 +105,30 @@ def test_a_demoted_job_returns_after_a_time() -> None:
     assert ended == [[6.0, 3.0, 8.0], [8.0, 3.0, 5.0]]
 
 
-def test_what_is_contended_and_of_no_use() -> None:
-    """A job past its peak wastes the hours for which another waits, and none of the others."""
-    workload = with_evals(plain(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
+def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
+    """A job past its peak wastes only the hours during which another job waits."""
+    workload = with_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
     truth = np.array([True, False]), np.array([0.5, 1.0])
     hidden = Hidden(*truth, truth[1], np.zeros((2, 4)), np.ones(2), 1.0)
     cluster = Cluster(8, 0.5)
-    assert contended_waste(workload, hidden, simulate(workload, FIFO, cluster, evals=False), 0.5) == 8 * 2.0
-    parked = simulate(workload, FIFO, cluster, evals=False, priorities=Priorities(PARK))
-    assert contended_waste(workload, hidden, parked, 0.5) == 0.0
-    stopped = simulate(workload, FIFO, cluster, np.array([1.5, 2.0]), evals=False)
-    assert contended_waste(workload, hidden, stopped, 0.5) == 8 * 0.5, "stopped before its peak: all that it held"
+    assert (
+        measure_contended_waste(workload, hidden, simulate_cluster(workload, FIFO, cluster, evals=False), 0.5)
+        == 8 * 2.0
+    )
+    parked = simulate_cluster(workload, FIFO, cluster, evals=False, priorities=Priorities(PARK))
+    assert measure_contended_waste(workload, hidden, parked, 0.5) == 0.0
+    stopped = simulate_cluster(workload, FIFO, cluster, np.array([1.5, 2.0]), evals=False)
+    assert measure_contended_waste(workload, hidden, stopped, 0.5) == 8 * 0.5, (
+        "stopped before its peak: all that it held"
+    )
 
 
 def test_actions_follow_the_evidence() -> None:
-    """A job is demoted, then parked, and stays so until its evidence falls below the level of return."""
+    """A job is demoted, then parked, and stays so until its evidence falls below `RETURN_BELOW`."""
     demote, park = (find_threshold(POSTERIOR, risk, ()) for risk in (0.2, 0.01))
     between = (demote + park) / 2
     row = [0.0, demote, between, park, between, 0.5, 0.1, between]
-    workload = with_evals(plain(np.array([0.0]), np.array([1]), np.array([8.0])), 8)
+    workload = with_evals(build_plain_workload(np.array([0.0]), np.array([1]), np.array([8.0])), 8)
     decided = decide_actions(Rule("r", demote=0.2, park=0.01), workload, np.array([row]), Cluster())
     normal, demoted, parked = Priority
     assert decided.priorities.changes == {0: ((2, demoted), (4, parked), (7, normal), (8, demoted))}
@@ -135,10 +140,10 @@ def test_actions_follow_the_evidence() -> None:
     assert (untouched.ends.tolist(), untouched.priorities.changes) == ([8.0], {})
 
 
-def test_the_actions(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    """`cluster actions` gives what each rule returns; only a stop loses a healthy job."""
-    words = ["actions", "--seeds", "1", "--cluster-jobs", "60", "--schedulers", "FIFO", "--plots", str(tmp_path)]
-    assert main(["cluster", *words, "--jobs", "1", "--json"]) == 0
+def test_only_stops_lose_healthy_jobs(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    """`cluster actions` reports the GPU-hours that each rule returns; only a stop loses a healthy job."""
+    arguments = ["actions", "--seeds", "1", "--cluster-jobs", "60", "--schedulers", "FIFO", "--plots", str(tmp_path)]
+    assert main(["cluster", *arguments, "--jobs", "1", "--json"]) == 0
     outcomes = {item["rule"]: item for item in json.loads(capsys.readouterr().out)["outcomes"]}
     assert set(outcomes) == {rule.name for rule in RULES}
     assert all(item["lost"]["value"] == 0 for name, item in outcomes.items() if "stop" not in name)

@@ -1,4 +1,4 @@
-"""Costs: nodes are rented whole, owned GPUs give no money back, and a mechanism saves what it can and no more."""
+"""Costs: nodes are billed whole, owned GPUs save no money, and simulated mechanisms save a plausible share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
-from evalstop_lab.simulator.cost import Prices, billed_gpu_hours, dollars_a_month
-from evalstop_lab.simulator.engine import Cluster, simulate
-from evalstop_lab.simulator.execution import PUBLISHED, Iteration, mechanism
-from evalstop_lab.simulator.jobs import Workload, plain
+from evalstop_lab.simulator.cost import Prices, convert_to_dollars, count_billed_hours
+from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.execution import PUBLISHED, Iteration, simulate_mechanisms
+from evalstop_lab.simulator.jobs import Workload, build_plain_workload
 from evalstop_lab.simulator.schedulers import FIFO
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,53 +20,54 @@ from hypothesis import strategies as st
 from tests.lab.simulator.conftest import patiently, workloads
 
 
-def test_nodes_are_rented_whole() -> None:
-    """One GPU for an hour is a node for an hour; two jobs that fit one node at once share it."""
-    workload = plain(np.array([0.0, 0.0, 2.0]), np.array([1, 3, 5]), np.array([1.0, 1.0, 1.0]))
-    schedule = simulate(workload, FIFO, Cluster(8))
-    assert billed_gpu_hours(workload, schedule, 8) == 16.0
-    assert billed_gpu_hours(workload, schedule, 4) == 4.0 + 8.0
-    assert billed_gpu_hours(workload, schedule, 1) == 9.0
+def test_nodes_are_billed_whole() -> None:
+    """A single GPU is billed as a node; two concurrent jobs that fit on one node share it."""
+    workload = build_plain_workload(np.array([0.0, 0.0, 2.0]), np.array([1, 3, 5]), np.array([1.0, 1.0, 1.0]))
+    schedule = simulate_cluster(workload, FIFO, Cluster(8))
+    assert count_billed_hours(workload, schedule, 8) == 16.0
+    assert count_billed_hours(workload, schedule, 4) == 4.0 + 8.0
+    assert count_billed_hours(workload, schedule, 1) == 9.0
 
 
 @patiently
 @given(workload=workloads(8), node_gpus=st.sampled_from([1, 2, 4, 8]))
 def test_nodes_cost_at_least_their_gpus(workload: Workload, node_gpus: int) -> None:
-    """Billed GPU-hours are those in use, or more where nodes are larger than one GPU; never more than all nodes."""
-    schedule = simulate(workload, FIFO, Cluster(8))
+    """Billed GPU-hours are between those in use and those of all nodes; for nodes of one GPU they are those in use."""
+    schedule = simulate_cluster(workload, FIFO, Cluster(8))
     used = float((schedule.held * workload.gpus).sum())
-    billed = billed_gpu_hours(workload, schedule, node_gpus)
+    billed = count_billed_hours(workload, schedule, node_gpus)
     assert used - 1e-9 <= billed <= 8 * (schedule.ended.max() - workload.submitted[0]) + 1e-9
     assert node_gpus > 1 or billed == pytest.approx(used)
 
 
-def test_what_is_owned_gives_no_money_back() -> None:
-    """By the hour hours count; of reserved GPUs whole nodes that can be given up; of owned ones nothing."""
-    dollars = dollars_a_month(Prices(4.0, 2.0, 3.0, node_gpus=8), 1000.0, given_up_gpus=11)
+def test_owned_gpus_save_no_money() -> None:
+    """On demand and spot save the hours, reserved GPUs only whole nodes that can be given up, owned ones nothing."""
+    dollars = convert_to_dollars(Prices(4.0, 2.0, 3.0, node_gpus=8), 1000.0, given_up_gpus=11)
     assert dollars == {"on demand": 4000.0, "spot": 2000.0, "reserved": 8 * 730 * 3.0, "owned": 0.0}
 
 
 def test_mechanisms_save_something_and_less_time_than_is_published() -> None:
-    """Fusing shortens an iteration and scaling makes it cheaper; neither comes to the time of its paper."""
-    found = mechanism(Iteration())
-    assert (found["serial"].time, found["serial"].gpu_time) == (1.0, 1.0)
-    assert PUBLISHED["fused"].time < found["fused"].time < 1
-    assert found["serverless"].gpu_time < 1
-    assert found["serverless"].time > PUBLISHED["serverless"].time
+    """Fused execution is faster and serverless execution cheaper; both save less time than their papers state."""
+    factors = simulate_mechanisms(Iteration())
+    assert (factors["serial"].time, factors["serial"].gpu_time) == (1.0, 1.0)
+    assert PUBLISHED["fused"].time < factors["fused"].time < 1
+    assert factors["serverless"].gpu_time < 1
+    assert factors["serverless"].time > PUBLISHED["serverless"].time
 
 
 def test_without_a_tail_and_bubbles_there_is_nothing_to_fuse() -> None:
-    """When all responses are equally long and no pipeline stands still, fused is serial."""
-    found = mechanism(Iteration(length_sd=0.0, bubble=0.0))
-    assert found["fused"].time == pytest.approx(1.0, abs=0.02)
+    """If all responses have the same length and pipelines have no bubbles, fused execution is as slow as serial."""
+    factors = simulate_mechanisms(Iteration(length_sd=0.0, bubble=0.0))
+    assert factors["fused"].time == pytest.approx(1.0, abs=0.02)
 
 
-def test_what_comes_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """`cluster cost` says hours, GPUs and dollars, twice the price is twice the dollars, and owned GPUs give none."""
-    words = ["cluster", "cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1", "--json"]
+def test_cost_reports_hours_gpus_and_dollars(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Twice the price saves twice the dollars, owned GPUs save none, and longer responses save more hours."""
+    arguments = ["cluster", "cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]
+    arguments.append("--json")
     reports: list[dict[str, Any]] = []
     for price in ("2", "4"):
-        assert main([*words, "--on-demand", price, "--plots", str(tmp_path)]) == 0
+        assert main([*arguments, "--on-demand", price, "--plots", str(tmp_path)]) == 0
         reports.append(json.loads(capsys.readouterr().out)["policies"]["paper"])
     cheap, dear = reports
     assert 0.02 < cheap["gpu_hours"]["value"] < 0.1
@@ -75,13 +76,14 @@ def test_what_comes_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert cheap["dollars_a_month"]["owned"] == 0.0
     assert cheap["given_up"]["value"] >= 0
     assert (tmp_path / "cost.png").stat().st_size > 10_000
-    assert main([*words, "--length-growth", "1"]) == 0
+    assert main([*arguments, "--length-growth", "1"]) == 0
     grown = json.loads(capsys.readouterr().out)["policies"]["paper"]
     assert grown["gpu_hours"]["value"] > cheap["gpu_hours"]["value"]
 
 
 def test_a_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A price below nothing is a mistake."""
+    """The exit code is 2 and the message states the valid range, as for a negative growth."""
     assert main(["cluster", "cost", "--spot", "-1"]) == 2
+    assert "Prices must be 0 or more" in capsys.readouterr().err
     assert main(["cluster", "cost", "--length-growth", "-1"]) == 2
-    assert "non-negative" in capsys.readouterr().err
+    assert "--length-growth must be from 0 to 10" in capsys.readouterr().err

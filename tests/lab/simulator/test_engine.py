@@ -1,4 +1,4 @@
-"""The discrete-event core: nothing is lost or made from nothing, and queues behave as theory says."""
+"""The discrete-event engine: work and GPUs are conserved, and queues agree with queueing theory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
-from evalstop_lab.simulator.jobs import Workload, plain
+from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
+from evalstop_lab.simulator.jobs import Workload, build_plain_workload
 from evalstop_lab.simulator.schedulers import (
     FIFO,
     FIFO_SKIPPING,
@@ -34,8 +34,8 @@ clusters = st.sampled_from([Cluster(GPUS, 0.0), Cluster(GPUS, 0.25), Cluster(GPU
 @patiently
 @given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
 def test_no_gpu_is_given_out_twice(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
-    """At no time do the gangs that run hold more GPUs than there are, and no job runs twice at once."""
-    schedule = simulate(workload, scheduler, cluster)
+    """Running gangs never hold more GPUs than the cluster has, and no job runs twice at the same time."""
+    schedule = simulate_cluster(workload, scheduler, cluster)
     assert_no_gpu_is_given_out_twice(workload, schedule, cluster.gpus)
     for job in range(len(workload.jobs)):
         own = [spell for spell in schedule.spells if spell[0] == job]
@@ -45,8 +45,8 @@ def test_no_gpu_is_given_out_twice(workload: Workload, scheduler: Scheduler, clu
 @patiently
 @given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
 def test_work_is_conserved(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
-    """Every job ends having run its hours; what it held beyond them is at most a restore for each pause."""
-    schedule = simulate(workload, scheduler, cluster)
+    """Every job runs all of its hours, and holds GPUs for at most one restore per pause longer."""
+    schedule = simulate_cluster(workload, scheduler, cluster)
     assert schedule.ran == pytest.approx(workload.hours)
     assert (schedule.started >= workload.submitted).all()
     assert (schedule.ended >= schedule.started + workload.hours - 1e-9).all()
@@ -59,10 +59,10 @@ def test_work_is_conserved(workload: Workload, scheduler: Scheduler, cluster: Cl
 @patiently
 @given(workload=workloads(GPUS), scheduler=schedulers)
 def test_no_gpu_idles_while_a_job_that_fits_waits(workload: Workload, scheduler: Scheduler) -> None:
-    """Whoever may overtake does: after any end, a waiting gang is larger than what is free."""
+    """After any job has ended, every waiting gang needs more GPUs than are free."""
     if scheduler.strict:
         return
-    schedule = simulate(workload, scheduler, Cluster(GPUS, 0.0))
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0))
     for time in {until for _, _, until in schedule.spells}:
         running = {job for job, since, until in schedule.spells if since <= time < until}
         free = GPUS - sum(workload.jobs[job].gpus for job in running)
@@ -77,16 +77,16 @@ def test_no_gpu_idles_while_a_job_that_fits_waits(workload: Workload, scheduler:
 @patiently
 @given(workload=workloads(GPUS))
 def test_first_come_first_served(workload: Workload) -> None:
-    """Under strict FIFO nobody starts before somebody who was submitted earlier."""
-    started = simulate(workload, FIFO, Cluster(GPUS)).started
+    """Under strict FIFO jobs start in order of submission."""
+    started = simulate_cluster(workload, FIFO, Cluster(GPUS)).started
     assert (np.diff(started) >= 0).all()
 
 
 @patiently
 @given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
-def test_little(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
+def test_littles_law(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
     """The mean number of jobs in the cluster is their rate times their mean time in it."""
-    schedule = simulate(workload, scheduler, cluster)
+    schedule = simulate_cluster(workload, scheduler, cluster)
     edges = np.unique(np.concatenate([workload.submitted, schedule.ended]))
     inside = [np.sum((workload.submitted <= at) & (at < schedule.ended)) for at in edges[:-1]]
     span = edges[-1] - edges[0]
@@ -95,15 +95,15 @@ def test_little(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> N
 
 
 def poisson(jobs: int, rate: float, seed: int) -> Workload:
-    """Jobs of one GPU and an exponential hour, at this rate."""
+    """Jobs with one GPU, exponential durations with a mean of one hour, and this submission rate."""
     rng = np.random.default_rng(seed)
     submitted = np.cumsum(rng.exponential(1 / rate, jobs))
-    return plain(submitted, np.ones(jobs, dtype=np.int64), rng.exponential(1.0, jobs))
+    return build_plain_workload(submitted, np.ones(jobs, dtype=np.int64), rng.exponential(1.0, jobs))
 
 
 @pytest.mark.parametrize("servers", [1, 4])
 def test_erlang_c(servers: int) -> None:
-    """Jobs of one GPU that come at random and last exponentially wait as long as M/M/c says, within 5 %."""
+    """Jobs of an M/M/c queue have the mean waiting time of Erlang's formula, within 5 %."""
     load = 0.7
     rate = load * servers
     tail = rate**servers / math.factorial(servers) / (1 - load)
@@ -111,16 +111,18 @@ def test_erlang_c(servers: int) -> None:
     waits = []
     for seed in range(4):
         workload = poisson(30_000, rate, seed)
-        waits.append(np.mean(simulate(workload, FIFO, Cluster(servers), evals=False).started - workload.submitted))
+        waits.append(
+            np.mean(simulate_cluster(workload, FIFO, Cluster(servers), evals=False).started - workload.submitted)
+        )
     assert np.mean(waits) == pytest.approx(delayed / (servers - rate), rel=0.05)
 
 
-def test_shortest_remaining_first_is_the_best_there_is() -> None:
-    """On one GPU without restores no order has a lower mean time than SRTF, and SJF is between it and FIFO."""
+def test_shortest_remaining_first_has_the_lowest_mean_time() -> None:
+    """On one GPU without restores no scheduler has a lower mean time than SRTF, and SJF is between SRTF and FIFO."""
     workload = poisson(2_000, 0.8, 7)
 
     def mean(scheduler: Scheduler) -> float:
-        schedule = simulate(workload, scheduler, Cluster(1, 0.0), evals=False)
+        schedule = simulate_cluster(workload, scheduler, Cluster(1, 0.0), evals=False)
         return float(np.mean(schedule.ended - workload.submitted))
 
     assert mean(SRTF) < mean(SJF) < mean(FIFO)
@@ -128,7 +130,7 @@ def test_shortest_remaining_first_is_the_best_there_is() -> None:
 
 
 def by_simpy(workload: Workload, gpus: int) -> np.ndarray:
-    """When each job ends under strict FIFO, by a library that others wrote: a container of GPUs serves in turn."""
+    """The ends of the jobs under strict FIFO, simulated with SimPy."""
     environment = simpy.Environment()
     free = simpy.Container(environment, gpus, gpus)
     ended = np.zeros(len(workload.jobs))
@@ -149,15 +151,15 @@ def by_simpy(workload: Workload, gpus: int) -> np.ndarray:
 @patiently
 @given(workload=workloads(GPUS))
 def test_simpy_agrees(workload: Workload) -> None:
-    """SimPy comes to the same ends under FIFO, to rounding."""
-    assert simulate(workload, FIFO, Cluster(GPUS)).ended == pytest.approx(by_simpy(workload, GPUS))
+    """Under FIFO SimPy gives the same ends, up to rounding."""
+    assert simulate_cluster(workload, FIFO, Cluster(GPUS)).ended == pytest.approx(by_simpy(workload, GPUS))
 
 
 @patiently
 @given(workload=workloads(GPUS), cluster=clusters)
 def test_a_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
-    """A job that was never stopped while it went on again held its GPUs for its hours and a restore for each pause."""
-    schedule = simulate(workload, SRTF, cluster)
+    """A job that was never paused during a restore held its GPUs for its hours and one restore per pause."""
+    schedule = simulate_cluster(workload, SRTF, cluster)
     for job in workload.jobs:
         spells = [until - since for number, since, until in schedule.spells if number == job.number]
         if all(length >= cluster.restore_hours for length in spells[1:]):
@@ -165,53 +167,53 @@ def test_a_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
             assert schedule.held[job.number] == pytest.approx(held)
 
 
-def test_events_of_one_instant_are_taken_in_before_gpus_are_given_out() -> None:
-    """A job that comes as another ends meets the GPUs that became free, and goes first if its order says so."""
-    workload = plain(np.array([0.0, 0.5, 1.0]), np.array([1, 1, 1]), np.array([1.0, 3.0, 1.0]))
-    assert simulate(workload, SJF, Cluster(1)).started.tolist() == [0.0, 2.0, 1.0]
+def test_events_of_one_instant_are_processed_before_gpus_are_allocated() -> None:
+    """A job that arrives when another ends can get its GPUs, and starts first if it ranks first."""
+    workload = build_plain_workload(np.array([0.0, 0.5, 1.0]), np.array([1, 1, 1]), np.array([1.0, 3.0, 1.0]))
+    assert simulate_cluster(workload, SJF, Cluster(1)).started.tolist() == [0.0, 2.0, 1.0]
 
 
 def test_a_job_that_does_not_fit_is_refused() -> None:
-    """A gang larger than the cluster would wait for ever: it is an error that says both sizes."""
-    workload = plain(np.array([0.0]), np.array([9]), np.array([1.0]))
-    with pytest.raises(ValueError, match="wants 9 GPUs at once and the cluster has 8"):
-        simulate(workload, FIFO, Cluster(8))
+    """A gang that is larger than the cluster is an error that states both sizes."""
+    workload = build_plain_workload(np.array([0.0]), np.array([9]), np.array([1.0]))
+    with pytest.raises(ValueError, match="needs 9 GPUs, but the cluster has 8"):
+        simulate_cluster(workload, FIFO, Cluster(8))
 
 
-def test_an_empty_cluster_has_nothing_to_do() -> None:
+def test_an_empty_cluster_has_no_events() -> None:
     """Without jobs there are no events."""
-    schedule = simulate(plain(*(np.array([]),) * 3), FIFO, Cluster(8))
+    schedule = simulate_cluster(build_plain_workload(*(np.array([]),) * 3), FIFO, Cluster(8))
     assert schedule.events == 0
 
 
 @patiently
 @given(workload=workloads(GPUS), share=st.floats(0.1, 1.0))
-def test_ending_sooner_under_fifo_delays_nobody(workload: Workload, share: float) -> None:
-    """Where nobody overtakes, a job that ends before its time makes no other job end later."""
+def test_ending_sooner_under_fifo_delays_no_job(workload: Workload, share: float) -> None:
+    """Under strict FIFO a job that ends early makes no other job end later."""
     ends = workload.hours.copy()
     ends[0] *= share
-    before, after = (simulate(workload, FIFO, Cluster(GPUS), e).ended for e in (workload.hours, ends))
+    before, after = (simulate_cluster(workload, FIFO, Cluster(GPUS), e).ended for e in (workload.hours, ends))
     assert (after <= before + 1e-9).all()
 
 
-def test_skipping_lets_small_jobs_by() -> None:
-    """FIFO-Skip starts the small job that FIFO keeps behind the large one."""
-    workload = plain(np.array([0.0, 1.0, 2.0]), np.array([6, 8, 2]), np.array([10.0, 1.0, 1.0]))
-    assert simulate(workload, FIFO, Cluster(8)).started.tolist() == [0.0, 10.0, 11.0]
-    assert simulate(workload, FIFO_SKIPPING, Cluster(8)).started.tolist() == [0.0, 10.0, 2.0]
+def test_skipping_starts_small_jobs_first() -> None:
+    """FIFO-Skip starts a small job that waits behind a large one under FIFO."""
+    workload = build_plain_workload(np.array([0.0, 1.0, 2.0]), np.array([6, 8, 2]), np.array([10.0, 1.0, 1.0]))
+    assert simulate_cluster(workload, FIFO, Cluster(8)).started.tolist() == [0.0, 10.0, 11.0]
+    assert simulate_cluster(workload, FIFO_SKIPPING, Cluster(8)).started.tolist() == [0.0, 10.0, 2.0]
 
 
 def test_two_queues() -> None:
-    """A job crosses into the slow queue when its GPU-hours reach the threshold, and gives way in that instant."""
-    workload = plain(np.array([0.0, 1.0]), np.array([2, 2]), np.array([10.0, 1.0]))
+    """A job moves to the second queue when its GPU-hours reach the threshold, and is paused at that time."""
+    workload = build_plain_workload(np.array([0.0, 1.0]), np.array([2, 2]), np.array([10.0, 1.0]))
     assert GPU_HOURS_OF_SHORT_JOBS == 8.0
-    assert simulate(workload, SCHEDULERS["2D-LAS"], Cluster(2, 0.0)).started.tolist() == [0.0, 4.0]
+    assert simulate_cluster(workload, SCHEDULERS["2D-LAS"], Cluster(2, 0.0)).started.tolist() == [0.0, 4.0]
 
 
-def test_the_quantum_shares() -> None:
+def test_jobs_take_turns_by_the_quantum() -> None:
     """Under LAS two long jobs on one GPU take turns by the quantum."""
-    workload = plain(np.array([0.0, 0.0]), np.array([1, 1]), np.array([2.0, 2.0]))
-    schedule: Schedule = simulate(
+    workload = build_plain_workload(np.array([0.0, 0.0]), np.array([1, 1]), np.array([2.0, 2.0]))
+    schedule: Schedule = simulate_cluster(
         workload, Scheduler("turns", lambda job, ran: ran, True, quantum_hours=0.5), Cluster(1, 0.0)
     )
     assert abs(schedule.ended[0] - schedule.ended[1]) <= 0.5

@@ -1,4 +1,4 @@
-"""Stopping: whoever is asked and whenever, the same jobs end at the same evals, and nobody peeks at the truth."""
+"""Stopping: decisions in advance equal decisions at each eval, and no rule depends on the truth."""
 
 from __future__ import annotations
 
@@ -6,75 +6,77 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evalstop_lab.simulator.drawing import draw
-from evalstop_lab.simulator.engine import Cluster, simulate
-from evalstop_lab.simulator.hidden import at_the_peak
+from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.hidden import stop_at_peaks
 from evalstop_lab.simulator.jobs import Kind
-from evalstop_lab.simulator.metrics import Counts, count, measure
+from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import RULES, Stops, decide, no_stops, with_stop
+from evalstop_lab.simulator.stopping import RULES, Stops, add_stops, decide_stops, no_stops
 
 from tests.lab.simulator.conftest import SMALL
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("rule", ["paper", "default", "fixed-progress", "loss-plateau"])
-def test_stops_ahead_of_time_are_stops_online(scheduler: Scheduler, rule: str) -> None:
-    """A policy asked at each eval and one asked before anything runs give the same schedule, to the last bit."""
-    workload, _ = draw(replace(SMALL, jobs=30, evals=30, noise_sd=0.05), 3)
+def test_decisions_in_advance_equal_decisions_at_each_eval(scheduler: Scheduler, rule: str) -> None:
+    """A policy that is applied at each eval and one that is applied in advance give bitwise equal schedules."""
+    workload, _ = draw_jobs(replace(SMALL, jobs=30, evals=30, noise_sd=0.05), 3)
     cluster, policy = Cluster(stop_hours=0.2 if scheduler.preemptive else 0.0), RULES[rule]
-    ahead = simulate(workload, scheduler, cluster, decide(policy, workload).ends(workload, cluster), evals=False)
-    online = simulate(workload, with_stop(scheduler, policy, workload), cluster)
+    ahead = simulate_cluster(
+        workload, scheduler, cluster, decide_stops(policy, workload).ends(workload, cluster), evals=False
+    )
+    online = simulate_cluster(workload, add_stops(scheduler, policy, workload), cluster)
     for name in ("started", "ended", "ran", "held", "pauses"):
         assert np.array_equal(getattr(ahead, name), getattr(online, name)), name
     assert (ahead.ran < workload.hours).any() or rule == "loss-plateau"
 
 
 def test_the_paper_stops_at_the_third_decline() -> None:
-    """Without noise every hacking job with three evals after its peak is stopped on the third fall, and no other."""
-    workload, hidden = draw(replace(SMALL, noise_sd=0.0, evals=20), 1)
-    stops = decide(RULES["paper"], workload)
+    """Without noise every hacking job with three evals after its peak is stopped at the third decline, and no other."""
+    workload, hidden = draw_jobs(replace(SMALL, noise_sd=0.0, evals=20), 1)
+    stops = decide_stops(RULES["paper"], workload)
     assert (stops.after[~hidden.hacking] == 0).all()
     for job in np.flatnonzero(hidden.hacking):
         falls = np.flatnonzero(np.diff(hidden.eval_scores[job]) < 0)
         assert stops.after[job] == falls[2] + 2
 
 
-def test_the_oracle_saves_all_there_is() -> None:
-    """Stopped at the peak, a hacking job wastes nothing, keeps the best eval, and no healthy job is touched."""
-    workload, hidden = draw(SMALL, 2)
-    stops, ends = at_the_peak(workload, hidden)
-    schedule = simulate(workload, SCHEDULERS["SRTF"], Cluster(), ends, evals=False)
-    figures = measure(workload, hidden, stops, schedule)
+def test_the_oracle_leaves_no_waste() -> None:
+    """The oracle stops all hacking jobs at their peaks, without waste, and no healthy job."""
+    workload, hidden = draw_jobs(SMALL, 2)
+    stops, ends = stop_at_peaks(workload, hidden)
+    schedule = simulate_cluster(workload, SCHEDULERS["SRTF"], Cluster(), ends, evals=False)
+    figures = measure_schedule(workload, hidden, stops, schedule)
     assert figures.wasted == pytest.approx(0.0, abs=1e-6)
-    counts = count(workload, hidden, stops)
+    counts = count_flags(workload, hidden, stops)
     assert (counts.recall(), counts.false_stops(), counts.premature) == (1.0, 0.0, 0)
 
 
 def test_a_wrong_stop_is_paid_twice() -> None:
-    """A job that was stopped and was not hacking, or not past its peak, is run again in full; others are not."""
-    workload, hidden = draw(SMALL, 8)
+    """A job that was stopped while healthy or before its peak is run again completely."""
+    workload, hidden = draw_jobs(SMALL, 8)
     stops = Stops(np.full(SMALL.jobs, 3), np.zeros(SMALL.jobs, dtype=np.int64))
-    schedule = simulate(workload, SCHEDULERS["FIFO"], Cluster(), stops.ends(workload, Cluster()), evals=False)
-    figures = measure(workload, hidden, stops, schedule)
+    schedule = simulate_cluster(workload, SCHEDULERS["FIFO"], Cluster(), stops.ends(workload, Cluster()), evals=False)
+    figures = measure_schedule(workload, hidden, stops, schedule)
     assert figures.again == pytest.approx(float((workload.hours * workload.gpus).sum()))
     assert figures.false_stop == pytest.approx(0.3 * figures.again)
 
 
 def test_gpu_hours_add_up() -> None:
-    """What was held is progress and restores; of hacking jobs it is what they held before their peak and after."""
-    workload, hidden = draw(replace(SMALL, eval_share=0.01), 4)
-    schedule = simulate(workload, SCHEDULERS["SRTF-Est"], Cluster())
-    figures = measure(workload, hidden, no_stops(workload), schedule)
+    """GPU-hours are progress plus restores, and those of hacking jobs after their peak are a part of all theirs."""
+    workload, hidden = draw_jobs(replace(SMALL, eval_share=0.01), 4)
+    schedule = simulate_cluster(workload, SCHEDULERS["SRTF-Est"], Cluster())
+    figures = measure_schedule(workload, hidden, no_stops(workload), schedule)
     assert figures.gpu_hours == pytest.approx(float((workload.hours * workload.gpus).sum()) + figures.pauses)
     assert figures.false_stop == 0.0
     assert figures.evals == pytest.approx(float((workload.eval_hours * workload.gpus).sum()) * SMALL.evals)
     assert 0 < figures.post_peak < figures.hacking < figures.gpu_hours
 
 
-def test_readings_with_and_without_the_last_eval() -> None:
-    """A flag at the last eval saves nothing: it counts in one reading and not in the other."""
+def test_flags_at_the_last_eval_can_be_excluded() -> None:
+    """With `late=False` flags at the last eval count in no share."""
     counts = Counts(hacking=10, healthy=10, right=5, premature=1, wrong=1, late_hacking=2, late_healthy=3)
     assert (counts.recall(), counts.recall(late=False)) == (0.8, 0.6)
     assert (counts.precision(), counts.precision(late=False)) == (8 / 12, 6 / 7)
@@ -82,9 +84,9 @@ def test_readings_with_and_without_the_last_eval() -> None:
 
 
 @pytest.mark.parametrize("setting", WORLDS.values(), ids=WORLDS)
-def test_a_world_is_what_it_says(setting: Setting) -> None:
-    """Hacking jobs end below their peak, and healthy ones within the tolerance; the offered load is met."""
-    workload, hidden = draw(replace(setting, jobs=3000), 5)
+def test_a_world_has_its_declared_labels_and_load(setting: Setting) -> None:
+    """Hacking jobs end below their peak, healthy ones within the tolerance, and the load is as declared."""
+    workload, hidden = draw_jobs(replace(setting, jobs=3000), 5)
     peaks = hidden.eval_scores.max(axis=1)
     fallen = (peaks - hidden.eval_scores[:, -1]) / setting.gain
     assert (fallen[~hidden.hacking] < 0.1).all()
@@ -95,10 +97,10 @@ def test_a_world_is_what_it_says(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("eval_share", [0.0, 0.01])
-def test_responses_that_grow_longer_make_the_rest_of_a_job_longer(eval_share: float) -> None:
-    """Up to its peak a hacking job keeps to its plan; what comes after takes half the growth longer, eval by eval."""
+def test_longer_responses_delay_the_evals_after_the_peak(eval_share: float) -> None:
+    """Up to its peak a hacking job follows its plan; the rest takes longer by half of the growth."""
     setting = replace(SMALL, evals=50, eval_share=eval_share)
-    (even, hidden), (grown, turned) = (draw(replace(setting, length_growth=growth), 4) for growth in (0.0, 0.8))
+    (even, hidden), (grown, turned) = (draw_jobs(replace(setting, length_growth=growth), 4) for growth in (0.0, 0.8))
     assert np.array_equal(hidden.eval_scores, turned.eval_scores)
     for before, after, peak in zip(even.jobs, grown.jobs, hidden.peaks.tolist(), strict=True):
         plan = before.hours / (1 + setting.evals * eval_share)
@@ -109,24 +111,24 @@ def test_responses_that_grow_longer_make_the_rest_of_a_job_longer(eval_share: fl
         assert (np.diff(at, n=2) >= -1e-9).all()
         assert at[-1] == after.hours
         assert [after.evals_after(hours * (1 + 1e-9)) for hours in at] == list(range(1, setting.evals + 1))
-    _, ends = at_the_peak(grown, turned)
+    _, ends = stop_at_peaks(grown, turned)
     assert ends == pytest.approx(np.where(hidden.hacking, hidden.peaks * even.hours, even.hours))
 
 
-def test_all_chance_is_drawn_once() -> None:
-    """Worlds that differ in one number have the same jobs; what is drawn for one quantity moves no other."""
-    workload, hidden = draw(SMALL, 6)
-    noisier, same = draw(replace(SMALL, noise_sd=0.1, healthy_dip_prob=0.5), 6)
+def test_a_changed_parameter_leaves_other_draws_unchanged() -> None:
+    """Worlds that differ in one parameter have the same jobs."""
+    workload, hidden = draw_jobs(SMALL, 6)
+    noisier, same = draw_jobs(replace(SMALL, noise_sd=0.1, healthy_dip_prob=0.5), 6)
     assert np.array_equal(workload.hours, noisier.hours)
     assert np.array_equal(hidden.hacking, same.hacking)
-    more, _ = draw(replace(SMALL, hacking_share=0.8), 6)
+    more, _ = draw_jobs(replace(SMALL, hacking_share=0.8), 6)
     assert np.array_equal(workload.hours, more.hours)
     assert np.array_equal(workload.submitted, more.submitted)
 
 
-def test_no_quantity_is_drawn_from_anothers_stream() -> None:
-    """What is drawn of a job tells nothing of what else is drawn: jobs that hack are as long and as large as others."""
-    workload, hidden = draw(replace(SMALL, jobs=4000), 9)
+def test_drawn_quantities_are_uncorrelated() -> None:
+    """Each quantity has a random stream of its own: hacking jobs are as long and as large as healthy ones."""
+    workload, hidden = draw_jobs(replace(SMALL, jobs=4000), 9)
     of_rlhf = np.array([job.kind is Kind.RLHF for job in workload.jobs])
     length = np.log(workload.hours)
     drawn = {

@@ -1,4 +1,4 @@
-"""Traces: a cluster's log in any of its forms becomes jobs, and what is wrong with it is said with its line."""
+"""Traces: a cluster's log is read in several formats, and errors name the line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.simulator.trace import enough, load
-from evalstop_lab.simulator.trace_file import read
+from evalstop_lab.simulator.trace import compute_load, find_cluster_size
+from evalstop_lab.simulator.trace_file import read_trace
 
 
 def write(path: Path, header: str, *rows: str) -> Path:
@@ -20,8 +20,8 @@ def write(path: Path, header: str, *rows: str) -> Path:
     return path
 
 
-def test_philly(tmp_path: Path) -> None:
-    """Philly's columns are understood: dates, a start and an end, virtual clusters as tenants, rows that never ran."""
+def test_phillys_columns_are_read(tmp_path: Path) -> None:
+    """Times are dates, durations are start to end, virtual clusters are tenants; jobs that never ran are skipped."""
     file = write(
         tmp_path / "philly.csv",
         "status,vc,jobid,user,submitted_time,start_time,end_time,gpus",
@@ -30,7 +30,7 @@ def test_philly(tmp_path: Path) -> None:
         "Failed,ed69ec,application_3,u2,2017-10-03 11:00:00,None,None,4",
         "Pass,ee9e8c,application_4,u1,2017-10-03 11:00:00,2017-10-03 11:00:00,2017-10-03 12:00:00,0",
     )
-    trace = read(file)
+    trace = read_trace(file)
     assert trace.submitted.tolist() == [0.0, 1.0]
     assert trace.hours.tolist() == [0.5, 2.0]
     assert trace.gpus.tolist() == [1, 8]
@@ -38,33 +38,33 @@ def test_philly(tmp_path: Path) -> None:
     assert trace.skipped == 2
 
 
-def test_seconds(tmp_path: Path) -> None:
-    """The plain form, as simulators share traces: seconds from the first, and a duration."""
-    trace = read(write(tmp_path / "t.csv", "job_id,submit_time,num_gpu,duration", "1,60,2,7200", "2,3660,4,1800"))
+def test_times_in_seconds_are_read(tmp_path: Path) -> None:
+    """Times may be seconds, with a column for the duration."""
+    trace = read_trace(write(tmp_path / "t.csv", "job_id,submit_time,num_gpu,duration", "1,60,2,7200", "2,3660,4,1800"))
     assert trace.submitted.tolist() == [0.0, 1.0]
     assert trace.hours.tolist() == [2.0, 0.5]
     assert trace.gpus.tolist() == [2, 4]
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "words"),
+    ("header", "row", "message"),
     [
-        ("submit_time,duration", "1,2", "no column with the GPUs; name one gpus"),
+        ("submit_time,duration", "1,2", "no column with the GPUs; name it gpus"),
         ("duration,gpus", "1,2", "no column with the time of submission"),
-        ("submit_time,gpus", "1,2", "no column `duration`, and not both of start_time and end_time"),
-        ("submit_time,duration,gpus", "yesterday,2,1", "line 2: 'yesterday' is no time; give seconds, or a date"),
-        ("submit_time,duration,gpus", "0,long,1", "line 2: 'long' is no number"),
-        ("submit_time,duration,gpus", "0,5,1.5", "line 2: a job of 1.5 GPUs; give a whole number"),
+        ("submit_time,gpus", "1,2", "needs a column `duration`, or both of start_time and end_time"),
+        ("submit_time,duration,gpus", "yesterday,2,1", "line 2: 'yesterday' is not a time; give seconds, or a date"),
+        ("submit_time,duration,gpus", "0,long,1", "line 2: 'long' is not a number"),
+        ("submit_time,duration,gpus", "0,5,1.5", "line 2: a job has 1.5 GPUs; give a non-negative integer"),
         ("submit_time,duration,gpus", "0,5", "line 2: 2 cells where the header has 3"),
         ("submit_time,duration,gpus,gpus", "0,5,1,1", "line 1: the header has a column twice"),
-        ("submit_time,duration,gpus", "0,0,1", "it holds no job that ran on GPUs"),
+        ("submit_time,duration,gpus", "0,0,1", "it has no job that ran on GPUs"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, header: str, row: str, words: str) -> None:
-    """An unusable file names the line, what stands there and what to give instead."""
+def test_errors_name_line_and_remedy(tmp_path: Path, header: str, row: str, message: str) -> None:
+    """The message for an unusable file has the line, its problem and what to give instead."""
     with pytest.raises(UnreadableInput) as caught:
-        read(write(tmp_path / "t.csv", header, row))
-    assert words in str(caught.value)
+        read_trace(write(tmp_path / "t.csv", header, row))
+    assert message in str(caught.value)
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def drawn(tmp_path: Path) -> Path:
 
 
 def test_stopping_on_a_trace(drawn: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The oracle brings back more than the paper's rule, which brings back something; both shorten the mean time."""
-    words = ["cluster", "trace", str(drawn), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
-    assert main([*words, "--plots", str(tmp_path)]) == 0
+    """The paper's rule saves GPU-hours, the oracle saves more, and both shorten the mean time."""
+    arguments = ["cluster", "trace", str(drawn), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
+    assert main([*arguments, "--plots", str(tmp_path)]) == 0
     assert (tmp_path / "trace.png").stat().st_size > 10_000
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["jobs"] == 120
@@ -95,14 +95,14 @@ def test_stopping_on_a_trace(drawn: Path, capsys: pytest.CaptureFixture[str], tm
 
 
 def test_the_cluster_is_large_enough(drawn: Path) -> None:
-    """Unless told otherwise the cluster is the smallest of whole nodes that is not too busy."""
-    trace = read(drawn)
-    gpus = enough(trace)
+    """By default the cluster is the smallest number of whole nodes whose load is at most 85 %."""
+    trace = read_trace(drawn)
+    gpus = find_cluster_size(trace)
     assert gpus % 8 == 0
-    assert load(trace, gpus) <= 0.85 < load(trace, gpus - 8)
+    assert compute_load(trace, gpus) <= 0.85 < compute_load(trace, gpus - 8)
 
 
 def test_a_cluster_that_is_too_small_is_refused(drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A gang that fits nowhere is an error that says how many GPUs are needed."""
+    """A job that is larger than the cluster is an error that states the required number of GPUs."""
     assert main(["cluster", "trace", str(drawn), "--gpus", "4"]) == 2
-    assert "wants 8 GPUs; give --gpus at least as many" in capsys.readouterr().err
+    assert "needs 8 GPUs; --gpus must be at least as many" in capsys.readouterr().err
