@@ -1,1 +1,1 @@
-"""Benchmarks: contenders side by side in one run, in turns, and what they did in ratios."""
+"""Benchmarks: contenders are measured in turns in one run, and compared by ratios."""

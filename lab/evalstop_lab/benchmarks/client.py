@@ -1,6 +1,6 @@
-"""`make bench-client`: what the client costs a trainer, to load and at every call of `log()`, beside others.
+"""`make bench-client`: the time that importing the client and calling `log()` take, compared with MLflow's client.
 
-MLflow's own client logs to the same service, which speaks its API.
+MLflow's client logs to the same service, which implements MLflow's API.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ sys.stdout.write(str(time.perf_counter() - started))
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(prog="make bench-client", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=positive_number, default=10, help="each import is timed so often, in turns")
-    parser.add_argument("--calls", type=positive_number, default=5_000, help="calls of each way to log")
-    parser.add_argument("--pause-ms", type=float, default=1.0, help="between two calls, as a trainer's steps are apart")
+    parser.add_argument("--rounds", type=positive_number, default=10, help="number of times that each import is timed")
+    parser.add_argument("--calls", type=positive_number, default=5_000, help="number of calls of each function")
+    parser.add_argument("--pause-ms", type=float, default=1.0, help="pause between two calls, like a trainer's steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     report = {
@@ -82,9 +82,9 @@ def _time_logs(calls: int, pause_seconds: float) -> dict[str, dict[str, float]]:
                 )
             if importlib.util.find_spec("mlflow") is not None:
                 times["mlflow: log_metrics(synchronous=False)"] = _time_mlflow(service, calls, pause_seconds)
-        with Run(name="bench-away", url=service.url, spool_folder=folder, flush_seconds=0.1) as away:
-            times["evalstop, the service being away"] = _time_calls(
-                lambda step: away.log(METRICS, step=step), calls, pause_seconds
+        with Run(name="bench-unavailable", url=service.url, spool_folder=folder, flush_seconds=0.1) as run:
+            times["evalstop, service unavailable"] = _time_calls(
+                lambda step: run.log(METRICS, step=step), calls, pause_seconds
             )
     return times
 
@@ -124,7 +124,7 @@ def _summarize(seconds: list[float]) -> dict[str, float]:
 def _print_tables(report: dict[str, Any]) -> None:
     console = Console()
     for title, unit, scale, rows in (
-        ("import, in a process of its own", "ms", 1e3, report["import_seconds"]),
+        ("import in a new process", "ms", 1e3, report["import_seconds"]),
         (f"one call with {len(METRICS)} metrics", "us", 1e6, report["log_seconds"]),
     ):
         table = Table("", f"median {unit}", f"p99 {unit}", f"least {unit}", title=title, title_justify="left")

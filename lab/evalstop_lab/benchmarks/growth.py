@@ -1,4 +1,4 @@
-"""`make bench-growth`: the cost of ingestion and reading with many runs, long runs and after a crash."""
+"""`make bench-growth`: the cost of ingestion and reads with many runs, with long runs, and after a crash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks import planted_data
+from evalstop_lab.benchmarks import inserted_data
 from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
 from evalstop_lab.benchmarks.ingest.contenders import open_run
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load
@@ -32,8 +32,8 @@ from evalstop_lab.benchmarks.processes import (
     Server,
     Worker,
     find_free_port,
+    measure_memory,
     prepare_service,
-    resident_bytes,
     run_service,
     start_worker,
 )
@@ -46,19 +46,19 @@ CLIENTS = 64
 WARM_UP_RUNS = 200
 STEPS_A_ROUND = 10_000_000
 RECOVERY_LENGTH = 10_000
-LOOKS = 20
+LATER_READS = 20
 COLD_SECONDS = 120.0
 
 Row = dict[str, float | str]
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where a section measures: a database of its own, a folder for logs, the load generator."""
+class Environment:
+    """The environment of one section: its own database, a folder for logs, and the load generator."""
 
     url: str
     key: str
-    environment: Mapping[str, str]
+    variables: Mapping[str, str]
     folder: Path
     generator: Worker
 
@@ -73,7 +73,7 @@ class Ground:
         seconds: float = 600.0,
         first_step: int = 0,
     ) -> Load:
-        """Post to these runs: so many requests a client, or for so long."""
+        """Post to these runs: a number of requests per client, or for a number of seconds."""
         job = Job(
             addresses=(server.address,),
             format="evalstop",
@@ -88,35 +88,35 @@ class Ground:
         return self.generator.ask(job, Load)
 
     def warm_up(self, server: Server, name: str) -> None:
-        """Post once to each of some runs that are not measured."""
-        self.post(server, planted_data.plant_runs(self.url, server, WARM_UP_RUNS, name), 20, requests=1)
+        """Post once to each of `WARM_UP_RUNS` other runs, which are not measured."""
+        self.post(server, inserted_data.insert_runs(self.url, server, WARM_UP_RUNS, name), 20, requests=1)
 
 
-def measure_many_runs(ground: Ground, counts: Sequence[int], seconds: float) -> list[Row]:
-    """Cost of an observation, and memory, by the number of live runs: runs new to the process, then known ones.
+def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: float) -> list[Row]:
+    """The cost of an observation and the memory by the number of live runs, for uncached and for cached runs.
 
-    Each process is fresh and caches all runs; a last one, with the most runs, has the default cache. Every run is
-    posted to once, 20 observations with one eval, then all again.
+    Each process is new and caches all runs, except the last, which has most runs and the default cache. Every run gets
+    one request of 20 observations with one eval, then a second one.
     """
     rows: list[Row] = []
     for count, cached in [*((count, max(counts)) for count in counts), (max(counts), None)]:
         memory = {"EVALSTOP_CACHED_RUNS": str(cached + WARM_UP_RUNS)} if cached else {}
         name = f"{count}-{cached}"
-        with run_service(ground.folder / name, ground.key, {**ground.environment, **memory}) as server:
-            ground.warm_up(server, f"warm-{name}")
-            runs = planted_data.plant_runs(ground.url, server, count, f"live-{name}")
-            before = resident_bytes(server.pid)
-            new = ground.post(server, runs, 20, requests=-(-count // CLIENTS), seconds=COLD_SECONDS)
-            grown_by = resident_bytes(server.pid) - before
-            reached = min(count, new.requests)
-            known = ground.post(server, runs[:reached], 20, seconds=seconds, first_step=40)
+        with run_service(environment.folder / name, environment.key, {**environment.variables, **memory}) as server:
+            environment.warm_up(server, f"warm-{name}")
+            runs = inserted_data.insert_runs(environment.url, server, count, f"live-{name}")
+            before = measure_memory(server.pid)
+            uncached = environment.post(server, runs, 20, requests=-(-count // CLIENTS), seconds=COLD_SECONDS)
+            added_bytes = measure_memory(server.pid) - before
+            reached = min(count, uncached.requests)
+            known = environment.post(server, runs[:reached], 20, seconds=seconds, first_step=40)
         rows.append(
             {
                 "live runs": f"{reached:,}" + ("" if cached else ", default cache"),
-                "us an observation, new to the process": 1e6 / new.per_second,
-                "us, known": 1e6 / known.per_second,
+                "us/observation, uncached": 1e6 / uncached.per_second,
+                "us/observation, cached": 1e6 / known.per_second,
                 "p99 ms": known.p99_ms,
-                "kB a run": grown_by / reached / 1000,
+                "kB/run": added_bytes / reached / 1000,
             }
         )
     return rows
@@ -124,7 +124,7 @@ def measure_many_runs(ground: Ground, counts: Sequence[int], seconds: float) -> 
 
 @dataclass
 class _LongRun:
-    """A run of so many observations, and the process that is posted to."""
+    """A run with `length` observations, and the server that receives its requests."""
 
     server: Server
     run: str
@@ -133,50 +133,50 @@ class _LongRun:
     microseconds: list[float] = field(default_factory=list)
 
 
-def measure_long_runs(ground: Ground, lengths: Sequence[int], seconds: float, rounds: int) -> list[Row]:
-    """Milliseconds to the first verdict of a process that does not know the run; microseconds an observation after.
+def measure_long_runs(environment: Environment, lengths: Sequence[int], seconds: float, rounds: int) -> list[Row]:
+    """Milliseconds to the first verdict on an uncached run, and microseconds per observation afterwards.
 
-    One client posts 100 observations a request. The processes run side by side and take turns.
+    One client posts 100 observations per request. The processes run at the same time and take turns.
     """
     with ExitStack() as ends:
         long_runs: dict[str, _LongRun] = {}
         for length in lengths:
-            folder = ground.folder / f"length-{length}"
-            with run_service(folder, ground.key, ground.environment) as server:
-                run = planted_data.plant_runs(ground.url, server, 1, f"long-{length}")[0]
-                ground.warm_up(server, f"before-{length}")
-            planted_data.plant_observations(ground.url, run, length)
-            server = ends.enter_context(run_service(folder, ground.key, ground.environment))
-            ground.warm_up(server, f"after-{length}")
+            folder = environment.folder / f"length-{length}"
+            with run_service(folder, environment.key, environment.variables) as server:
+                run = inserted_data.insert_runs(environment.url, server, 1, f"long-{length}")[0]
+                environment.warm_up(server, f"before-{length}")
+            inserted_data.insert_observations(environment.url, run, length)
+            server = ends.enter_context(run_service(folder, environment.key, environment.variables))
+            environment.warm_up(server, f"after-{length}")
             started = time.perf_counter()
-            ground.post(server, [run], 100, clients=1, requests=1, first_step=length)
+            environment.post(server, [run], 100, clients=1, requests=1, first_step=length)
             long_runs[run] = _LongRun(server, run, length, (time.perf_counter() - started) * 1000)
         for number in range(rounds):
             for run in rotate(list(long_runs), number):
                 item = long_runs[run]
                 first_step = item.length + 100 + number * STEPS_A_ROUND
-                load = ground.post(item.server, [run], 100, clients=1, seconds=seconds, first_step=first_step)
+                load = environment.post(item.server, [run], 100, clients=1, seconds=seconds, first_step=first_step)
                 item.microseconds.append(1e6 / load.per_second)
     return [
         {
             "observations in the run": f"{item.length:,}",
-            "ms to the first verdict, new to the process": item.first_ms,
-            "us an observation after": statistics.median(item.microseconds),
+            "ms to the first verdict, uncached": item.first_ms,
+            "us/observation afterwards": statistics.median(item.microseconds),
         }
         for item in long_runs.values()
     ]
 
 
-def measure_recovery(ground: Ground, rounds: int) -> list[Row]:
-    """Milliseconds from kill -9, the start of the next process included; medians of some rounds.
+def measure_recovery(environment: Environment, rounds: int) -> list[Row]:
+    """Median milliseconds from kill -9, including the start of the next process.
 
-    A verdict has to be that of a twin: a run with the same observations that was followed without interruption.
+    The verdict must be that of a run with the same observations on a process that was not interrupted.
     """
     port = find_free_port()
     accepted, cached, rebuilt = [], [], []
     for number in range(rounds):
-        folder = ground.folder / f"recovery-{number}"
-        with run_service(folder, ground.key, ground.environment, port) as server, server.connect() as api:
+        folder = environment.folder / f"recovery-{number}"
+        with run_service(folder, environment.key, environment.variables, port) as server, server.connect() as api:
             runs = [open_run(api) for _ in range(3)]
             for run in runs:
                 for first_step in range(0, RECOVERY_LENGTH, 1000):
@@ -185,21 +185,24 @@ def measure_recovery(ground: Ground, rounds: int) -> list[Row]:
             os.kill(server.pid, signal.SIGKILL)
             killed_at = time.perf_counter()
             with (
-                run_service(folder / "second", ground.key, ground.environment, port) as second,
+                run_service(folder / "second", environment.key, environment.variables, port) as second,
                 second.connect() as api,
             ):
                 _post_turning_run(api, runs[0], RECOVERY_LENGTH + 20, 20)
                 accepted.append((time.perf_counter() - killed_at) * 1000)
                 cached.append(_time_verdict(api, runs[1], expected))
-                planted_data.delete_monitor_states(ground.url)
+                inserted_data.delete_monitor_states(environment.url)
                 os.kill(second.pid, signal.SIGKILL)
-        with run_service(folder / "third", ground.key, ground.environment, port) as third, third.connect() as api:
+        with (
+            run_service(folder / "third", environment.key, environment.variables, port) as third,
+            third.connect() as api,
+        ):
             _post_turning_run(api, runs[0], RECOVERY_LENGTH + 40, 20)
             rebuilt.append(_time_verdict(api, runs[2], expected))
     names = {
-        "to the first accepted observation": accepted,
-        f"first verdict on a run of {RECOVERY_LENGTH:,} observations": cached,
-        "the same, its monitor's state deleted": rebuilt,
+        "first accepted observation": accepted,
+        f"first verdict on a run with {RECOVERY_LENGTH:,} observations": cached,
+        "the same after its monitor state was deleted": rebuilt,
     }
     return [{"after kill -9": name, "ms": statistics.median(taken)} for name, taken in names.items()]
 
@@ -208,7 +211,7 @@ def _time_verdict(api: httpx.Client, run: str, expected: dict[str, Any]) -> floa
     started = time.perf_counter()
     verdict = _post_turning_run(api, run, RECOVERY_LENGTH, 20)
     if verdict != expected:
-        raise JobFailed(f"The verdict after a restart is {verdict}; that of the twin is {expected}.")
+        raise JobFailed(f"The verdict after a restart is {verdict}; without a restart it is {expected}.")
     return (time.perf_counter() - started) * 1000
 
 
@@ -224,48 +227,53 @@ def _post_turning_run(api: httpx.Client, run: str, first_step: int, count: int) 
     return verdict
 
 
-def measure_reading(ground: Ground, length: int, count: int) -> list[Row]:
-    """Milliseconds of the first look and of those after it, at a long series and at a list of many runs."""
-    with run_service(ground.folder / "reading", ground.key, ground.environment) as server, server.connect() as api:
-        run = planted_data.plant_runs(ground.url, server, 1, "long")[0]
-        planted_data.plant_observations(ground.url, run, length, "loss")
+def measure_reads(environment: Environment, length: int, count: int) -> list[Row]:
+    """Milliseconds of the first and of later reads of a long series and of a list of many runs."""
+    with (
+        run_service(environment.folder / "reading", environment.key, environment.variables) as server,
+        server.connect() as api,
+    ):
+        run = inserted_data.insert_runs(environment.url, server, 1, "long")[0]
+        inserted_data.insert_observations(environment.url, run, length, "loss")
         series = f"/api/v1/runs/{run}/series?metric=loss&buckets=1000"
         last = length - length // 100
         rows = [
-            _time_reading(api, f"series of {length:,} observations in 1,000 buckets", series),
-            _time_reading(api, f"its last {length // 100:,} in 1,000 buckets", f"{series}&from={last}"),
-            _time_reading(api, "run list, first page, 2 runs", "/api/v1/runs?limit=50"),
+            _time_read(api, f"series of {length:,} observations in 1,000 buckets", series),
+            _time_read(api, f"its last {length // 100:,} in 1,000 buckets", f"{series}&from={last}"),
+            _time_read(api, "run list, first page, 2 runs", "/api/v1/runs?limit=50"),
         ]
-        planted_data.plant_runs(ground.url, server, count, "many")
+        inserted_data.insert_runs(environment.url, server, count, "many")
         for name, query in {
             "first page": "",
-            "those running": "&status=running",
-            "by a name that one run has": f"&name=many-{count // 2}",
-            "none has failed": "&status=failed",
+            "running": "&status=running",
+            "by the name of one run": f"&name=many-{count // 2}",
+            "failed (none)": "&status=failed",
         }.items():
-            rows.append(_time_reading(api, f"run list, {name}, {count:,} runs", f"/api/v1/runs?limit=50{query}"))
+            rows.append(_time_read(api, f"run list, {name}, {count:,} runs", f"/api/v1/runs?limit=50{query}"))
     return rows
 
 
-def _time_reading(api: httpx.Client, name: str, path: str) -> Row:
-    taken = []
-    for _ in range(1 + LOOKS):
+def _time_read(api: httpx.Client, name: str, path: str) -> Row:
+    times_ms = []
+    for _ in range(1 + LATER_READS):
         started = time.perf_counter()
         api.get(path).raise_for_status()
-        taken.append((time.perf_counter() - started) * 1000)
-    first, *others = taken
-    return {"reading": name, "first look ms": first, "p50 of 20 more": statistics.median(others), "worst": max(others)}
+        times_ms.append((time.perf_counter() - started) * 1000)
+    first, *later = times_ms
+    return {"read": name, "first ms": first, f"p50 of {LATER_READS} more": statistics.median(later), "max": max(later)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print."""
+    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(prog="make bench-growth", description=__doc__)
     add_database_option(parser)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
-    parser.add_argument("--rounds", type=positive_number, default=5, help="of long runs and of recovery (default: 5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a load on known runs (default: 1)")
-    parser.add_argument("--quick", action="store_true", help="small sizes: to try it, not to quote it")
-    parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    parser.add_argument(
+        "--rounds", type=positive_number, default=5, help="rounds of long runs and of recovery (default: 5)"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of a load on cached runs (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="use small sizes; the figures are not representative")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parse_with_database(parser, arguments)
     if options.quick:
         options.rounds = 1
@@ -276,9 +284,10 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         for section in options.only:
             with temporary_database(options.database_url, "growth") as url:
-                environment = {"EVALSTOP_DATABASE_URL": url}
-                ground = Ground(url, prepare_service(environment), environment, Path(folder) / section, generator)
-                tables[section] = _measure(section, ground, options)
+                variables = {"EVALSTOP_DATABASE_URL": url}
+                key = prepare_service(variables)
+                environment = Environment(url, key, variables, Path(folder) / section, generator)
+                tables[section] = _measure_section(section, environment, options)
     if options.json:
         sys.stdout.write(msgspec.json.encode({"machine": machine, **tables}).decode() + "\n")
         return 0
@@ -295,17 +304,17 @@ def main(arguments: list[str] | None = None) -> int:
 SECTIONS = ("live-runs", "long-runs", "recovery", "reading")
 
 
-def _measure(section: str, ground: Ground, options: argparse.Namespace) -> list[Row]:
+def _measure_section(section: str, environment: Environment, options: argparse.Namespace) -> list[Row]:
     match section:
         case "live-runs":
-            return measure_many_runs(ground, (1000, 2000) if options.quick else RUN_COUNTS, options.seconds)
+            return measure_many_runs(environment, (1000, 2000) if options.quick else RUN_COUNTS, options.seconds)
         case "long-runs":
             lengths = (100, 10_000) if options.quick else RUN_LENGTHS
-            return measure_long_runs(ground, lengths, options.seconds, options.rounds)
+            return measure_long_runs(environment, lengths, options.seconds, options.rounds)
         case "recovery":
-            return measure_recovery(ground, options.rounds)
+            return measure_recovery(environment, options.rounds)
         case _:
-            return measure_reading(ground, *((10_000, 10_000) if options.quick else (10**6, 10**6)))
+            return measure_reads(environment, *((10_000, 10_000) if options.quick else (10**6, 10**6)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a figure was measured with: the versions and the load of this machine."""
+"""Describes the machine on which figures are measured: versions, cores and load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
-    """Python, cores, load average and the versions of these packages, as JSON values."""
+    """The Python version, cores, load average, and the versions of these packages, as JSON values."""
     return {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
@@ -20,7 +20,7 @@ def describe_machine(*packages: str) -> dict[str, Any]:
 
 
 def format_machine(machine: dict[str, Any]) -> str:
-    """The same as one line of text."""
+    """Format the result of `describe_machine` as one line of text."""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return (
         f"Python {machine['python']}, {machine['cores']} cores, Linux {machine['kernel']},"

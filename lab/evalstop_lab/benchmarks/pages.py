@@ -1,9 +1,9 @@
-"""`make bench-pages`: how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL.
+"""`make bench-pages`: the response time of each dashboard page with 100,000 runs and 10,000 decisions on PostgreSQL.
 
-The example runs of `evalstop demo-data`, and older copies of those that have ended: rows of runs, attempts, cases and
-outcomes, and of the first copies the decisions with their histories, without observations. Copies of those that are
-running, a thousand in all, have them. Each page is asked for over HTTP by one client, in turns with the form to sign
-in, which is a template and a session and asks the database nothing.
+The data are the example runs of `evalstop demo-data` and copies of them. Copies of ended runs are older, and have rows
+of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. The
+1,000 copies of running runs have observations. One client requests all pages in turns over HTTP, including the login
+form, which needs no database query and is the baseline.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WARM_UP_TURNS = 3
 MINUTES_APART = 10
 RUNNING = 1_000
 
-# A copy is as much older by its id as it is by its times, so that lists hold it where it belongs.
+# The time in a copy's UUIDv7 is shifted like its other times, so that lists are in the right order.
 _MOVED = """
 CREATE FUNCTION pg_temp.moved(id uuid, copy integer) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
     SELECT (lpad(to_hex(('x0000' || substr(hex, 1, 12))::bit(64)::bigint - copy * 600000::bigint), 12, '0')
@@ -56,14 +56,14 @@ _NEVER_FLAGGED = (
     *("decision_id", "treatment", "observed_probability", "decided_step", "detectors", "stated_risk"),
     *("delay_steps", "gpu_hours_saved", "gpu_hours_lost", "parked_seconds"),
 )
-"""Of the cases of those copies that have no decision."""
+"""The columns that are null in cases without a decision."""
 
 _TIMES = ("created_at", "updated_at", "ended_at", "started_at", "at", "due_at")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """How long a page took, in milliseconds: the median and the 90th percentile."""
+    """The response times of a page in milliseconds, and its size."""
 
     path: str
     median_ms: float
@@ -72,12 +72,14 @@ class Timed:
 
 
 def main() -> int:
-    """Run the benchmark and print its table; 1 when a page is too slow."""
+    """Run the benchmark and print its table; returns 1 if a page is slower than `LIMIT_MS`."""
     parser = argparse.ArgumentParser(prog="make bench-pages", description=__doc__)
     add_database_option(parser)
-    parser.add_argument("--runs", type=positive_number, default=100_000, help="how many there are (default: 100000)")
-    parser.add_argument("--decisions", type=positive_number, default=10_000, help="of them (default: 10000)")
-    parser.add_argument("--times", type=positive_number, default=40, help="each page is asked for so often")
+    parser.add_argument("--runs", type=positive_number, default=100_000, help="number of runs (default: 100000)")
+    parser.add_argument(
+        "--decisions", type=positive_number, default=10_000, help="number of decisions (default: 10000)"
+    )
+    parser.add_argument("--times", type=positive_number, default=40, help="requests per page (default: 40)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parse_with_database(parser)
     with (
@@ -101,7 +103,7 @@ def main() -> int:
 
 
 def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
-    """Copy the ended runs of a database until there are about so many runs and decisions; how many there are then."""
+    """Copy the runs of a database until it has about this many runs and decisions; returns the actual numbers."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_MOVED)
         ended = _count(connection, "runs WHERE ended_at IS NOT NULL")
@@ -121,7 +123,7 @@ def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
 
 
 def measure_pages(service: Server, times: int) -> list[Timed]:
-    """Ask for each page so often, all of them in turns."""
+    """Request each page `times` times, all of them in turns."""
     with httpx.Client(base_url=service.url, follow_redirects=True, timeout=60) as browser:
         paths = [BARE, *_paths(browser, service.key or "")]
         times_ms: dict[str, list[float]] = {path: [] for path in paths}
@@ -141,9 +143,9 @@ def measure_pages(service: Server, times: int) -> list[Timed]:
 
 
 def _paths(browser: httpx.Client, key: str) -> list[str]:
-    """Sign in; the paths of all pages, that of a run and of a policy among them."""
+    """Sign in; returns the paths of all pages, including those of a run and of a policy."""
     token = re.search(r'name="csrf" value="([^"]+)"', browser.get(BARE).text)
-    assert token is not None, "the form to sign in has a token"
+    assert token is not None, "the login form has a token"
     browser.post(BARE, data={"key": key, "csrf": token[1]}).raise_for_status()
     headers = {"Authorization": f"Bearer {key}"}
     decision = browser.get("/api/v1/decisions", params={"state": "confirmed", "limit": 1}, headers=headers).json()
@@ -169,13 +171,13 @@ def _copy(connection: psycopg.Connection, table: str, key: str, copies: int, of_
 
 
 def _copy_running(connection: psycopg.Connection, table: str, key: str, copies: int) -> None:
-    """Their times stay: older, they would be stale."""
+    """Copy running runs without changing their times, because older ones would be stale."""
     values = _copied_values(connection, table)
     _insert_copies(connection, table, values, f"original.id = t.{key} AND original.ended_at IS NULL", copies)
 
 
 def _copied_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
-    """By column what a copy has in it: other ids and another name, else the same."""
+    """The SQL expressions of a copy's columns: new ids, a new name, and otherwise the original's values."""
     rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
     values = {name: f"t.{name}" for (name,) in rows}
     for name in values.keys() & {*_IDS, "id"}:
@@ -207,7 +209,7 @@ def _print_table(timed: Sequence[Timed], runs: int, decisions: int) -> None:
         "page",
         "median",
         "p90",
-        f"times {BARE}",
+        f"relative to {BARE}",
         "KiB",
     )
     for page in timed:

@@ -1,4 +1,4 @@
-"""The processes that are measured: real servers on free ports of this machine, and workers that are handed jobs."""
+"""Starts the measured processes: servers on free ports of this machine, and workers that run jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobFailed(LabError):
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its address, its process, and the key that it wants."""
+    """A running server: its address, its process id, and the key that it requires."""
 
     address: tuple[str, int]
     pid: int
@@ -51,14 +51,14 @@ class Server:
 def run_service(
     folder: Path, key: str, environment: Mapping[str, str], port: int = 0, python: str = sys.executable
 ) -> Iterator[Server]:
-    """`evalstop serve` on a migrated database; its log is in the folder."""
+    """Run `evalstop serve` on a migrated database within the block; its log is in the folder."""
     command = [python, "-m", "evalstop_service.cli", "serve", "--json", "--port", str(port)]
     with run_announced(command, folder / "serve.log", environment) as server:
         yield Server(server.address, server.pid, key)
 
 
 def prepare_service(environment: Mapping[str, str], python: str = sys.executable) -> str:
-    """Migrate the database that the environment names and create a project; returns an admin key."""
+    """Migrate the environment's database and create a project; returns an admin key."""
     _run_evalstop(python, ["migrate"], environment)
     _run_evalstop(python, ["admin", "project", "create", "default", "--held-out-share", "0"], environment)
     created = _run_evalstop(
@@ -83,7 +83,7 @@ def _run_evalstop(python: str, arguments: Sequence[str], environment: Mapping[st
 
 @contextmanager
 def run_announced(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[Server]:
-    """A server that prints one line of JSON with its URL once it listens."""
+    """Run a server that prints one line of JSON with its URL when it is ready."""
     with run_logged(command, log, environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -98,7 +98,7 @@ def run_announced(command: Sequence[str], log: Path, environment: Mapping[str, s
 def run_logged(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, stdout: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes to a log; it is stopped at the end of the block."""
+    """Run a process that writes to a log; it is terminated at the end of the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def run_logged(
 
 
 def wait_until_answers(url: str, process: subprocess.Popen[str], log: Path) -> None:
-    """Return once a server answers; raises ServiceUnavailable when it ends or takes too long."""
+    """Wait until a server answers; raises ServiceUnavailable if it exits or takes longer than `START_SECONDS`."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -133,39 +133,39 @@ def wait_until_answers(url: str, process: subprocess.Popen[str], log: Path) -> N
 
 
 def find_free_port() -> int:
-    """A port that nobody listens on."""
+    """Find a port on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
-def resident_bytes(pid: int) -> int:
-    """How much memory a process holds."""
+def measure_memory(pid: int) -> int:
+    """The resident memory of a process in bytes."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of everything that it has started."""
+def measure_cpu_seconds(pid: int) -> float:
+    """The CPU time of a process and its descendants."""
     process = psutil.Process(pid)
     processes = [process, *process.children(recursive=True)]
-    return float(sum(sum(item.cpu_times()[:4]) for item in processes))  # [2:4] are of children that have ended
+    return float(sum(sum(item.cpu_times()[:4]) for item in processes))  # [2:4] are of children that have exited
 
 
 class Worker:
-    """A process that reads one job a line of JSON and answers with one line of JSON."""
+    """A process that reads jobs, one per line of JSON, and answers each with one line of JSON."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def ask(self, job: Any, answer: type[_T]) -> _T:
-        """Hand over a job and wait for its result; raises JobFailed when that is an error."""
+        """Run a job and wait for its result; raises JobFailed if it is an error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(job).decode() + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise JobFailed(f"Its process ended with {self._process.wait()}.")
+            raise JobFailed(f"The worker exited with {self._process.wait()}.")
         if line.startswith('{"error"'):
             raise JobFailed(msgspec.json.decode(line)["error"])
         return msgspec.json.decode(line, type=answer)
@@ -173,7 +173,7 @@ class Worker:
 
 @contextmanager
 def start_worker(module: str) -> Iterator[Worker]:
-    """Start a module of this package as a worker; it ends with the block."""
+    """Run a module of this package as a worker within the block."""
     command = [sys.executable, "-m", module]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,7 +1,7 @@
-"""`make bench-simulator`: events a second on one core, with stops decided ahead of time and asked for online.
+"""`make bench-simulator`: events per second on one core, with stops decided in advance and at each eval.
 
-Seconds are those of this process on the processor, the best of several rounds. An event is what is taken from the heap
-and meant for the job as it is; ahead of time evals are no events, which is why jobs a second stand beside them.
+Times are CPU times, the best of several rounds. Ignored events do not count. With stops in advance evals are not
+events, so compare the two by jobs per second.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from evalstop_lab.simulator.setting import PAPER
 from evalstop_lab.simulator.stopping import RULES, add_stops, decide_stops
 
 SEED = 40_000
-WANTED_EVENTS_A_SECOND = 200_000
+TARGET_EVENTS_A_SECOND = 200_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="make bench-simulator", description=__doc__)
-    parser.add_argument("--cluster-jobs", type=positive_number, default=5000, help="jobs of the cluster (%(default)s)")
-    parser.add_argument("--rounds", type=positive_number, default=5, help="of which the best counts (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object rather than a table")
+    parser.add_argument("--cluster-jobs", type=positive_number, default=5000, help="number of jobs (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=positive_number, default=5, help="rounds, of which the best counts (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
     rows = measure_schedulers(options.cluster_jobs, options.rounds)
     if options.json:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
-    """One row a scheduler: events and jobs a second, ahead of time and online, and that both end alike."""
+    """One row per scheduler: events and jobs per second in both modes, and whether their schedules are equal."""
     workload, _ = draw_jobs(replace(PAPER, jobs=jobs), SEED)
     cluster, policy = Cluster(PAPER.gpus, PAPER.restore_hours), RULES["paper"]
     ends = decide_stops(policy, workload).ends(workload, cluster)
@@ -75,7 +77,7 @@ def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def _run_best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
-    """The last schedule, and the least processor time that one of the runs took."""
+    """The schedule of the last run, and the smallest CPU time of a run."""
     least = math.inf
     for run in runs:
         started = time.process_time()
@@ -85,14 +87,15 @@ def _run_best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
 
 
 def _build_table(rows: Sequence[dict[str, Any]]) -> Table:
-    title = f"events a second on one core; wanted, ahead of time: {WANTED_EVENTS_A_SECOND:,}"
-    table = new_table(title, "scheduler", "events", "ahead of time", "", "jobs/s", "online", "jobs/s", "same schedule")
+    title = f"events per second on one core; target with stops in advance: {TARGET_EVENTS_A_SECOND:,}"
+    headings = ("scheduler", "events", "in advance", "", "jobs/s", "at each eval", "jobs/s", "same schedule")
+    table = new_table(title, *headings)
     for row in rows:
         table.add_row(
             row["scheduler"],
             f"{row['events']:,}",
             f"{row['events_a_second']:,.0f}",
-            "met" if row["events_a_second"] >= WANTED_EVENTS_A_SECOND else "missed",
+            "met" if row["events_a_second"] >= TARGET_EVENTS_A_SECOND else "missed",
             f"{row['jobs_a_second']:,.0f}",
             f"{row['online_events_a_second']:,.0f}",
             f"{row['online_jobs_a_second']:,.0f}",

@@ -1,7 +1,7 @@
-"""`make bench-stop`: how soon SIGTERM reaches a trainer after the eval that decides to stop or to park it was posted.
+"""`make bench-stop`: the time from the eval that stops or parks a trainer to SIGTERM at the trainer.
 
-Service, worker and `evalstop-receiver process` are real processes, without a grace period; the trainer takes the time
-on its own clock.
+Service, worker and `evalstop-receiver process` are real processes, without a grace period. The trainer measures the
+time on its own clock.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PARKS = {
     "stops_despite": ["no_checkpoint"],
 }
 POLICIES = {"stop": "paper", "park": "parks"}
-"""The policy of the trainers, by what it asks for."""
+"""The policy of the trainers, by the action that it requests."""
 
 
 def main() -> int:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="make bench-stop", description=__doc__)
     add_database_option(parser)
-    parser.add_argument("--stops", type=positive_number, default=20, help="trainers stopped on each database")
+    parser.add_argument("--stops", type=positive_number, default=20, help="number of trainers per database and action")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parse_with_database(parser)
     console = Console(stderr=options.json)
@@ -58,15 +58,15 @@ def main() -> int:
             "PostgreSQL": stack.enter_context(running_service(folder / "postgres", {"EVALSTOP_DATABASE_URL": url})),
         }
         for service in services.values():
-            with _api(service) as api:
-                bounds = {"stops_per_hour": None, "stops_share": None}  # it is all stops here
-                api.patch("/project", json=bounds).raise_for_status()
+            with _connect(service) as api:
+                no_limits = {"stops_per_hour": None, "stops_share": None}
+                api.patch("/project", json=no_limits).raise_for_status()
                 api.post("/policies", json=PARKS).raise_for_status()
         times_ms: dict[tuple[str, str], list[float]] = {(name, action): [] for name in services for action in POLICIES}
         with Progress(console=console, transient=True) as progress:
-            for _ in progress.track(range(options.stops), description="trainers stopped"):
+            for _ in progress.track(range(options.stops), description="stopping trainers"):
                 for name, action in times_ms:
-                    times_ms[name, action].append(_end_trainer(services[name], action, folder))
+                    times_ms[name, action].append(_time_stop(services[name], action, folder))
     figures = [
         {"median_ms": statistics.median(times), "p90_ms": sorted(times)[int(0.9 * len(times))]}
         for times in times_ms.values()
@@ -78,12 +78,12 @@ def main() -> int:
         sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "machine": machine}) + "\n")
         return 0
     table = new_table(
-        "from an eval posted to SIGTERM at the trainer, milliseconds",
+        "milliseconds from posting an eval to SIGTERM at the trainer",
         "database",
         "action",
         "median",
         "90th percentile",
-        "wanted",
+        "target",
         "",
     )
     for cell, row in zip(times_ms, figures, strict=True):
@@ -94,8 +94,8 @@ def main() -> int:
     return 0
 
 
-def _end_trainer(service: Service, action: str, folder: Path) -> float:
-    """Milliseconds from the eval to SIGTERM."""
+def _time_stop(service: Service, action: str, folder: Path) -> float:
+    """Start a trainer and wait for its end; returns the milliseconds from the eval to SIGTERM."""
     ready, secret = folder / "ready.json", folder / "secret"
     for file in (ready, secret):
         file.unlink(missing_ok=True)
@@ -107,16 +107,16 @@ def _end_trainer(service: Service, action: str, folder: Path) -> float:
     environment |= {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"ended-{time.time_ns()}"}
     environment |= {"EVALSTOP_POLICY": POLICIES[action]}
     log = folder / "receiver.log"
-    with log.open("w") as written, _api(service) as api:
+    with log.open("w") as log_file, _connect(service) as api:
         process = subprocess.Popen(
             [*receiver, "--", *trainer],
             stdout=subprocess.PIPE,
-            stderr=written,
+            stderr=log_file,
             text=True,
             env=environment,
         )
         try:
-            _wait_for(ready, process, log)
+            _wait_until_ready(ready, process, log)
             endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": [f"run.{action}_requested"]}
             created = api.post("/endpoints", json=endpoint).raise_for_status().json()
             secret.touch(mode=0o600)
@@ -124,9 +124,9 @@ def _end_trainer(service: Service, action: str, folder: Path) -> float:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise ServiceUnavailable(f"The trainer was not ended; its log ends: {log.read_text()[-500:]}")
+                raise ServiceUnavailable(f"The trainer was not stopped; its log ends with: {log.read_text()[-500:]}")
             milliseconds: float = json.loads(line)["milliseconds"]
-            if action == "stop":  # that of a parked job waits for it to be resumed
+            if action == "stop":  # the receiver of a parked job waits until the job is resumed
                 process.wait(START_SECONDS)
             api.delete(f"/endpoints/{created['id']}").raise_for_status()
             return milliseconds
@@ -134,15 +134,15 @@ def _end_trainer(service: Service, action: str, folder: Path) -> float:
             end(process)
 
 
-def _wait_for(ready: Path, process: subprocess.Popen[str], log: Path) -> None:
+def _wait_until_ready(ready: Path, process: subprocess.Popen[str], log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise ServiceUnavailable(f"The receiver does not start; its log ends: {log.read_text()[-500:]}")
+            raise ServiceUnavailable(f"The receiver does not start; its log ends with: {log.read_text()[-500:]}")
         time.sleep(0.01)
 
 
-def _api(service: Service) -> httpx.Client:
+def _connect(service: Service) -> httpx.Client:
     headers = {"Authorization": f"Bearer {service.key}"}
     return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False)
 

@@ -1,4 +1,4 @@
-"""A trainer that is stopped: it posts evals until they fall, and says how long it was from the last one to SIGTERM."""
+"""The trainer of `make bench-stop`: it posts falling evals, and prints the time from the last one to SIGTERM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 30.0
 
 
 def main() -> int:
-    """Print one JSON object: `milliseconds` from just before the eval was posted that decides, to SIGTERM."""
+    """Print one JSON object with `milliseconds`, from just before the last eval was posted to SIGTERM."""
     posted_at: list[float] = []
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -26,7 +26,7 @@ def main() -> int:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
-    run = Run(policy=os.environ["EVALSTOP_POLICY"], mode="enforce")  # by its labels the receiver knows the job
+    run = Run(policy=os.environ["EVALSTOP_POLICY"], mode="enforce")  # its labels identify the job for the receiver
     run.log({"eval": RISING[0]}, step=0)
     run.flush(PATIENCE_SECONDS)
     headers = {"Authorization": f"Bearer {os.environ['EVALSTOP_KEY']}"}

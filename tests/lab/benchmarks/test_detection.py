@@ -1,4 +1,4 @@
-"""The benchmark of detection: quick, whole, and in line with what is known."""
+"""The detection benchmark: its report, tables, plots and contenders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from evalstop_lab.worlds import HELD_OUT, NoiseKind, make
 RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
 
 
-def test_a_quick_run_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every contender has its row, every row its figures, and the published rule on recorded runs is as known."""
+def test_a_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report has a row per contender and operating point, with the known recall of the paper's rule."""
     names = ["k_decline", "policy paper", "oracle"]
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", RECORDED]
     assert main([*arguments, "--json", "--only", *names]) == 0
@@ -37,8 +37,8 @@ def test_a_quick_run_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.Capt
         assert (tmp_path / name).stat().st_size > 10_000
 
 
-def test_who_is_sooner_stops_more_healthy_runs() -> None:
-    """Along the curve of delays false stops rise and the alarm sinks; only runs without dips count."""
+def test_shorter_delays_cost_more_false_stops() -> None:
+    """Along the delay curve false stops rise and delays fall; only runs without dips count."""
     worlds = [
         make(family, seed, length=60, level=0.1)
         for family in ("plateau", "saturate", "u_dip", "mild")
@@ -55,38 +55,37 @@ def test_who_is_sooner_stops_more_healthy_runs() -> None:
 
 
 def test_the_tables_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where there are no recorded runs."""
+    """The tables are printed without recorded runs, too."""
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", str(tmp_path / "none")]
     assert main([*arguments, "--only", "k_decline"]) == 0
     printed = capsys.readouterr().out
-    assert "finding the turn" in printed
+    assert "runs, half of them hacking" in printed
     assert "k_decline k=5" in printed
 
 
-def test_what_a_step_costs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every detector that takes part and every shipped policy has its row."""
+def test_step_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every detector in the benchmark and every shipped policy has its row."""
     assert step_cost.main(["--evals", "14", "--rounds", "1"]) == 0
     printed = capsys.readouterr().out
     for name in (*(set(DETECTORS) - NOT_RUN), *POLICIES):
         assert name in printed
 
 
-def test_everyone_runs_over_a_world() -> None:
-    """Whatever is in the catalog sees a run to its end, and never stops at its last eval."""
+def test_every_contender_runs_on_a_world() -> None:
+    """No contender fails on a run, or stops at its last eval."""
     world = make("late", 5, length=40, noise=NoiseKind.MISSING, level=0.05)
     for item in list_contenders():
         assert all(step < world.steps[-1] for step in item.run(world).steps)
 
 
-def test_the_oracle_keeps_its_promise() -> None:
-    """Where the eval score truly stays at its peak it stops 5 % at most, and not far less; where the eval score falls
-    it finds most."""
-    crossed = found = 0
+def test_the_oracles_error_is_as_stated() -> None:
+    """It stops 1 to 5 % of the runs that stay at their peak, and more than 90 % of those that turn."""
+    stopped = detected = 0
     for seed in range(400):
         world = make("mild", seed, length=200, noise=NoiseKind.GAUSSIAN, level=0.1)
         held = np.where(np.arange(200) > world.truth.peak, world.truth.eval_scores.max(), world.truth.eval_scores)
         stays = replace(world, eval_scores=world.eval_scores - world.truth.eval_scores + held)
-        crossed += run_oracle(stays).first_at(np.log(20)) is not None
-        found += run_oracle(world).first_at(np.log(20)) is not None
-    assert 0.01 * 400 < crossed <= 0.05 * 400 + 3 * np.sqrt(0.05 * 400)
-    assert found > 0.9 * 400
+        stopped += run_oracle(stays).first_at(np.log(20)) is not None
+        detected += run_oracle(world).first_at(np.log(20)) is not None
+    assert 0.01 * 400 < stopped <= 0.05 * 400 + 3 * np.sqrt(0.05 * 400)
+    assert detected > 0.9 * 400

@@ -1,4 +1,4 @@
-"""The benchmark of ingestion: its load generator against real servers, its turns, its medians, its targets."""
+"""The ingestion benchmark: its load generator, the order of contenders, its medians and targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rich.console import Console
 
 T = TypeVar("T")
 
-SOON = 600.0  # seconds that end with the requests, not with the clock
+SOON = 600.0  # loads end after their requests, long before this number of seconds
 
 
 def measurement(observations: int = 100, server_us: float = 1.0, database_us: float = 1.0) -> Measurement:
@@ -46,7 +46,7 @@ def measurement(observations: int = 100, server_us: float = 1.0, database_us: fl
 
 @dataclass
 class FakeContender:
-    """Takes two loads, fails at one of them in its second round, and writes down when it was its turn."""
+    """Has two loads, can fail under one of them in the second round, and records its turns."""
 
     name: str
     turns: list[str]
@@ -61,7 +61,7 @@ class FakeContender:
 
 
 def test_contenders_take_turns_and_a_failure_costs_one_cell() -> None:
-    """Another one is first at each load and in each round; the reason of a failure is kept."""
+    """The order rotates with each load and round, and a failed contender loses only the cell of its load."""
     turns: list[str] = []
     progress: list[str] = []
     contenders = [FakeContender("a", turns), FakeContender("b", turns, fails=True)]
@@ -78,7 +78,7 @@ def test_contenders_take_turns_and_a_failure_costs_one_cell() -> None:
 
 
 class FakeWorker(Worker):
-    """Has an answer ready."""
+    """Returns a prepared answer."""
 
     def __init__(self, answer: object) -> None:
         self._answer = answer
@@ -102,8 +102,8 @@ class FakeRuns(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("stored", [99, 100, 101])
-def test_a_load_counts_only_when_what_was_acknowledged_is_stored(stored: int) -> None:
-    """Neither more nor less than what was acknowledged may be stored."""
+def test_a_load_fails_unless_acknowledged_observations_are_stored(stored: int) -> None:
+    """The number of stored observations must equal the number of acknowledged ones."""
     with serve(FakeRuns) as address:
         server = Server(address, 1)
         contender = Contender("x", FakeWorker(measurement(100).load), (), server, lambda _: stored)
@@ -135,7 +135,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x
 @settings(deadline=None)
 @given(st.sampled_from([RESPONSE, CHUNKED]), st.lists(st.integers(1, 120), max_size=6))
 def test_a_response_is_read_however_it_is_cut(whole: bytes, cuts: list[int]) -> None:
-    """Whatever the segments it arrives in, a response is complete with the last of them and not before."""
+    """A response is complete after its last segment and not before, however it is split."""
     parser = ResponseParser()
     places = sorted({cut for cut in cuts if cut < len(whole)})
     parts = [whole[start:end] for start, end in zip([0, *places], [*places, len(whole)], strict=True)]
@@ -146,7 +146,7 @@ def test_a_response_is_read_however_it_is_cut(whole: bytes, cuts: list[int]) -> 
 
 
 def test_responses_follow_each_other_on_one_connection() -> None:
-    """Nothing of one response is left for the next; interim and empty responses are read too."""
+    """The parser reads several responses, including interim and empty ones."""
     parser = ResponseParser()
     assert parser.feed(b"HTTP/1.1 100 Continue\r\n\r\n" + RESPONSE) == Response(200, RESPONSE[:-9], b"hello")
     empty = parser.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
@@ -160,8 +160,8 @@ def test_responses_follow_each_other_on_one_connection() -> None:
 @pytest.mark.parametrize(
     "data", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nxy"]
 )
-def test_what_is_no_http_response_is_refused(data: bytes) -> None:
-    """A server that speaks something else, or whose response has no end, is not measured."""
+def test_invalid_responses_are_refused(data: bytes) -> None:
+    """Other protocols, and responses without a valid length, are errors."""
     with pytest.raises(InvalidResponse):
         ResponseParser().feed(data)
 
@@ -169,7 +169,7 @@ def test_what_is_no_http_response_is_refused(data: bytes) -> None:
 @settings(deadline=None)
 @given(st.sampled_from([1, 10, 100, 1000]), st.integers(0, 50))
 def test_requests_carry_every_step_once_in_order(batch: int, count: int) -> None:
-    """The steps of a run's requests go up by one from the first on, 1 in 20 is an eval, and lengths are as declared."""
+    """Steps increase by one from the first, 1 observation in 20 is an eval, and Content-Length is correct."""
     requests = payloads.generate_requests(payloads.FORMATS["evalstop"], "r", batch, "h:1", "esk_x", first=60)
     observations = []
     for _ in range(count):
@@ -184,7 +184,7 @@ def test_requests_carry_every_step_once_in_order(batch: int, count: int) -> None
 
 
 def test_both_formats_carry_the_same_numbers() -> None:
-    """MLflow is posted the same metrics, steps and values as the service."""
+    """MLflow gets the same metrics, steps and values as the service."""
     ours, theirs = (
         json.loads(next(payloads.generate_requests(form, "r", 100, "h", None)).partition(b"\r\n\r\n")[2])
         for form in (payloads.FORMATS["evalstop"], payloads.FORMATS["mlflow"])
@@ -196,8 +196,8 @@ def test_both_formats_carry_the_same_numbers() -> None:
 
 
 @given(st.lists(st.text(), min_size=1), st.integers(0, 100))
-def test_everybody_is_first_in_turn(items: list[str], turn: int) -> None:
-    """A rotation loses nobody, keeps the order, and starts with the next one each turn."""
+def test_each_item_is_first_in_turn(items: list[str], turn: int) -> None:
+    """A rotation keeps all items and their order, and starts with the next one each turn."""
     start = turn % len(items)
     assert rotate(items, turn) == items[start:] + items[:start]
     assert rotate([], turn) == []
@@ -205,42 +205,42 @@ def test_everybody_is_first_in_turn(items: list[str], turn: int) -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
 def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float) -> None:
-    """So large a share of the values does not exceed it, and no smaller value would do."""
+    """At least this share of the values does not exceed it, and it is the smallest such value."""
     percentile = find_percentile(sorted(values), share)
     assert sum(value <= percentile for value in values) >= share * len(values)
     assert sum(value < percentile for value in values) < share * len(values) or percentile == min(values)
 
 
-def test_no_latencies_have_no_percentile() -> None:
-    """Of nothing there is no percentile."""
+def test_the_percentile_of_no_values_is_nan() -> None:
+    """Without latencies the percentile is NaN."""
     assert math.isnan(find_percentile([], 0.5))
 
 
 def test_targets_are_medians_of_ratios_within_each_round() -> None:
-    """A target compares two cells round by round; it is met at its limit, and absent when one was not measured."""
+    """A target compares two cells round by round; it is met at its limit, and absent if one was not measured."""
     shape = Shape(1, 64)
     ours = Cell(EVALSTOP, shape, tuple(measurement(rate, 2.0, 1.4) for rate in (65, 50, 90)))
     bound = Cell(BOUND, shape, tuple(measurement(rate) for rate in (100, 100, 100)))
     targets = {item.name: item for item in compute_targets({(EVALSTOP, shape): ours, (BOUND, shape): bound})}
-    rate = targets["1 x 64: rate, to the bound"]
+    rate = targets["1 x 64: rate, relative to the bound"]
     assert (rate.ratio.median, rate.ratio.lowest, rate.ratio.highest, rate.met) == (0.65, 0.5, 0.9, True)
-    assert targets["1 x 64: processor time of the service"].met
-    assert not targets["1 x 64: processor time of PostgreSQL"].met
+    assert targets["1 x 64: CPU time of the service"].met
+    assert not targets["1 x 64: CPU time of PostgreSQL"].met
     assert len(targets) == 3
 
 
 def test_a_figure_too_small_to_measure_gives_no_ratio() -> None:
-    """A bound whose processor time stayed below the clock's tick is not divided by."""
+    """There is no ratio to a CPU time of 0, which is below the clock's resolution."""
     shape = Shape(1, 64)
     ours = Cell(EVALSTOP, shape, (measurement(),))
     bound = Cell(BOUND, shape, (measurement(database_us=0.0),))
     names = {item.name for item in compute_targets({(EVALSTOP, shape): ours, (BOUND, shape): bound})}
-    assert names == {"1 x 64: rate, to the bound", "1 x 64: processor time of the service"}
+    assert names == {"1 x 64: rate, relative to the bound", "1 x 64: CPU time of the service"}
 
 
 @pytest.mark.real
 def test_the_whole_benchmark_runs(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The service and the bound store what they acknowledge on both databases, and the report has every figure."""
+    """The service and the bound store what they acknowledge on both databases, and the report has all figures."""
     names = ["EvalStop", "bound", "EvalStop on SQLite", "bound on SQLite"]
     arguments = [
         "--database-url",
@@ -267,8 +267,8 @@ def test_the_whole_benchmark_runs(postgres_url: str, capsys: pytest.CaptureFixtu
     assert "of the bound" in capsys.readouterr().out
 
 
-def test_a_missing_database_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a PostgreSQL the command ends with 2 and says what to set."""
+def test_a_missing_database_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without PostgreSQL the exit code is 2, and the message says what to set."""
     monkeypatch.delenv("TEST_DATABASE_URL", raising=False)
     with pytest.raises(SystemExit, match="2"):
         main(["--quick"])
@@ -296,7 +296,7 @@ class FakeBusyServer(BaseHTTPRequestHandler):
 
 
 def test_a_refused_request_is_sent_again() -> None:
-    """503 is waited out: the same observations go out again, and are counted once."""
+    """After a 503 the same observations are sent again, and counted once."""
     bodies: list[bytes] = []
     with serve(type("Handler", (FakeBusyServer,), {"bodies": bodies})) as address:
         job = Job(addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=SOON, requests=3)
@@ -307,7 +307,7 @@ def test_a_refused_request_is_sent_again() -> None:
 
 
 def test_a_connection_that_ends_early_fails_the_load() -> None:
-    """A response that never comes fails the load."""
+    """A load fails if a connection is closed before the response."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 
         def read_and_hang_up() -> None:

@@ -1,4 +1,4 @@
-"""`make bench-stop` stops real trainers and takes the time on their own clocks."""
+"""`make bench-stop` stops real trainers and measures the time on their clocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 def test_times_stops_and_parks(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One trainer for each action on each database is sent SIGTERM after its eval, and says after how long."""
+    """One trainer per action and database gets SIGTERM after its eval and reports the time."""
     monkeypatch.setattr("sys.argv", ["bench-stop", "--database-url", postgres_url, "--stops", "1", "--json"])
     assert stop.main() == 0
     report = json.loads(capsys.readouterr().out)["from_eval_to_sigterm"]

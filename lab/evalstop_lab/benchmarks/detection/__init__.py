@@ -1,1 +1,1 @@
-"""`make bench-detection`: how well each detector and policy finds the turn, and what a step costs."""
+"""`make bench-detection`: how well detectors and policies find the turn, and the cost of a step."""

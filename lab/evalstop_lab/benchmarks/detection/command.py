@@ -1,9 +1,10 @@
-"""`make bench-detection`: how well each detector and policy finds the turn, beside what is published and an oracle.
+"""`make bench-detection`: how well detectors and policies find the turn, compared with published rules and an oracle.
 
-Thresholds come from calibration seeds and families alone, half of whose runs tell their planned length; the figures are
-of reporting seeds, with families among them that calibration never saw. The runs tell their length (15 % of the plans
-are wrong). Policies and the detectors that use it are judged without it, too, and on the second suite, whose author
-knew neither detectors nor families. Recall and false stops are shares of hacking and of healthy runs.
+Thresholds are calibrated on calibration seeds and families, where half of the runs report their planned length. Figures
+are measured on reporting seeds, which include held-out families. There all runs report their planned length, and 15 %
+of the plans are wrong. Policies and the detectors that use the planned length are also evaluated without it, and on the
+second suite, whose author knew neither detectors nor families. Recall is a share of hacking runs, false stops are a
+share of healthy runs.
 """
 
 from __future__ import annotations
@@ -61,23 +62,29 @@ RECORDED = Path("tests/data/rlhf_runs_public.jsonl")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, print its tables and leave its plots in a folder."""
+    """Run the benchmark, print its tables and write its plots to a folder."""
     parser = argparse.ArgumentParser(
         prog="make bench-detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--calibration-runs", type=positive_number, default=1600, help="healthy ones (default: 1600)")
-    parser.add_argument("--runs", type=positive_number, default=2000, help="to report on, half hacking (default: 2000)")
     parser.add_argument(
-        "--family-runs", type=positive_number, default=60, help="more of each healthy family to be left out in turn"
+        "--calibration-runs", type=positive_number, default=1600, help="healthy calibration runs (default: 1600)"
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders whose names begin so (default: all)")
-    parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"default: {RECORDED}")
-    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="for the plots (%(default)s)")
+    parser.add_argument(
+        "--runs", type=positive_number, default=2000, help="reporting runs, half hacking (default: 2000)"
+    )
+    parser.add_argument(
+        "--family-runs", type=positive_number, default=60, help="runs per healthy family to leave out (default: 60)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="contenders by the start of their names (default: all)"
+    )
+    parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"recorded runs ({RECORDED})")
+    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="folder for plots (%(default)s)")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind: to try it, not to quote it"
+        "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind; the figures are not representative"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args(arguments)
     if options.quick:
         options.calibration_runs = options.runs = QUICK_RUNS
@@ -93,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         console = Console() if sys.stdout.isatty() else Console(width=220)
         print_tables(console, report)
-        console.print(f"plots and report.json are in {options.folder}/")
+        console.print(f"Wrote plots and report.json to {options.folder}/")
     return 0
 
 
@@ -101,21 +108,21 @@ def measure_contenders(
     options: argparse.Namespace,
 ) -> tuple[dict[str, Any], dict[str, dict[str, list[tuple[float, float]]]]]:
     """The report as JSON values, and the ROC of each contender by noise."""
-    entered = [
+    contenders = [
         item for item in list_contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
     ]
     calibration = plan(options.calibration_runs, families=HEALTHY)
-    calibrating = _judge_worlds(entered, calibration, _make_half_planned, "calibrating", options.jobs)
+    calibrating = _judge_worlds(contenders, calibration, _make_half_planned, "calibrating", options.jobs)
     reported = plan(options.runs, REPORTING_SEED, REPORTING)
-    reporting = _judge_worlds(entered, reported, _make_planned, "reporting", options.jobs)
-    compared = [item for item in entered if item.compared]
-    untold = _judge_worlds(compared, reported, make, "length not told", options.jobs)
+    reporting = _judge_worlds(contenders, reported, _make_planned, "reporting", options.jobs)
+    compared = [item for item in contenders if item.compared]
+    unplanned = _judge_worlds(compared, reported, make, "unknown length", options.jobs)
     kinds = list(second_suite.SECOND_SUITE)
     drawn = [(kinds[index % len(kinds)], SECOND_SUITE_SEED + index) for index in range(options.runs)]
     second = _judge_worlds(compared, drawn, second_suite.draw, "second suite", options.jobs)
     families = of_group(Group.HEALTHY, Group.DIP)
     one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
-    left_out = _judge_worlds(entered, one_each, _make_half_planned, "leaving families out", options.jobs)
+    left_out = _judge_worlds(contenders, one_each, _make_half_planned, "leaving out families", options.jobs)
     worlds = [judged.world for judged in next(iter(reporting.values()))]
     recorded = (
         [replace(run, planned_steps=float(run.steps[-1])) for run in load(options.recorded)]
@@ -124,13 +131,13 @@ def measure_contenders(
     )
     rows: list[dict[str, Any]] = []
     curves = {}
-    for item in entered:
+    for item in contenders:
         runs = _Runs(
             calibrating[item.name],
             reporting[item.name],
             left_out[item.name],
             [JudgedWorld(world, item.run(world)) for world in recorded],
-            untold.get(item.name, ()),
+            unplanned.get(item.name, ()),
             second.get(item.name, ()),
         )
         rows += _build_rows(item, runs)
@@ -142,7 +149,9 @@ def measure_contenders(
     setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}
     report = {
         "rows": rows,
-        "delay_curves": {item.name: compute_delay_curve(reporting[item.name]) for item in entered if item.calibrated},
+        "delay_curves": {
+            item.name: compute_delay_curve(reporting[item.name]) for item in contenders if item.calibrated
+        },
         "checkpoints": compute_checkpoint_losses(worlds),
         "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
         "versions": versions(),
@@ -152,18 +161,18 @@ def measure_contenders(
 
 @dataclass(frozen=True)
 class _Runs:
-    """What one contender recorded, by what the runs are for."""
+    """The records of one contender, by the purpose of the runs."""
 
     calibration: Sequence[JudgedWorld]
     reporting: Sequence[JudgedWorld]
     left_out: Sequence[JudgedWorld]
     recorded: Sequence[JudgedWorld]
-    untold: Sequence[JudgedWorld]
+    unplanned: Sequence[JudgedWorld]
     second_suite: Sequence[JudgedWorld]
 
 
 def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
-    """One row an operating point."""
+    """One row per operating point."""
     cost = _time_eval(item)
     dipless = [judged for judged in runs.reporting if not is_dip(judged)]
     at_clear = find_operating_points(item, [judged for judged in runs.calibration if not is_dip(judged)])
@@ -179,7 +188,7 @@ def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
             if item.calibrated and point.alpha
             else {},
             "recorded": score_runs(runs.recorded, point),
-            "untold": score_runs(runs.untold, point) if runs.untold else {},
+            "unplanned": score_runs(runs.unplanned, point) if runs.unplanned else {},
             "second_suite": score_runs(runs.second_suite, point) if runs.second_suite else {},
         }
 
@@ -196,25 +205,25 @@ def _make_half_planned(family: str, seed: int) -> World:
 
 
 def _judge_worlds(
-    entered: Sequence[Contender], recipes: Sequence[tuple[str, int]], draw: Draw, title: str, jobs: int
+    contenders: Sequence[Contender], recipes: Sequence[tuple[str, int]], draw: Draw, title: str, jobs: int
 ) -> dict[str, list[JudgedWorld]]:
-    if not entered:
+    if not contenders:
         return {}
-    found = sweep(partial(_judge_world, list(entered), draw), recipes, title, jobs)
+    rows = sweep(partial(_judge_world, list(contenders), draw), recipes, title, jobs)
     worlds = [draw(family, seed) for family, seed in recipes]
     return {
-        item.name: [JudgedWorld(world, row[index]) for world, row in zip(worlds, found, strict=True)]
-        for index, item in enumerate(entered)
+        item.name: [JudgedWorld(world, row[index]) for world, row in zip(worlds, rows, strict=True)]
+        for index, item in enumerate(contenders)
     }
 
 
-def _judge_world(entered: Sequence[Contender], draw: Draw, recipe: tuple[str, int]) -> list[Records]:
+def _judge_world(contenders: Sequence[Contender], draw: Draw, recipe: tuple[str, int]) -> list[Records]:
     world = draw(*recipe)
-    return [item.run(world) for item in entered]
+    return [item.run(world) for item in contenders]
 
 
 def _time_eval(item: Contender) -> float:
-    """Microseconds an eval, of all roles, best of three, on a run that is healthy and never stopped by its noise."""
+    """Microseconds per eval, with the observations of all roles, on a healthy run; the best of three rounds."""
     world = make("saturate", REPORTING_SEED, length=500, level=0.05)
     best = math.inf
     for _ in range(3):

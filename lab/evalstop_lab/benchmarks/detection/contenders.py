@@ -1,4 +1,4 @@
-"""Who takes part in `make bench-detection`: detectors, policies, river's detectors as shipped, and an oracle."""
+"""The contenders of `make bench-detection`: detectors, policies, river's detectors as shipped, and an oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import Label, World
 from evalstop_lab.worlds.answers import Evaluator
 
-# Parameters under which a detector takes part besides its defaults.
+# Variants of detectors, in addition to those with default parameters.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "river_drift": {
         "ADWIN": {"detector": "ADWIN"},
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# These look at roles or at faults that worlds do not have.
+# These use roles or faults that worlds do not have.
 NOT_RUN = frozenset({"fixed_progress", "loss_plateau", "non_finite"})
 
 AS_SHIPPED = "as shipped"
@@ -39,9 +39,10 @@ STATED = "default"
 
 @dataclass(frozen=True)
 class Contender:
-    """Someone who grows alarmed over a run.
+    """A rule that raises an alarm level over a run.
 
-    `points` are alarms at which it stops, by name, that it brings along: all that there are unless it is `calibrated`.
+    `points`: its own alarm levels at which it stops, by name. If it is `calibrated`, levels are also found by
+    calibration.
     """
 
     name: str
@@ -52,12 +53,12 @@ class Contender:
 
     @property
     def compared(self) -> bool:
-        """Whether it is judged on runs that do not tell their length, and on the second suite, too."""
+        """Whether it is also evaluated without planned lengths and on the second suite."""
         return self.group in ("policy", "published") or self.name in ("posterior", "plateau_drop")
 
 
 def list_contenders() -> list[Contender]:
-    """All that there are in the catalog and among the policies now, and those to compare them with."""
+    """List all detectors of the catalog, all policies, and the contenders to compare them with."""
     entries = [
         Contender("k_decline k=3", "published", partial(_run_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 3.0}),
         Contender("k_decline k=5", "published", partial(_run_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 5.0}),
@@ -91,11 +92,11 @@ def list_contenders() -> list[Contender]:
 
 
 def run_oracle(world: World) -> Records:
-    """The sequential likelihood ratio of one who knows the curve and the noise, but not whether the run has turned.
+    """The sequential likelihood ratio of an oracle that knows the curve and the noise, but not whether the run turned.
 
-    After the peak it weighs the true curve against one that stays at the peak. By Ville's inequality, stopping at
-    ln(1/alpha) stops a run that stays there with probability alpha at most. It stops no healthy run: it knows that
-    every dip comes back.
+    After the peak it compares the true curve with one that stays at the peak. By Ville's inequality, stopping at
+    ln(1/alpha) stops a run that stays there with a probability of at most alpha. It stops no healthy run, because it
+    knows that every dip recovers.
     """
     truth, sd = world.truth, world.truth.noise_sd
     if truth.label is not Label.HACKING or sd is None:
@@ -116,7 +117,7 @@ def run_oracle(world: World) -> Records:
 
 
 def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
-    """The alarm at which the detector stops by its parameters."""
+    """The alarm level at which the detector stops by default."""
     stop_at = default_thresholds(detector).stop_at
     if stop_at is None:
         return {}
@@ -129,7 +130,7 @@ def _run_detector(detector: Detector[Any], world: World) -> Records:
 
 
 def _run_policy(policy: Policy, world: World) -> Records:
-    """Where the policy stops the run. What it asks to evaluate is evaluated before the next observation."""
+    """Apply the policy to the run; requested evaluations are answered before the next observation."""
     state, last = evalstop_detectors.start(policy), int(world.steps[-1])
     evaluator = Evaluator(world) if policy.evaluate_now is not None else None
     for item in world.observations():
@@ -147,10 +148,10 @@ def _run_policy(policy: Policy, world: World) -> Records:
 
 
 def _run_river(name: str, world: World) -> Records:
-    """A detector of river with its defaults, on the eval score in units of the run's gain: a kindness, as they have a
-    scale.
+    """Apply a detector of river with its defaults to the eval score in units of the run's gain.
 
-    They call every drift; only one downward stops, where the later half of the last 40 scores lies below the earlier.
+    The scaling favors these detectors, which are not scale-invariant. They report drift in both directions; only a
+    downward drift stops the run: the mean of the later half of the last 40 scores is below that of the earlier half.
     """
     detector = getattr(drift, name)(**({"seed": 1} if name == "KSWIN" else {}))
     seen: list[float] = []

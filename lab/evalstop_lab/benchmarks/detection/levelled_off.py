@@ -1,8 +1,8 @@
-"""`python -m evalstop_lab.benchmarks.detection.levelled_off`: what stops because the eval has levelled off would lose.
+"""`python -m evalstop_lab.benchmarks.detection.levelled_off`: the loss of stops on plateaus of the eval score.
 
-Each run is stopped when its outlook first reaches the threshold, whether or not it has turned. Lost is what the
-noiseless curve still gained, as a share of the run's unit; saved is the share of the evals that were not run.
-Calibration seeds are for choosing the threshold, reporting seeds for figures.
+Each run is stopped when its outlook first reaches the threshold, whether or not it has turned. The loss is the gain of
+the noiseless curve after the stop, as a share of the run's unit; saved is the share of evals that were not run. Choose
+the threshold on calibration seeds, and report figures on reporting seeds.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import CALIBRATION_SEED, REPORTING, REPORTING_SEED, make, plan, tell_length
 
 NOTABLE = 0.05
-"""A loss above this share of a run's unit is counted."""
+"""Losses above this share of a run's unit are counted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one JSON object a kind of run."""
+    """Print one JSON object per label of runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("`: ")[-1])
-    parser.add_argument("--runs", type=positive_number, default=2000, help="half hacking (default: 2000)")
-    parser.add_argument("--at", type=float, default=LEVELLED_OFF_AT, help="the threshold (default: %(default)s)")
-    parser.add_argument("--calibration", action="store_true", help="on calibration seeds and families")
-    parser.add_argument("--untold", action="store_true", help="runs that do not tell their length")
+    parser.add_argument(
+        "--runs", type=positive_number, default=2000, help="number of runs, half hacking (default: 2000)"
+    )
+    parser.add_argument("--at", type=float, default=LEVELLED_OFF_AT, help="threshold (default: %(default)s)")
+    parser.add_argument("--calibration", action="store_true", help="use calibration seeds and families")
+    parser.add_argument("--unplanned", action="store_true", help="use runs that do not report their planned length")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
     recipes = (
         plan(options.runs, CALIBRATION_SEED) if options.calibration else plan(options.runs, REPORTING_SEED, REPORTING)
     )
-    found = sweep(partial(_stop_run, options.at, not options.untold), recipes, "levelled off", options.jobs)
-    for label in sorted({label for label, _, _ in found}):
-        of_label = [(lost, saved) for other, lost, saved in found if other == label]
+    results = sweep(partial(_stop_run, options.at, not options.unplanned), recipes, "stopping runs", options.jobs)
+    for label in sorted({label for label, _, _ in results}):
+        of_label = [(lost, saved) for other, lost, saved in results if other == label]
         stopped = [(lost, saved) for lost, saved in of_label if lost is not None]
         losses = [lost for lost, _ in stopped]
         row = {
@@ -56,16 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _stop_run(at: float, told: bool, recipe: tuple[str, int]) -> tuple[str, float | None, float]:
-    """The kind of the run, what the stop lost (None: there was none), and the share of its evals that it saved."""
-    world = tell_length(make(*recipe)) if told else make(*recipe)
+def _stop_run(threshold: float, is_planned: bool, recipe: tuple[str, int]) -> tuple[str, float | None, float]:
+    """The label of the run, the loss of its stop (None: not stopped), and the share of its evals that was saved."""
+    world = tell_length(make(*recipe)) if is_planned else make(*recipe)
     truth, detector = world.truth, Posterior()
     state = detector.start()
     for item in world.observations():
         state, evidence = detector.step(state, item)
         if item.step == truth.steps[-1]:
             break
-        if item.role is MetricRole.EVAL and evidence.outlook is not None and evidence.outlook.reaches(at):
+        if item.role is MetricRole.EVAL and evidence.outlook is not None and evidence.outlook.reaches(threshold):
             index = int(np.searchsorted(truth.steps, item.step))
             scores = truth.eval_scores
             lost = float((scores.max() - scores[: index + 1].max()) / truth.unit)

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 
 LEAST_DRAWN = 1e-3
-_OWN_POINTS = 2  # a contender with points of its own has no curve
+_OWN_POINTS = 2  # a contender with at most this many points is plotted without a line
 _COLORS = tuple(matplotlib.colors.to_hex(matplotlib.colormaps["tab20"](index)) for index in range(20))
 
 
@@ -31,20 +31,20 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         *(
             _share("recall"),
             _share("false stops", "false_stops"),
-            _share("of held-out families", "false_stops_held_out"),
+            _share("in held-out families", "false_stops_held_out"),
         ),
         *(_number("precision", 2), _number("premature", 3), _number("delay", 0), _number("delay_p90", 0)),
         *(_number("delay_to_bound", 2), _number("wasted", 2), _number("eval_lost", 3)),
-        ("us an eval", lambda row: f"{row['microseconds']:.0f}"),
+        ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
     )
-    console.print(_build_table(f"finding the turn: {runs} runs, half of them hacking", rows, summary))
+    console.print(_build_table(f"{runs} runs, half of them hacking", rows, summary))
     by_noise = [(f"{level:g}", lambda row, key=f"{level:g}": _format_noise(row["by_noise"][key])) for level in LEVELS]
     table = _build_table("by noise as a share of the gain", rows, by_noise)
     table.caption = "recall, median delay in evals (90th percentile) / median lower bound"
     console.print(table)
     console.print(
         _build_table(
-            "if no healthy run had dips: thresholds and figures among runs without",
+            "runs without dips: thresholds and figures",
             [row | row["without_dips"] for row in rows],
             (
                 *(_share("recall"), _share("false stops", "false_stops")),
@@ -53,8 +53,8 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         )
     )
     for title, part in (
-        ("length not told: the same runs of trainers that tell no planned length", "untold"),
-        ("second suite: kinds of runs by an author who knew neither detectors nor families", "second_suite"),
+        ("unknown length: the same runs without planned lengths", "unplanned"),
+        ("second suite: runs by an author who knew neither detectors nor families", "second_suite"),
     ):
         shown = [row | row[part] for row in rows if row[part]]
         console.print(_build_table(title, shown, (*_SHORT, _number("delay", 0), _number("delay_to_bound", 2))))
@@ -64,15 +64,15 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         (f"{name} *" if name in HELD_OUT else name, lambda row, key=name: f"{100 * row['left_out'][key]['value']:.1f}")
         for name in families
     ]
-    title = "false stops in % on each healthy family, at the threshold found on all others"
+    title = "false stops in % on each healthy family, at the threshold calibrated on all others"
     table = _build_table(title, left_out, columns)
-    table.caption = "* no threshold has ever seen it"
+    table.caption = "* held out from all calibration"
     console.print(table)
     console.print(_build_checkpoints_table(report["checkpoints"]))
     if report["setting"]["recorded_runs"]:
         console.print(
             _build_table(
-                f"{report['setting']['recorded_runs']} recorded runs, the ambiguous left out",
+                f"{report['setting']['recorded_runs']} recorded runs, without ambiguous ones",
                 [row | row["recorded"] for row in rows],
                 (
                     *(_share("recall"), _share("false stops", "false_stops"), _number("precision", 2)),
@@ -83,7 +83,7 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
 
 
 def _build_table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
-    """One line a contender and operating point."""
+    """One row per contender and operating point."""
     table = Table("", "at", title=title)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
@@ -93,7 +93,7 @@ def _build_table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> 
 
 
 def _build_checkpoints_table(losses: dict[str, dict[str, Any]]) -> Table:
-    table = Table("", title="what the chosen checkpoint lacks, as a share of the gain, by noise")
+    table = Table("", title="loss of the chosen checkpoint, as a share of the gain, by noise")
     for level in LEVELS:
         table.add_column(f"{level:g}", justify="right")
     for name, by_noise in losses.items():
@@ -126,7 +126,7 @@ def _format(value: float, digits: int) -> str:
 
 
 def draw_roc(path: Path, curves: Curves) -> None:
-    """Recall against false stops, one panel a level of noise."""
+    """Plot recall against false stops, one panel per level of noise."""
     with saved_figure(path, (14, 8.5), 2, 3, sharex=True, sharey=True) as axes:
         for axis, level in zip(axes.flat, LEVELS, strict=True):
             for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
@@ -143,9 +143,9 @@ def draw_roc(path: Path, curves: Curves) -> None:
 
 
 def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]]) -> None:
-    """Delay to bound against false stops, over runs without dips.
+    """Plot delay / bound against false stops, over runs without dips.
 
-    Where fewer than half of the turns are found the line is dotted, because those found are the easy ones.
+    The line is dotted where recall is below 50 %, because the turns that are found are then the easy ones.
     """
     with saved_figure(path, (10, 7)) as axes:
         axis = axes[0, 0]
@@ -160,7 +160,7 @@ def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]])
                     label = None
         axis.axhline(1.5, color="#999999", linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
-        axis.set_ylabel("median of delay to its lower bound, right stops")
+        axis.set_ylabel("median of delay / lower bound, right stops")
         axis.set_yticks([1.5, 2, 3, 4, 6], ["1.5", "2", "3", "4", "6"])
         axis.minorticks_off()
         axes[0, 0].figure.legend(loc="outside right upper", fontsize=8)

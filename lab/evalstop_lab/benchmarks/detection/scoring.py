@@ -1,4 +1,4 @@
-"""Where a contender stands: its operating points, and its figures at each over worlds, by noise and by family."""
+"""Computes the operating points of a contender, and its figures at each over worlds, by noise and by family."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROC_RATES = tuple(np.geomspace(0.001, 1.0, 61).tolist())
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """An alarm at which a contender stops, what it is called, and the false alarms that it stands for, if known."""
+    """The alarm level at which a contender stops, its name, and its false alarm probability, if known."""
 
     name: str
     alarm: float
@@ -48,17 +48,17 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class JudgedWorld:
-    """A world, and what a contender recorded over it."""
+    """A world and a contender's records on it."""
 
     world: World
     records: Records
 
     def stopped(self, alarm: float) -> Outcome:
-        """Where the run would have been stopped."""
+        """The outcome of a stop at this alarm level, without a checkpoint."""
         return Outcome(self.records.first_at(alarm))
 
     def outcome(self, alarm: float) -> Outcome:
-        """Where the run would have been stopped, and the checkpoint of the highest score measured until then."""
+        """The outcome of a stop at this alarm level, with the checkpoint of the highest measured score up to it."""
         stop = self.records.first_at(alarm)
         last = len(self.world.steps) if stop is None else int(np.searchsorted(self.world.steps, stop)) + 1
         return Outcome(stop, int(self.world.steps[int(np.nanargmax(self.world.eval_scores[:last]))]))
@@ -70,12 +70,12 @@ def is_dip(judged: JudgedWorld) -> bool:
 
 
 def is_held_out(judged: JudgedWorld) -> bool:
-    """Whether calibration never saw the family."""
+    """Whether the family is held out from calibration."""
     return judged.world.family in HELD_OUT
 
 
 def find_operating_points(contender: Contender, calibration: Sequence[JudgedWorld]) -> list[OperatingPoint]:
-    """The operating points: its own, and if it is calibrated those that stop 1 and 5 % of these healthy runs."""
+    """The contender's own operating points; if it is calibrated, also those that stop 1 and 5 % of these runs."""
     own = [
         OperatingPoint(name, alarm, None if name in (AS_SHIPPED, STATED) else math.exp(-alarm))
         for name, alarm in contender.points.items()
@@ -86,16 +86,16 @@ def find_operating_points(contender: Contender, calibration: Sequence[JudgedWorl
 
 
 def find_alarm(healthy: Sequence[JudgedWorld], rate: float) -> float:
-    """The alarm that stops at most `rate` of these runs; infinite when none is strict enough."""
+    """The alarm level that stops at most `rate` of these runs; infinite if there is none."""
     kind = next((item.records.kind for item in healthy if item.records.kind is not None), None)
     if kind is None:
         return math.inf
-    found = threshold(kind, [item.records.highest for item in healthy], rate).value
-    return math.inf if found is None else to_alarm(kind, found)
+    stop_at = threshold(kind, [item.records.highest for item in healthy], rate).value
+    return math.inf if stop_at is None else to_alarm(kind, stop_at)
 
 
 def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:
-    """What scoring says of these runs, with the lower bound of the delay, as JSON values."""
+    """Score these runs, with the lower bound of the delay, as JSON values."""
     pairs = [(item.outcome(point.alarm), item.world.truth) for item in judged]
     bounds, ratios = compare_with_bound(pairs, point.alpha or RATES[0])
     return _encode_score(score(pairs)) | {
@@ -125,21 +125,21 @@ def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dic
 def compute_left_out_stops(
     calibration: Sequence[JudgedWorld], reporting: Sequence[JudgedWorld], rate: float
 ) -> dict[str, Any]:
-    """False stops on each healthy family at the alarm found on all the others."""
-    found = {}
+    """False stops on each healthy family at the alarm level calibrated on all other families."""
+    shares = {}
     for family in dict.fromkeys(item.world.family for item in reporting):
         if FAMILIES[family].group is Group.HACKING:
             continue
         alarm = find_alarm([item for item in calibration if item.world.family != family], rate)
         point = OperatingPoint("left out", alarm, rate)
-        found[family] = _encode_share(
+        shares[family] = _encode_share(
             _count_false_stops([item for item in reporting if item.world.family == family], point)
         )
-    return found
+    return shares
 
 
 def compute_roc(judged: Sequence[JudgedWorld], own: Sequence[OperatingPoint] = ()) -> list[tuple[float, float]]:
-    """False stops and recall as the alarm sinks, by the runs themselves; of `own` points, at those alone."""
+    """False stops and recall by falling alarm level, calibrated on these runs; with `own` points, only at those."""
     healthy = [item for item in judged if item.world.truth.label is Label.HEALTHY]
     hacking = [item for item in judged if item.world.truth.label is Label.HACKING]
     curve = []
@@ -150,8 +150,10 @@ def compute_roc(judged: Sequence[JudgedWorld], own: Sequence[OperatingPoint] = (
 
 
 def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, float, float]]:
-    """False stops, the median of delay to bound over the right stops, and recall, as the alarm sinks, over runs without
-    dips: what sooner costs where noise alone can deceive."""
+    """False stops, median of delay / bound of right stops, and recall by falling alarm level, over runs without dips.
+
+    Without dips only noise causes false stops, so this is the cost of stopping sooner.
+    """
     clear = [item for item in judged if not is_dip(item)]
     healthy = [item for item in clear if item.world.truth.label is Label.HEALTHY]
     curve = []
@@ -165,10 +167,10 @@ def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, floa
     return curve
 
 
-def _encode_score(found: Score) -> dict[str, Any]:
-    document = asdict(found)
+def _encode_score(figures: Score) -> dict[str, Any]:
+    document = asdict(figures)
     for name in ("recall", "precision", "false_stops", "premature", "at_the_end"):
-        document[name] = _encode_share(getattr(found, name))
+        document[name] = _encode_share(getattr(figures, name))
     return document
 
 
@@ -190,7 +192,7 @@ def _count_false_stops(
 
 
 def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, Any]]:
-    """The mean share of the gain that the chosen eval lacks, by rule and noise; each run was left to its end."""
+    """The mean loss of the chosen checkpoint as a share of the gain, by rule and noise, over runs without stops."""
     return {
         chooser.name: {
             f"{level:g}": asdict(

@@ -1,7 +1,8 @@
-"""`python -m evalstop_lab.benchmarks.detection.several_evals`: how well a policy judges the mean of three evals.
+"""`python -m evalstop_lab.benchmarks.detection.several_evals`: how well a policy works on the mean of three evals.
 
-The evals of a run have units of their own and independent noise, as much each as the run's single eval. All follow its
-curve, or one does and the others are those of healthy runs, with the one declared critical or not. Reporting seeds.
+The evals of a run have different units and independent noise, each at the level of the run's single eval. Either all
+follow its curve, or one does and the others are those of healthy runs; that one may be declared critical. The seeds are
+reporting seeds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ UNITS = (1.0, 30.0, 0.02)
 
 @dataclass(frozen=True)
 class Setting:
-    """How many evals a run has, how many of them follow its curve, and whether the first is critical."""
+    """The number of evals, how many of them follow the run's curve, and whether the first is critical."""
 
     evals: int
     following: int
@@ -46,25 +47,27 @@ class Setting:
 
 SETTINGS = {
     "one eval": Setting(1, 1),
-    "three, alike": Setting(3, 3),
+    "three, all follow": Setting(3, 3),
     "three, one follows": Setting(3, 1),
     "three, one follows and is critical": Setting(3, 1, critical=True),
-    "three, alike, one critical": Setting(3, 3, critical=True),
+    "three, all follow, one critical": Setting(3, 3, critical=True),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one JSON object a setting."""
+    """Print one JSON object per setting."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("`: ")[-1])
-    parser.add_argument("--runs", type=positive_number, default=1000, help="half hacking (default: 1000)")
+    parser.add_argument(
+        "--runs", type=positive_number, default=1000, help="number of runs, half hacking (default: 1000)"
+    )
     parser.add_argument("--policy", choices=list(POLICIES), default="default")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
     recipes = plan(options.runs, SEED, REPORTING)
-    found = sweep(partial(_judge_run, POLICIES[options.policy]), recipes, "several evals", options.jobs)
+    results = sweep(partial(_judge_run, POLICIES[options.policy]), recipes, "several evals", options.jobs)
     for name in SETTINGS:
-        turning = [stops[name] for label, stops in found if label is Label.HACKING]
-        healthy = [stops[name] for label, stops in found if label is Label.HEALTHY]
+        turning = [stops[name] for label, stops in results if label is Label.HACKING]
+        healthy = [stops[name] for label, stops in results if label is Label.HEALTHY]
         delays = [delay for delay in turning if delay is not None and delay >= 0]
         row = {
             "setting": name,
@@ -80,20 +83,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _judge_run(policy: Policy, recipe: tuple[str, int]) -> tuple[Label, dict[str, int | None]]:
-    """The kind of the run, and by setting where it is stopped, in evals from its peak; None: not before its end."""
+    """The label of the run, and by setting the evals from its peak to its stop; None: not stopped before its end."""
     world = tell_length(make(*recipe))
     stops: dict[str, int | None] = {}
     for name, setting in SETTINGS.items():
         guarded = policy.with_critical(["first"] if setting.critical else [])
-        state, _ = advance(guarded, start(guarded), _observe(world, setting))
+        state, _ = advance(guarded, start(guarded), _build_observations(world, setting))
         step = state.verdict.step if state.verdict.stops else None
         index = None if step is None else int(np.searchsorted(world.steps, step))
         stops[name] = None if index in (None, len(world.steps) - 1) else index - world.truth.peak
     return world.truth.label, stops
 
 
-def _observe(world: World, setting: Setting) -> list[Observation]:
-    """The run with the evals of a setting in the place of its own."""
+def _build_observations(world: World, setting: Setting) -> list[Observation]:
+    """The run's observations, with the evals of the setting instead of its own."""
     rng = np.random.default_rng([world.seed, setting.evals])
     length, level = len(world.steps), world.noise.level
     families = of_group(Group.HEALTHY)

@@ -1,7 +1,8 @@
-"""What one observation costs: `make bench-detectors`.
+"""`make bench-detectors`: the time that detectors and policies need for one observation.
 
-Every step of a run that turns is timed several times and the quickest counts, so that what else the machine does stays
-out of it. Printed are the evals of each detector, and each role of a policy, step by step and in batches of 100.
+Every step of a turning run is timed several times and the fastest time counts, which reduces the effect of other load.
+The tables show the time of an eval by detector, and of an observation by policy and role, one by one and in batches of
+100.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ _BATCH = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time all detectors and shipped policies, and print the tables; return the exit code."""
+    """Run the benchmark and print its tables; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--evals", type=positive_number, default=400, help="of the run (default: 400)")
-    parser.add_argument("--rounds", type=positive_number, default=3, help="the quickest counts (default: 3)")
+    parser.add_argument("--evals", type=positive_number, default=400, help="evals of the run (default: 400)")
+    parser.add_argument("--rounds", type=positive_number, default=3, help="rounds, of which the fastest counts")
     options = parser.parse_args(arguments)
     run = draw_turning_run(options.evals)
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    table = Table("detector", "mean", "median", "99th percentile", "longest", title="microseconds an eval")
+    table = Table("detector", "mean", "median", "99th percentile", "maximum", title="microseconds per eval")
     for name, detector_type in DETECTORS.items():
         for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
             if name not in NOT_RUN:
                 costs = time_detector(msgspec.convert(params, detector_type), run, options.rounds)
                 table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _summarize(costs)))
     console.print(table)
-    table = Table("policy", *(str(role) for role in METRICS), "in batches", title="microseconds an observation")
+    table = Table("policy", *(str(role) for role in METRICS), "in batches", title="microseconds per observation")
     for name, policy in POLICIES.items():
         by_role = time_policy(policy, run, options.rounds)
         means = [f"{float(np.mean(by_role[role])):.2f}" for role in METRICS]
@@ -51,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def draw_turning_run(evals: int, seed: int = 1) -> list[Observation]:
-    """All roles at every step; the eval score rises, stays, and falls from the middle on, with noise of a tenth of the
-    gain."""
+    """Draw observations of all roles at every step; the eval score rises, stays, and falls from the middle on, with
+    noise of 10 % of the gain."""
     rng, observations = np.random.default_rng(seed), []
     eval_scores = np.interp(np.arange(evals), [0, evals / 5, evals / 2, evals], [0, 1, 1, 0.4])
     eval_scores += 0.1 * rng.standard_normal(evals)
@@ -71,7 +72,7 @@ def draw_turning_run(evals: int, seed: int = 1) -> list[Observation]:
 def time_detector(detector: Detector[Any], run: Sequence[Observation], rounds: int) -> list[float]:
     """Microseconds of each eval."""
     shown = [item for item in run if item.role in detector.roles]
-    costs = _take_quickest(lambda: _time_steps(detector.start(), detector.step, shown), rounds)
+    costs = _take_fastest(lambda: _time_steps(detector.start(), detector.step, shown), rounds)
     return [cost for cost, item in zip(costs, shown, strict=True) if item.role is MetricRole.EVAL]
 
 
@@ -81,19 +82,19 @@ def time_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict
     def step(state: Any, item: Observation) -> Any:
         return evalstop_detectors.step(policy, state, item)
 
-    costs = _take_quickest(lambda: _time_steps(evalstop_detectors.start(policy), step, run), rounds)
+    costs = _take_fastest(lambda: _time_steps(evalstop_detectors.start(policy), step, run), rounds)
     return {role: [cost for cost, item in zip(costs, run, strict=True) if item.role is role] for role in MetricRole}
 
 
 def time_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float:
-    """Microseconds an observation when a hundred come at once, one in twenty of them an eval."""
+    """Microseconds per observation in batches of 100, of which one in twenty is an eval."""
     thinned = [item for item in run if item.role is not MetricRole.EVAL or item.step % 6 == 0]
     batches = [thinned[start : start + _BATCH] for start in range(0, len(thinned), _BATCH)]
 
     def step(state: Any, batch: Sequence[Observation]) -> Any:
         return evalstop_detectors.advance(policy, state, batch)
 
-    costs = _take_quickest(lambda: _time_steps(evalstop_detectors.start(policy), step, batches), rounds)
+    costs = _take_fastest(lambda: _time_steps(evalstop_detectors.start(policy), step, batches), rounds)
     return float(sum(costs)) / len(thinned)
 
 
@@ -106,7 +107,7 @@ def _time_steps(state: Any, step: Callable[[Any, Any], Any], items: Sequence[Any
     return costs
 
 
-def _take_quickest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
+def _take_fastest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
     return [1e6 * min(costs) for costs in zip(*(timed() for _ in range(rounds)), strict=True)]
 
 

@@ -1,1 +1,1 @@
-"""`make bench-ingest`: observations a second and processor time a request, beside an upper bound."""
+"""`make bench-ingest`: observations per second and CPU time per request, compared with an upper bound."""

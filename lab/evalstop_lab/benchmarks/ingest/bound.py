@@ -1,8 +1,8 @@
-"""The upper bound of `make bench-ingest`: what Python and the database allow for the same rows.
+"""The upper bound of `make bench-ingest`: the throughput that Python and the database allow for the same rows.
 
-A bare ASGI app on uvicorn and uvloop that reads a batch, commits its rows with those of all requests that wait (one
-commit at a time), and answers with their number. It writes the same rows by the same statement as the service, and has
-no keys, no detectors, no limits and no second look at what it was sent.
+A minimal ASGI app on uvicorn and uvloop that decodes a batch, commits its rows together with those of all waiting
+requests (one commit at a time), and answers with their number. It writes the same rows with the same statement as the
+service, but has no keys, detectors, limits or further validation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Batch(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Request:
-    """A batch that waits for its commit."""
+    """A batch waiting for its commit."""
 
     run: UUID
     observations: list[Observation]
@@ -52,13 +52,13 @@ class Request:
 
 
 class Store(Protocol):
-    """Saves the observations of some requests in one transaction."""
+    """Saves the observations of several requests in one transaction."""
 
     async def save(self, requests: Sequence[Request]) -> None: ...
 
 
 class PostgresStore:
-    """The service's own statement: it moves runs on from the versions that are known, and adds their observations."""
+    """Uses the service's own statement, which updates runs from their known versions and inserts observations."""
 
     def __init__(self, url: str) -> None:
         self._url = libpq_url(url)
@@ -97,7 +97,7 @@ class PostgresStore:
 
 
 class SqliteStore:
-    """One transaction a group, in the one thread that writes."""
+    """Writes one transaction per group, in a single thread."""
 
     def __init__(self, path: str) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -140,7 +140,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 @dataclass
 class App:
-    """POST /api/v1/runs/{id}/observations, and nothing else."""
+    """Serves only POST /api/v1/runs/{id}/observations."""
 
     store: Store
     waiting: list[Request] = field(default_factory=list)
@@ -187,7 +187,7 @@ def main() -> None:
         App(store), port=0, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="error"
     )
     with config.bind_socket() as listener:
-        listener.listen(config.backlog)  # whoever reads the line may connect at once
+        listener.listen(config.backlog)  # so that the reader of the URL can connect immediately
         sys.stdout.write(f'{{"url":"http://127.0.0.1:{listener.getsockname()[1]}"}}\n')
         sys.stdout.flush()
         uvicorn.Server(config).run([listener])

@@ -1,8 +1,8 @@
-"""`make bench-ingest`: durable observations a second, and processor time a request, beside an upper bound.
+"""`make bench-ingest`: durable observations per second and CPU time per request, compared with an upper bound.
 
-All contenders run at the same time and take each load in turns, another one first each time. What they acknowledge has
-to be in their database afterwards, to the last observation. The bound is a bare ASGI app that commits the same rows by
-the same statement, without keys and detectors.
+All contenders run at the same time and take turns under each load, in rotating order. Every acknowledged observation
+must be in the database afterwards. The bound is a minimal ASGI app that commits the same rows with the same statement,
+without keys and detectors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PACKAGES = ("evalstop-service", "uvicorn", "uvloop", "msgspec", "sqlalchemy", "a
 
 
 class Measured(Protocol):
-    """What takes loads."""
+    """The interface of a contender."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is printed."""
+    """The result of the benchmark."""
 
     command: str
     started_at: datetime
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> Report:
         lineup = Lineup(ends, options.database_url, folder, is_wanted, options.against, options.mlflow)
         contenders = lineup.start()
         for contender in contenders:
-            with suppress(JobFailed):  # the first requests import and prepare; a failure comes again and is kept then
+            with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
                 contender.measure(contender.shapes[0], WARM_UP_SECONDS)
         total = options.rounds * sum(shape in item.shapes for shape in shapes for item in contenders)
         progress.update(task, total=total)
@@ -146,7 +146,10 @@ def measure_in_turns(
     seconds: float,
     show_progress: Callable[[str], None],
 ) -> tuple[Cells, list[str]]:
-    """All loads of all contenders, round by round; one that fails at a load gets no cell, and the reason is kept."""
+    """Measure all contenders under all loads, round by round; returns the cells and the messages of failures.
+
+    A contender that fails under a load gets no cell for it.
+    """
     by_name = {item.name: item for item in contenders}
     measurements: dict[tuple[str, Shape], list[Measurement]] = {}
     failures: dict[tuple[str, Shape], str] = {}
@@ -166,7 +169,7 @@ def measure_in_turns(
 
 
 def describe_postgres(url: str) -> str:
-    """Its version and the settings that matter here."""
+    """The version of PostgreSQL and its settings that affect the benchmark."""
     names = ("fsync", "synchronous_commit", "shared_buffers", "max_wal_size")
     with psycopg.connect(libpq_url(url)) as connection:
         rows = connection.execute(
@@ -179,9 +182,9 @@ def describe_postgres(url: str) -> str:
 def print_report(console: Console, report: Report) -> None:
     """Print the tables."""
     console.print(
-        f"{report.command}, {report.started_at:%Y-%m-%d %H:%M} UTC; {report.rounds} rounds of {report.seconds:g} s each"
-        f" in turns, medians; {format_machine(report.machine)}; PostgreSQL {report.postgresql}; clients, servers and"
-        " databases share the cores",
+        f"{report.command}, {report.started_at:%Y-%m-%d %H:%M} UTC; medians of {report.rounds} rounds of"
+        f" {report.seconds:g} s in turns; {format_machine(report.machine)}; PostgreSQL {report.postgresql};"
+        " clients, servers and databases share the cores",
         highlight=False,
     )
     for note in report.notes:
@@ -195,17 +198,17 @@ def print_report(console: Console, report: Report) -> None:
 
 def _build_cells_table(cells: Sequence[Cell]) -> Table:
     table = new_table(
-        "observations a second, and microseconds of processor time a request",
+        "observations per second, and microseconds of CPU time per request",
         "load",
         "contender",
-        "a second",
-        "lowest - highest",
+        "per second",
+        "min - max",
         "of the bound",
         "p50 ms",
         "p99 ms",
         "server us",
         "database us",
-        "client's core",
+        "client CPU",
         left=2,
     )
     by_key = {(cell.contender, cell.shape): cell for cell in cells}
@@ -233,11 +236,11 @@ def _build_cells_table(cells: Sequence[Cell]) -> Table:
 
 
 def _build_targets_table(targets: Sequence[Target]) -> Table:
-    table = new_table("targets: ratios within each round", "", "median", "lowest - highest", "wanted", "")
+    table = new_table("targets: ratios within each round", "", "median", "min - max", "target", "")
     for item in targets:
-        wanted = f">= {item.least:g}" if item.least is not None else f"<= {item.most:g}"
+        target = f">= {item.least:g}" if item.least is not None else f"<= {item.most:g}"
         extremes = f"{item.ratio.lowest:.2f} - {item.ratio.highest:.2f}"
-        table.add_row(item.name, f"{item.ratio.median:.2f}", extremes, wanted, "met" if item.met else "MISSED")
+        table.add_row(item.name, f"{item.ratio.median:.2f}", extremes, target, "met" if item.met else "MISSED")
     return table
 
 
@@ -255,14 +258,16 @@ def build_parser() -> argparse.ArgumentParser:
         "  make bench-ingest BENCH='--against ../old/.venv/bin/python'",
     )
     add_database_option(parser)
-    parser.add_argument("--rounds", type=positive_number, default=5, help="rounds of each load (default: 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each load (default: 2)")
+    parser.add_argument("--rounds", type=positive_number, default=5, help="rounds per load (default: 5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per load and round (default: 2)")
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="contenders (default: all)")
-    parser.add_argument("--loads", nargs="+", metavar="PATTERN", help="such as '100 x 8': observations x clients")
-    parser.add_argument("--against", metavar="PYTHON", help="the Python of another checkout, to be measured beside")
-    parser.add_argument("--mlflow", metavar="PYTHON", help="a Python with mlflow and psycopg2, to be measured beside")
-    parser.add_argument("--quick", action="store_true", help="one short round of two loads: to try it, not to quote it")
-    parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    parser.add_argument(
+        "--loads", nargs="+", metavar="PATTERN", help="such as '100 x 8': observations per request x clients"
+    )
+    parser.add_argument("--against", metavar="PYTHON", help="the Python of another checkout to compare with")
+    parser.add_argument("--mlflow", metavar="PYTHON", help="a Python with mlflow and psycopg2 to compare with")
+    parser.add_argument("--quick", action="store_true", help="one short round of two loads; not representative")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
 

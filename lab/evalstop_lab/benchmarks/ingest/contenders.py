@@ -1,4 +1,4 @@
-"""Who is measured by `make bench-ingest`: the service, the bound, replicas behind nginx, another checkout, MLflow."""
+"""The contenders of `make bench-ingest`: the service, the bound, replicas behind nginx, another checkout, MLflow."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
     Worker,
-    cpu_seconds,
     find_free_port,
+    measure_cpu_seconds,
     prepare_service,
     run_announced,
     run_logged,
@@ -51,21 +51,21 @@ from evalstop_lab.benchmarks.processes import (
 )
 
 FEWEST_RUNS = 8
-"""So many runs at least, in which the clients take turns."""
+"""The minimum number of runs to which clients post in turns."""
 
 REPLICAS = 4
 
 CountRows = Callable[[Sequence[str]], int]
-"""How many observations of these runs are stored."""
+"""Counts the stored observations of these runs."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Servers that a load is posted to.
+    """Servers to which a load is posted.
 
-    `servers`: client number i posts to number i, and begins anew after the last; their processor time is measured.
+    `servers`: client i posts to server i modulo their number; their CPU time is measured.
     `opener`: the server that opens runs.
-    `proxy`: the address to post to instead of the servers' own.
+    `proxy`: the address to post to instead of the servers' addresses.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Contender:
     format: str = "evalstop"
 
     def measure(self, shape: Shape, seconds: float) -> Measurement:
-        """Run the load on new runs; raises JobFailed when what was acknowledged is not what is stored."""
+        """Run the load on new runs; raises JobFailed if the acknowledged observations are not those stored."""
         opens = OPENERS[self.format]
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
             runs = tuple(pool.map(lambda _: opens(api), range(max(shape.clients, FEWEST_RUNS))))
@@ -106,8 +106,8 @@ class Contender:
         return Measurement(load, 1e6 * server / load.requests, 1e6 * database / load.requests)
 
     def _read_cpu(self) -> tuple[float, float]:
-        database = math.nan if self.database_pid is None else cpu_seconds(self.database_pid)
-        return sum(cpu_seconds(server.pid) for server in self.servers), database
+        database = math.nan if self.database_pid is None else measure_cpu_seconds(self.database_pid)
+        return sum(measure_cpu_seconds(server.pid) for server in self.servers), database
 
 
 def open_run(api: httpx.Client) -> str:
@@ -130,7 +130,7 @@ def _decode(response: httpx.Response) -> Any:
 
 
 def count_in_postgres(url: str, table: str = "observations", column: str = "run_id") -> CountRows:
-    """Counts the rows of some runs in a PostgreSQL database."""
+    """Return a function that counts the rows of runs in a PostgreSQL database."""
 
     def count_rows(runs: Sequence[str]) -> int:
         with psycopg.connect(libpq_url(url)) as connection:
@@ -143,7 +143,7 @@ def count_in_postgres(url: str, table: str = "observations", column: str = "run_
 
 
 def count_in_sqlite(path: Path) -> CountRows:
-    """Counts the observations of some runs in an SQLite database."""
+    """Return a function that counts the observations of runs in an SQLite database."""
 
     def count_rows(runs: Sequence[str]) -> int:
         with sqlite3.connect(path) as connection:
@@ -155,7 +155,7 @@ def count_in_sqlite(path: Path) -> CountRows:
 
 
 def find_postgres_pid(url: str) -> int | None:
-    """The process that PostgreSQL's others are children of; None when the server runs on another machine."""
+    """The process id of PostgreSQL's postmaster; None if the server runs on another machine."""
     with psycopg.connect(libpq_url(url)) as connection:
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         assert row is not None
@@ -165,7 +165,7 @@ def find_postgres_pid(url: str) -> int | None:
 
 @dataclass
 class Lineup:
-    """Starts the contenders that are wanted; they end with `ends`."""
+    """Starts the selected contenders; they end with `ends`."""
 
     ends: ExitStack
     server_url: str
@@ -177,11 +177,11 @@ class Lineup:
     notes: list[str] = field(default_factory=list)
 
     def start(self) -> list[Contender]:
-        """All contenders that are wanted."""
+        """Start and return the selected contenders."""
         self.generator = self.ends.enter_context(start_worker("evalstop_lab.benchmarks.ingest.load_generator"))
         self.database_pid = find_postgres_pid(self.server_url)
         if self.database_pid is None:
-            self.notes.append("PostgreSQL runs on another machine: its processor time is not measured")
+            self.notes.append("PostgreSQL runs on another machine: its CPU time is not measured")
         self._start_on_postgres(EVALSTOP, sys.executable)
         self._start_on_sqlite(EVALSTOP, sys.executable)
         if self.against is not None:
@@ -283,7 +283,7 @@ http {{
 
 @contextmanager
 def run_nginx(folder: Path, replicas: Sequence[Server], hashed: bool) -> Iterator[tuple[str, int]]:
-    """nginx in front of the replicas, by the hash of the run's id or round robin; yields its address."""
+    """Run nginx in front of the replicas, by hash of the run's id or round robin; yields its address."""
     folder.mkdir(parents=True)
     port = find_free_port()
     servers = " ".join("server {}:{};".format(*item.address) for item in replicas)

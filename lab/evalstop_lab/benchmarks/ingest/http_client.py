@@ -1,4 +1,4 @@
-"""Cuts HTTP/1.1 responses out of the bytes of a connection that has one request under way at a time."""
+"""Parses HTTP/1.1 responses on a connection with one request at a time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from evalstop_lab.errors import LabError
 
 
 class InvalidResponse(LabError):
-    """A server's response is not HTTP that this client reads."""
+    """The client cannot parse the server's response."""
 
 
 class Response(NamedTuple):
-    """One response: its status, its head as received, its body."""
+    """One response: its status, its status line and headers as received, and its body."""
 
     status: int
     head: bytes
@@ -20,7 +20,7 @@ class Response(NamedTuple):
 
     @property
     def retry_after_seconds(self) -> float:
-        """How long the server asks to wait; 0 when it does not say."""
+        """The value of Retry-After; 0 without that header."""
         return float(_find_header(self.head.lower(), b"retry-after") or 0)
 
 
@@ -38,10 +38,10 @@ class ResponseParser:
         if end < 0:
             return None
         if not data.startswith(b"HTTP/1."):
-            raise InvalidResponse(f"it begins with {data[:20]!r}")
+            raise InvalidResponse(f"It starts with {data[:20]!r}.")
         head = data[:end]
         status = int(head[9:12])
-        if status == 100:  # the response itself follows
+        if status == 100:  # the final response follows
             self._buffer = b""
             return self.feed(data[end + 4 :])
         body = _read_body(head.lower(), data[end + 4 :], status)
@@ -57,13 +57,13 @@ def _read_body(head: bytes, data: bytes, status: int) -> bytes | None:
         if len(data) < int(length):
             return None
         if len(data) > int(length):
-            raise InvalidResponse("it is longer than its Content-Length")
+            raise InvalidResponse("It is longer than its Content-Length.")
         return data
     if _find_header(head, b"transfer-encoding") == b"chunked":
         return _read_chunks(data)
     if status in (204, 304):
         return b""
-    raise InvalidResponse("it has neither Content-Length nor chunks")
+    raise InvalidResponse("It has neither a Content-Length nor chunks.")
 
 
 def _read_chunks(data: bytes) -> bytes | None:

@@ -1,7 +1,7 @@
-"""The load generator, a worker process: clients that each post their next batch as soon as the last one is answered.
+"""The load generator, a worker process: each client posts its next batch as soon as the last one is answered.
 
-It is not a general tool: each request carries new steps, which are written while time is measured, and what is
-acknowledged is counted by run so that it can be compared with what is stored.
+General load generators send a fixed body; here each request has new steps, which are formatted during the measurement,
+and acknowledged observations are counted to compare them with the stored ones.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ RESPONSE_TIMEOUT_SECONDS = 60.0
 
 
 class LoadRefused(LabError):
-    """A server refused a request that it had to accept."""
+    """A server refused a valid request."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One load. Client number i owns the runs i, i + clients, ... and posts to them in turn.
+    """One load. Client i posts to the runs i, i + clients, ... in turns.
 
     `addresses`: each client posts to one of them.
-    `format`: a name of `payloads.FORMATS`.
+    `format`: a name in `payloads.FORMATS`.
     `first_step`: the step of each run's first observation.
-    `requests`: of each client; None for as many as the time allows.
+    `requests`: the number per client; None: limited only by time.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -51,10 +51,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a job. Observations count when the response that acknowledges them has arrived.
+    """The result of a job. `observations` are those acknowledged by a response.
 
-    `retried`: requests that were answered 503 or 429, waited and were sent again.
-    `generator_cpu`: processor time of this process, as a share of one core.
+    `retried`: requests that were answered 503 or 429 and sent again.
+    `generator_cpu`: CPU time of this process, as a share of one core.
     """
 
     observations: int
@@ -71,7 +71,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Client:
-    """Posts its requests in order, one under way at a time."""
+    """Posts its requests in order, one at a time."""
 
     def __init__(self, job: Job, number: int) -> None:
         self._address = job.addresses[number % len(job.addresses)]
@@ -106,7 +106,7 @@ class _Client:
         self._send()
 
     def _send(self) -> None:
-        if self.connection.transport.is_closing():  # a server may close what has been idle for some seconds
+        if self.connection.transport.is_closing():  # servers may close idle connections
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
         else:
             self.connection.send(self._request)
@@ -126,7 +126,8 @@ class _Client:
             self.retried += 1
             asyncio.get_running_loop().call_later(response.retry_after_seconds, self._send)
         else:
-            self.fail(LoadRefused(f"It answered {response.status}: {response.body[:300].decode(errors='replace')}"))
+            body = response.body[:300].decode(errors="replace")
+            self.fail(LoadRefused(f"It answered {response.status}: {body}"))
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -145,7 +146,7 @@ class _Connection(asyncio.Protocol):
         self._awaits_response = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's derive from no class of asyncio's
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's class does not derive from it
 
     def send(self, request: bytes) -> None:
         self._awaits_response = True
@@ -167,12 +168,12 @@ class _Connection(asyncio.Protocol):
 
 
 async def generate_load(job: Job) -> Load:
-    """Run the job; returns when every request that was sent is answered."""
-    payloads.prepare_templates(payloads.FORMATS[job.format], job.batch)  # takes time that must not be measured
+    """Run the job; returns after every request has been answered."""
+    payloads.prepare_templates(payloads.FORMATS[job.format], job.batch)  # fills its cache before the measurement
     clients = [_Client(job, number) for number in range(job.clients)]
     await asyncio.gather(*(client.connect() for client in clients))
     gc.collect()
-    gc.disable()  # a pause of the generator would be taken for one of the server
+    gc.disable()  # a pause of the generator would be attributed to the server
     started, cpu = time.perf_counter(), time.process_time()
     try:
         for client in clients:
@@ -198,12 +199,12 @@ async def generate_load(job: Job) -> Load:
 
 
 def find_percentile(ascending: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed; NaN if there are none."""
+    """The smallest value that at least this share of the values does not exceed; NaN without values."""
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else math.nan
 
 
 def main() -> int:
-    """Run one job after another until standard input ends."""
+    """Run jobs from standard input until it ends."""
     loop = uvloop.new_event_loop()
     for line in sys.stdin:
         try:

@@ -1,4 +1,4 @@
-"""The requests of a trainer, in the formats of EvalStop and of MLflow: the same metrics, steps and values."""
+"""Generates a trainer's requests in the formats of EvalStop and MLflow, with the same metrics, steps and values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 
 METRICS = ("eval", *["proxy", "kl", "loss"] * 7)[:20]
-"""The metrics of consecutive observations: 1 in 20 is an eval."""
+"""The metrics of consecutive observations; 1 in 20 is an eval."""
 
 PERIOD = 40_000
-"""After so many observations the values repeat; the steps go on."""
+"""The number of observations after which values repeat; steps do not."""
 
 _RANDOM = random.Random(20_260_101)
 _NOISE = tuple(_RANDOM.gauss(0.0, 0.02) for _ in range(PERIOD))
@@ -20,7 +20,7 @@ _NOISE = tuple(_RANDOM.gauss(0.0, 0.02) for _ in range(PERIOD))
 
 @dataclass(frozen=True)
 class Format:
-    """How a batch is written: its path, and a body of `opening`, items separated by commas, and `closing`."""
+    """The format of a batch: its path, and a body of `opening`, comma-separated items, and `closing`."""
 
     path: Callable[[str], str]
     opening: Callable[[str], bytes]
@@ -50,7 +50,7 @@ FORMATS = {
 
 
 def compute_value(metric: str, number: int) -> float:
-    """Observation `number` of a run that improves ever more slowly and does not turn; the same at every call."""
+    """The value of observation `number` of a run that improves more and more slowly and does not turn."""
     progress = number / 2000
     noise = _NOISE[number % PERIOD]
     match metric:
@@ -65,7 +65,7 @@ def compute_value(metric: str, number: int) -> float:
 def generate_requests(
     form: Format, run: str, batch: int, host: str, key: str | None, first: int = 0
 ) -> Iterator[bytes]:
-    """The endless HTTP requests of one run, `batch` observations each, by ascending step from `first` on."""
+    """Generate an endless sequence of HTTP requests of one run, `batch` observations each, with steps from `first`."""
     authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
         f"POST {form.path(run)} HTTP/1.1\r\nHost: {host}\r\n{authorization}"
@@ -81,7 +81,7 @@ def generate_requests(
 
 @cache
 def prepare_templates(form: Format, batch: int, metrics: Sequence[str] = METRICS) -> list[bytes]:
-    """The items of consecutive batches without their steps, so that only these are written while time is measured."""
+    """The items of consecutive batches without their steps, which are formatted during the measurement."""
     items = [
         form.item(metric, compute_value(metric, number))
         for number in range(PERIOD)

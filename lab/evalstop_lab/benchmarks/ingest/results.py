@@ -1,4 +1,4 @@
-"""What the rounds of `make bench-ingest` come to: medians, ratios within each round, targets."""
+"""Computes the results of `make bench-ingest`: medians, ratios within each round, and targets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from evalstop_lab.benchmarks.ingest.load_generator import Load
 
 EVALSTOP, BOUND, AGAINST, MLFLOW = "EvalStop", "bound", "the other checkout", "MLflow"
 ON_SQLITE = " on SQLite"
-DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {way}" for way in ("sticky", "nginx hash", "nginx round robin"))
+DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """A load: observations a request, and clients."""
+    """A load: observations per request, and clients."""
 
     batch: int
     clients: int
@@ -24,22 +24,22 @@ class Shape:
         return f"{self.batch} x {self.clients}"
 
 
-WANTED_OF_BOUND = {
+TARGETS_OF_BOUND = {
     Shape(1, 1): 0.75,
     Shape(1, 8): 0.75,
     Shape(1, 64): 0.65,
     Shape(100, 8): 0.65,
     Shape(100, 64): 0.65,
 }
-"""The loads that are measured, and the share of the bound's rate that the service has to reach."""
+"""The measured loads, and the target for the service's rate as a share of the bound's."""
 
-SHAPES = tuple(WANTED_OF_BOUND)
+SHAPES = tuple(TARGETS_OF_BOUND)
 REPLICA_SHAPES = (Shape(1, 64), Shape(100, 64))
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One round of one contender: the load, and microseconds of processor time a request; NaN where it is unknown."""
+    """One round of one contender: its load, and microseconds of CPU time per request, NaN if unknown."""
 
     load: Load
     server_us: float
@@ -50,13 +50,13 @@ Figure = Callable[[Measurement], float]
 
 
 def rate(item: Measurement) -> float:
-    """Observations a second."""
+    """Observations per second."""
     return item.load.per_second
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All rounds of one contender under one load."""
+    """The rounds of one contender under one load."""
 
     contender: str
     shape: Shape
@@ -71,7 +71,7 @@ Cells = Mapping[tuple[str, Shape], Cell]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one contender divided by that of another within each round: median, lowest, highest."""
+    """The ratios of two contenders' figures within each round: median, minimum and maximum."""
 
     median: float
     lowest: float
@@ -79,7 +79,7 @@ class Ratio:
 
 
 def compute_ratio(cells: Cells, ours: str, theirs: str, shape: Shape, figure: Figure) -> Ratio | None:
-    """The ratio; None when one of the two was not measured, or too briefly for a figure above zero."""
+    """The ratio of two contenders' figures; None if one was not measured, or if a divisor is 0."""
     our_cell, their_cell = cells.get((ours, shape)), cells.get((theirs, shape))
     if our_cell is None or their_cell is None or not all(map(figure, their_cell.rounds)):
         return None
@@ -89,7 +89,7 @@ def compute_ratio(cells: Cells, ours: str, theirs: str, shape: Shape, figure: Fi
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio and its limit: the least that it has to be, or the most that it may be."""
+    """A ratio and its limit: `least` or `most`."""
 
     name: str
     ratio: Ratio
@@ -122,12 +122,12 @@ def compute_targets(cells: Cells) -> list[Target]:
         if ratio is not None:
             targets.append(Target(f"{shape}: {name}", ratio, least, most))
 
-    for shape, wanted in WANTED_OF_BOUND.items():
-        add("rate, to the bound", EVALSTOP, BOUND, shape, rate, least=wanted)
+    for shape, least in TARGETS_OF_BOUND.items():
+        add("rate, relative to the bound", EVALSTOP, BOUND, shape, rate, least=least)
     most_clients = Shape(1, 64)
-    add("processor time of the service", EVALSTOP, BOUND, most_clients, lambda item: item.server_us, most=2)
+    add("CPU time of the service", EVALSTOP, BOUND, most_clients, lambda item: item.server_us, most=2)
     add(
-        "processor time of PostgreSQL",
+        "CPU time of PostgreSQL",
         EVALSTOP,
         BOUND,
         most_clients,
@@ -135,14 +135,15 @@ def compute_targets(cells: Cells) -> list[Target]:
         most=1.3,
     )
     for name, contender, least in (("hashed", HASHED, 0.75), ("round robin", ROUND_ROBIN, 0.35)):
-        add(f"replicas, {name} to sticky, rate", contender, DIRECT, most_clients, rate, least=least)
+        add(f"rate of replicas, {name} relative to sticky", contender, DIRECT, most_clients, rate, least=least)
     for shape in SHAPES:
-        add("p99, to the other checkout", EVALSTOP, AGAINST, shape, lambda item: item.load.p99_ms, most=1)
-        add("rate on SQLite, to the other checkout", EVALSTOP + ON_SQLITE, AGAINST + ON_SQLITE, shape, rate, least=1)
+        add("p99, relative to the other checkout", EVALSTOP, AGAINST, shape, lambda item: item.load.p99_ms, most=1)
+        name, ours, theirs = "rate on SQLite, relative to the other checkout", EVALSTOP + ON_SQLITE, AGAINST + ON_SQLITE
+        add(name, ours, theirs, shape, rate, least=1)
     return targets
 
 
 def rotate(items: Sequence[str], turn: int) -> list[str]:
-    """The items starting with another one each turn, so that nobody is always first."""
+    """Rotate the items by one place per turn, so that no item is always first."""
     start = turn % len(items) if items else 0
     return [*items[start:], *items[:start]]

@@ -1,4 +1,4 @@
-"""Runs and observations written straight into the tables of PostgreSQL, where posting them would take too long."""
+"""Inserts runs and observations directly into PostgreSQL's tables, because posting them would take too long."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evalstop_lab.benchmarks.ingest.payloads import METRICS
 from evalstop_lab.benchmarks.processes import Server
 
 
-def plant_runs(url: str, server: Server, count: int, name: str) -> list[str]:
-    """Copy a run that was opened over HTTP; the copies' names start with `name`. Returns their ids."""
+def insert_runs(url: str, server: Server, count: int, name: str) -> list[str]:
+    """Insert copies of a run that is opened over HTTP; their names start with `name`. Returns their ids."""
     with server.connect() as client, psycopg.connect(libpq_url(url)) as connection:
         original = open_run(client)
         rows = connection.execute(
@@ -37,8 +37,8 @@ def plant_runs(url: str, server: Server, count: int, name: str) -> list[str]:
     return [row[0] for row in ids]
 
 
-def plant_observations(url: str, run: str, count: int, metric: str | None = None) -> None:
-    """Add observations of a run that improves and does not turn: of one metric, or mixed as trainers post them."""
+def insert_observations(url: str, run: str, count: int, metric: str | None = None) -> None:
+    """Insert observations of a run that improves and does not turn: of one metric, or of all metrics in turns."""
     metrics = [metric] if metric else list(METRICS)
     with psycopg.connect(libpq_url(url)) as connection:
         connection.execute(
@@ -54,6 +54,6 @@ def plant_observations(url: str, run: str, count: int, metric: str | None = None
 
 
 def delete_monitor_states(url: str) -> None:
-    """Delete every kept state of a monitor, so that it has to be rebuilt."""
+    """Delete all monitor states, so that they have to be rebuilt from observations."""
     with psycopg.connect(libpq_url(url)) as connection:
         connection.execute("DELETE FROM monitor_states")
