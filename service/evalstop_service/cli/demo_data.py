@@ -218,9 +218,10 @@ class Script:
             return
         status = "failed" if self.chance.random() < 0.05 else "completed"
         commands.finish_run(self.database, self.project.id, story.run.id, status, at)
-        if self.chance.random() < 0.15:
+        decision = self._decision(story)
+        if self.chance.random() < (0.15 if decision is None else 0.7):
             later = at + timedelta(hours=self.chance.uniform(1, 40))
-            self.schedule(later, partial(self._judge, story, self._decision(story)))
+            self.schedule(later, partial(self._judge, story, decision))
 
     def _decision(self, story: Story) -> Decision | None:
         assert story.run is not None

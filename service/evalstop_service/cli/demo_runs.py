@@ -29,7 +29,7 @@ FIRST = "example-000"
 KINDS = ("rlhf", "rlhf", "grpo", "dpo")
 GPUS = ("8", "8", "16", "32", "64", None)
 POLICIES_OF_RUNS = (
-    *(("default", "enforce"),) * 4 + (("default", "shadow"),) * 3,
+    *(("default", "enforce"),) * 3 + (("default", "shadow"),) * 6,
     *(("patient", "enforce"), ("early", "shadow")),
 )
 

@@ -14,6 +14,7 @@ from evalstop_service.evaluation import figures
 from evalstop_service.store import audit, case_counts, projects, tables
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard.overview import says_enough
 
 from tests.fixtures.projects import create_project
 from tests.service.scenes import NOW, Scene
@@ -72,6 +73,7 @@ def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Databas
     assert default.precision is not None
     assert default.precision.value is not None
     assert default.precision.value > 0.95
+    assert says_enough(default.precision)  # the overview shows a figure
 
 
 def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> None:
