@@ -31,7 +31,14 @@ class Conflict(ServiceError):
 
 
 class Invalid(ServiceError):
-    """The request is invalid; the message names the field and its valid values."""
+    """The request is invalid; the message names the field and its valid values.
+
+    `field`: the field of a form that is wrong, if it is one; `fault`: what is wrong with it.
+    """
+
+    def __init__(self, detail: str = "", field: str | None = None, fault: str = "") -> None:
+        super().__init__(detail)
+        self.field, self.fault = field, fault
 
 
 class InvalidSetting(ServiceError):

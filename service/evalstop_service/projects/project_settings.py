@@ -169,7 +169,8 @@ def parse_form(model: type[_Body], values: Mapping[str, Any]) -> _Body:
     except ValidationError as error:
         first = error.errors()[0]
         field = " ".join(str(part) for part in first["loc"])
-        raise Invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+        fault = first["msg"].removeprefix("Value error, ")
+        raise Invalid(f"{field}: {fault}", str(first["loc"][0]) if first["loc"] else None, fault) from None
 
 
 def parse_names(text: str) -> list[str]:

@@ -153,7 +153,7 @@ def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
     details = error.errors()
     errors = [
-        {"pointer": _pointer(item["loc"]), "detail": _describe(item) + _hint(item, model)}
+        {"pointer": _pointer(item["loc"]), "detail": describe_fault(item) + _hint(item, model)}
         for item in details[:MOST_ERRORS]
     ]
     detail = f"the request has {len(details)} error{'s' if len(details) != 1 else ''}; nothing was stored"
@@ -167,7 +167,8 @@ def _pointer(location: tuple[int | str, ...]) -> str:
     return " ".join(str(part) for part in location)
 
 
-def _describe(item: Mapping[str, Any]) -> str:
+def describe_fault(item: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says, without Python's terms."""
     return PLAIN_TEXTS.get(item["type"]) or str(item["msg"]).removeprefix("Value error, ")
 
 

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/policies/{name}/edit", route_class=PageRoute)
 
 Document = Annotated[str, Form(max_length=100_000)]
 
-_REFUSALS = (NotJson, InvalidPolicy, Invalid, Conflict, QuotaReached)
+_REFUSALS = (InvalidPolicy, Invalid, Conflict, QuotaReached)
 
 
 @router.get("")
@@ -75,7 +75,10 @@ def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = 
 
 
 def _read_policy(text: str) -> Policy:
-    document: Any = load(text.encode())
+    try:
+        document: Any = load(text.encode())
+    except NotJson as error:
+        raise Invalid(f"this is not JSON: {error}") from error
     return policy_from_document(document)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import sqlalchemy as sa
+from evalstop_detectors.wording import format_count
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -19,6 +20,7 @@ from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
 from evalstop_service.web.dashboard.period import PERIODS
+from evalstop_service.web.problems import describe_fault
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ def _create_environment() -> Environment:
         exact=formatting.format_exact,
         percent=formatting.format_percent,
         amount=formatting.format_amount,
+        counted=format_count,
         duration=formatting.format_duration,
         time=formatting.format_time,
         iso=formatting.format_iso,
@@ -141,10 +144,10 @@ def _error_response(request: Request, error: Exception) -> Response:
             return _error_page(
                 422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _sentence(error)
             )
-        case RequestValidationError() if request.method != "GET" and _is_about_form(error):
-            return _error_page(
-                422, "Nothing was changed", "The form is incomplete. Reload the page and submit it again."
-            )
+        case RequestValidationError() if not _is_about_path(error):
+            if request.method == "GET":
+                return _error_page(404, "Nothing to show", _name_faults(error))
+            return _error_page(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
         case NotFound() | RequestValidationError():
             return _error_page(404, "Not found", "Nothing here for your key. It may belong to another project.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
@@ -155,11 +158,20 @@ def _error_response(request: Request, error: Exception) -> Response:
             return _error_page(500, "Internal error", "The service failed; see its log.")
 
 
-def _is_about_form(error: RequestValidationError) -> bool:
-    return all(item["loc"][0] == "body" for item in error.errors())
+def _is_about_path(error: RequestValidationError) -> bool:
+    return any(item["loc"][0] == "path" for item in error.errors())
 
 
-def _sentence(error: Exception) -> str:
+def _name_faults(error: RequestValidationError) -> str:
+    """A sentence for each field that is wrong, a few at most: its name, and what is wrong with it."""
+    return " ".join(_sentence(f"{_field_name(item['loc'])}: {describe_fault(item)}") for item in error.errors()[:3])
+
+
+def _field_name(location: Sequence[int | str]) -> str:
+    return next((str(part)[:80] for part in location[1:] if isinstance(part, str)), "the form").replace("_", " ")
+
+
+def _sentence(error: object) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 

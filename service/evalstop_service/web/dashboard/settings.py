@@ -156,8 +156,12 @@ def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Res
     try:
         change = parse_form(ProjectChange, changes)
         second_person.change_project(site.database, visitor.author(site.clock()), change)
-    except (Invalid, Conflict) as error:
+    except Conflict as error:
         return _render_settings(site, visitor, problem=str(error), written=written, status=422)
+    except Invalid as error:
+        label = next((setting.label for setting in SETTINGS if setting.name == error.field), None)
+        problem = str(error) if label is None else f"{label}: {error.fault}"
+        return _render_settings(site, visitor, problem=problem, wrong=error, written=written, status=422)
     return RedirectResponse(_PATH, 303)
 
 
@@ -247,7 +251,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         listed = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
         used = quota_use.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
         open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
-    values: dict[str, Any] = {"problem": None, "secret": None, "written": {}} | overrides
+    values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
     project = visitor.project
     return render_page(
         "settings.html",

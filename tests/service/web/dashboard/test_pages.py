@@ -253,6 +253,22 @@ def test_errors_are_pages(visitor: httpx.Client, path: str) -> None:
 
 
 @EMBEDDED
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("label=team", "Label: write NAME=VALUE"),
+        ("since=soon", "Since: "),
+        ("owner=" + "x" * 257, "Owner: String should have at most 256 characters."),
+    ],
+)
+def test_a_wrong_filter_is_named(visitor: httpx.Client, query: str, words: str) -> None:
+    """A filter that cannot be applied is named with what it may be, and is not called missing."""
+    page = visitor.get(f"/runs?{query}").text
+    assert words in page
+    assert "another project" not in page
+
+
+@EMBEDDED
 def test_an_address_that_leads_nowhere(visitor: httpx.Client) -> None:
     """A browser is shown a page, without a session too; programs are told as ever, and no other page is in the way."""
     browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Cookie": ""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -223,10 +224,11 @@ def test_settings_are_changed_by_the_rules_of_the_api(desk: Desk) -> None:
     assert (project.default_policy, project.default_mode, project.veto_window_seconds) == ("paper", "enforce", 90.5)
     assert project.stops_per_hour is None
     for wrong, words in (
-        ({"veto_window_seconds": "soon"}, "veto_window_seconds"),
-        ({"stops_share": "2"}, "stops_share"),
+        ({"veto_window_seconds": "soon"}, "Veto window before a stop is sent: Input should be a valid number"),
+        ({"stops_share": "2"}, "Share of the runs: Input should be less than or equal to 1"),
         ({"default_policy": "no-such"}, "no-such"),
-        ({"veto_window_seconds": ""}, "veto_window_seconds"),
+        ({"allowed_policies": "x" * 2001}, "Allowed policies: "),
+        ({"veto_window_seconds": ""}, "Veto window before a stop is sent: "),
         ({"default_mode": "enforce", "max_mode": "shadow"}, "change both"),
     ):
         text = desk.post("/settings", 422, **({"default_mode": "shadow"} | wrong)).text
@@ -235,6 +237,15 @@ def test_settings_are_changed_by_the_rules_of_the_api(desk: Desk) -> None:
     assert desk.project() == project
     desk.post("/settings", default_policy="paper", veto_window_seconds="90.5")
     assert desk.actions() == ["project.changed"] * 3
+
+
+def test_a_wrong_setting_is_told_beside_its_field(desk: Desk) -> None:
+    """The field is marked, and described by what is wrong with it; no other field is."""
+    page = desk.post("/settings", 422, stops_share="2", stops_per_hour="3").text
+    (marked,) = re.findall(r'name="(\w+)"[^>]*aria-invalid="true" aria-describedby="fault"', page)
+    assert marked == "stops_share"
+    assert re.search(r'name="stops_share"[^>]*>\s*<p class="problem small" id="fault">Input should be less', page)
+    assert 'name="stops_per_hour" value="3"' in page
 
 
 def test_long_times_are_shown_whole(desk: Desk) -> None:
