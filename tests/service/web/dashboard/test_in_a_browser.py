@@ -113,6 +113,7 @@ def test_what_a_run_may_still_gain(window: Window, embedded_database: Database, 
     assert drawn == given
     report(embedded_database, tenant, run.id, EVALS[20:29], now)
     expect(panels.get_by_text("probability of having turned")).to_be_visible()
+    expect(page.locator("#chart").get_by_text("50 %", exact=True).first).to_be_visible()
     page.click("[data-toggle=covered]")
     expect(panels.get_by_text("final range covered")).to_have_count(0)
     assert window.is_clean()

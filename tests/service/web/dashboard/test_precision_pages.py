@@ -14,6 +14,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store import outcomes, projects
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard import sign_in_token
+from playwright.sync_api import expect
 
 from tests.service.cases_written import write
 from tests.service.web.dashboard.conftest import Window
@@ -139,6 +140,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     page.goto(f"{window.address}/precision")
     for chart in ("over-time", "delay", "calibration"):
         page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")
+        expect(page.locator(f"#{chart}-chart").get_by_text(re.compile(r"^\d+(\.\d)? %$")).nth(2)).to_be_visible()
     page.wait_for_selector('.live[data-live="on"]')
     write(embedded_database, run, 1, now, outcome="wrong", run_outcome="healthy")
     page.get_by_text("80.0 %").first.wait_for()

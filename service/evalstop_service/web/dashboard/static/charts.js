@@ -40,6 +40,18 @@ export function stepTicks(most, span) {
   return { nticks: most, tickformat: ",d", ...(span < most ? { dtick: 1 } : {}) };
 }
 
+// A share of 1 in percent. Plotly's own format has no space before the sign.
+export function percent(share, digits = 1) {
+  return `${(100 * share).toFixed(digits)} %`;
+}
+
+// The ticks of an axis of shares from 0 to `highest`, some five of them.
+export function shareTicks(highest = 1) {
+  const step = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1].find((one) => highest <= 5 * one) ?? 0.2;
+  const tickvals = Array.from({ length: Math.floor(highest / step + 1e-9) + 1 }, (_, i) => i * step);
+  return { tickvals, ticktext: tickvals.map((value) => percent(value, step < 0.01 ? 1 : 0)) };
+}
+
 // Calls `redraw` whenever what is drawn has to look different: dark or light, narrow or wide.
 export function redrawn(redraw) {
   for (const query of [narrow, matchMedia("(prefers-color-scheme: dark)")]) query.addEventListener("change", redraw);

@@ -1,6 +1,6 @@
 // The charts of precision: figures over time with their intervals, delays, and stated risks against what came true.
 
-import { axis, band, draw, narrow, palette, redrawn, toggles } from "./charts.js";
+import { axis, band, draw, narrow, palette, percent, redrawn, shareTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 
 const PAINT = { precision: "best", recall: "kl", false_stops: "stop" };
@@ -27,7 +27,7 @@ function drawOverTime(color) {
   const traces = Object.keys(shown).filter((name) => shown[name]).flatMap((name) => overTime(color, name));
   const chart = empty("over-time-chart", traces.some((trace) => trace.x.length));
   if (!chart) return; // without a date Plotly draws the year 2000
-  const share = axis(color, { tickformat: ".0%", range: [-0.02, 1.02], nticks: 6 });
+  const share = axis(color, { ...shareTicks(), range: [-0.02, 1.02] });
   const time = axis(color, { type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
   draw(chart, traces, { xaxis: time, yaxis: share, hovermode: "closest" });
 }
@@ -37,17 +37,17 @@ function overTime(color, name) {
   const [known, weeks] = [figures.so_far, figures.weeks].map((points) => points.filter((one) => one[name] && one[name].value !== null));
   const at = known.map((one) => one.week);
   const of = (points, end) => points.map((one) => one[name][end]);
-  const summary = (points) => points.map((one) => `${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
+  const summary = (points) => points.map((one) => `${percent(one[name].value)}<br>${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
   return [
     { type: "scatter", mode: "lines", ...band(at, of(known, "low"), of(known, "high")), fill: "toself", fillcolor: tinted(paint), line: { width: 0 }, hoverinfo: "skip" },
     {
       type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: summary(weeks),
       marker: { size: 7, color: color("card"), line: { color: paint, width: 1.5 } },
-      hovertemplate: `${NAMES[name]} of the week %{y:.1%}<br>%{text}<extra></extra>`,
+      hovertemplate: `${NAMES[name]} of the week %{text}<extra></extra>`,
     },
     {
       type: "scatter", mode: "lines+markers", x: at, y: of(known, "value"), text: summary(known), line: { color: paint, width: 2.2 }, marker: { size: 4, color: paint },
-      hovertemplate: `${NAMES[name]} so far %{y:.1%}<br>%{text}<extra></extra>`,
+      hovertemplate: `${NAMES[name]} so far %{text}<extra></extra>`,
     },
   ];
 }
@@ -56,8 +56,8 @@ function drawDelays(color) {
   const { from, width, share } = figures.delays;
   const chart = empty("delay-chart", from.length);
   if (!chart) return;
-  const bars = { type: "bar", x: from, y: share, width, offset: 0, marker: { color: color("accent"), line: { color: color("card"), width: 1 } }, hovertemplate: "%{y:.1%} from %{x} steps on<extra></extra>" };
-  draw(chart, [bars], { xaxis: axis(color, { showgrid: false, tickformat: ",d" }), yaxis: axis(color, { tickformat: ".0%", nticks: 4, rangemode: "tozero" }), bargap: 0 });
+  const bars = { type: "bar", x: from, y: share, width, offset: 0, customdata: share.map((one) => percent(one)), marker: { color: color("accent"), line: { color: color("card"), width: 1 } }, hovertemplate: "%{customdata} from %{x} steps on<extra></extra>" };
+  draw(chart, [bars], { xaxis: axis(color, { showgrid: false, tickformat: ",d" }), yaxis: axis(color, { ...shareTicks(Math.max(...share)), rangemode: "tozero" }), bargap: 0 });
 }
 
 function drawCalibration(color) {
@@ -70,9 +70,10 @@ function drawCalibration(color) {
     type: "scatter", mode: "markers+text", x: points.map((one) => one.stated), y: points.map((one) => one.value), text: points.map((one) => one.label),
     textposition: "top right", textfont: { color: color("muted"), size: 11.5 }, cliponaxis: false,
     error_y: { type: "data", symmetric: false, array: points.map((one) => one.high - one.value), arrayminus: points.map((one) => one.value - one.low), color: color("stop"), thickness: 1.6, width: 4 },
-    marker: { size: 9, color: color("stop") }, hovertemplate: "%{text}: states %{x:.1%}, measured %{y:.1%}<extra></extra>",
+    customdata: points.map((one) => `states ${percent(one.stated)}, measured ${percent(one.value)}`),
+    marker: { size: 9, color: color("stop") }, hovertemplate: "%{text}: %{customdata}<extra></extra>",
   };
-  const share = { tickformat: ".0%", nticks: 5, range: [0, most] };
+  const share = { ...shareTicks(most), range: [0, most] };
   draw(chart, [diagonal, measured], {
     xaxis: axis(color, { ...share, title: { text: "stated", font: { size: 11.5, color: color("muted") } } }),
     yaxis: axis(color, { ...share, title: { text: "measured", font: { size: 11.5, color: color("muted") } } }),
@@ -86,10 +87,6 @@ function empty(id, count) {
   chart.hidden = !count;
   chart.nextElementSibling.hidden = Boolean(count);
   return count ? chart : null;
-}
-
-function percent(share) {
-  return `${(100 * share).toFixed(1)} %`;
 }
 
 function tinted(paint) {

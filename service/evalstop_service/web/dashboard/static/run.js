@@ -2,7 +2,7 @@
 // much of its final range the run has covered.
 
 import { onAnalysis } from "./analysis.js";
-import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, stepTicks, toggles } from "./charts.js";
+import { axis, band, draw, drawable, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
@@ -95,7 +95,7 @@ function addPanel(drawing, panel, color) {
   const hasValues = values.some((value) => value !== null);
   drawing[panel.axis.replace("y", "yaxis")] = axis(color, {
     type: "linear", domain: panel.domain, visible: hasValues, tickfont: { color: color(paint(panel.name)) }, nticks: panel.name === "eval" ? 6 : 3,
-    ...(SHARES.has(panel.name) ? { range: [-0.02, 1.02], tickformat: ".0%", tickvals: [0, 0.5, 1] } : {}),
+    ...(SHARES.has(panel.name) ? { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: ["0 %", "50 %", "100 %"] } : {}),
   });
   const title = hasValues ? panel.title : `${panel.title}: no finite value yet`;
   if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
@@ -115,11 +115,11 @@ function traces(name, color, yaxis) {
     yaxis, connectgaps: false, visible: shown[name], marker: { color: color(paint(name)), size: 4 }, line: { color: color(paint(name)), width: 1.6 },
     hovertemplate: "%{y:.4~g}",
   };
-  if (name === "turned") return [{ ...line, line: { ...line.line, shape: "hv" }, hovertemplate: "%{y:.1%}" }];
+  if (name === "turned") return [{ ...line, line: { ...line.line, shape: "hv" }, text: item.values.map((value) => (value === null ? "" : percent(value))), hovertemplate: "%{text}" }];
   if (name === "covered") {
     return [
       shade(band(item.steps, item.low, item.high), yaxis, color("accent-band"), shown.covered),
-      { ...line, text: item.low.map((low, i) => ` (${percent(low)} to ${percent(item.high[i])})`), hovertemplate: "%{y:.0%}%{text}" },
+      { ...line, text: item.values.map((value, i) => `${percent(value, 0)} (${percent(item.low[i], 0)} to ${percent(item.high[i], 0)})`), hovertemplate: "%{text}" },
     ];
   }
   if (name !== "eval") return [line];
@@ -138,10 +138,6 @@ function traces(name, color, yaxis) {
 
 function shade(outline, yaxis, fillcolor, visible) {
   return { type: "scatter", mode: "lines", ...outline, yaxis, fill: "toself", fillcolor, line: { width: 0 }, hoverinfo: "skip", visible };
-}
-
-function percent(share) {
-  return `${Math.round(100 * share)} %`;
 }
 
 function evalBand(evals) {
