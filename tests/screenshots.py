@@ -11,7 +11,7 @@ from uuid import UUID
 
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_lab import cli as lab_cli
-from evalstop_lab.worlds.real import load
+from evalstop_lab.worlds.real import load_recorded_runs
 from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
@@ -130,7 +130,7 @@ def backtest(database: Database, tenant: Tenant) -> UUID:
 def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:
     """A picture of the page that `evalstop-lab backtest` writes of the recorded runs, down to the worst of them."""
     log, made = scratch / "recorded.jsonl", scratch / "backtest.html"
-    rows = (row for world in load(RECORDED) for row in world.rows())
+    rows = (row for world in load_recorded_runs(RECORDED) for row in world.rows())
     log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     lab_cli.main(["backtest", str(log), "--policy", "default", "--against", "paper", "--html", str(made)])
     with browser.new_page(viewport={"width": 1160, "height": 1560}, color_scheme="light") as page:

@@ -16,7 +16,7 @@ from matplotlib.ticker import PercentFormatter
 
 
 @contextmanager
-def saved_figure(
+def save_figure(
     path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, dpi: int = 130, **shared: Any
 ) -> Iterator[Any]:
     """Yield the axes of a figure of this size in inches; the figure is written at the end of the block."""

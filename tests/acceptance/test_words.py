@@ -62,8 +62,8 @@ EXCEPTIONS = {
     "evalstop_lab/worlds/truth.py",  # the ground truth of drawn runs
     "evalstop_lab.Gold",
     "evalstop_lab.Truth",
-    "evalstop_lab._truth",
-    "evalstop_lab.random_gold",
+    "evalstop_lab._draw_truth",
+    "evalstop_lab.draw_gold",
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
 from evalstop_lab.backtest.cases import Case, Passed
-from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, mean, wilson
+from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, estimate_mean, wilson
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def summary(cases: Sequence[Case], label: str) -> Summary:
         wilson(stops[DecisionOutcome.RIGHT], stops[DecisionOutcome.RIGHT] + stops[DecisionOutcome.WRONG]),
         clopper_pearson(sum(_stopped(case.passed[label], DecisionOutcome.WRONG) for case in healthy), len(healthy)),
         wilson(sum(_stopped(case.passed[label], DecisionOutcome.RIGHT) for case in turned), len(turned)),
-        mean([_steps(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
-        mean([_steps(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
+        estimate_mean([_steps(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
+        estimate_mean([_steps(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
         {
             said: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _stopped(case.passed[label], said))
             for said in DecisionOutcome
@@ -73,7 +73,7 @@ def difference(cases: Sequence[Case], first: str, second: str) -> Difference:
     """The difference between two policies."""
 
     def paired(some: Sequence[Case], figure: Callable[[Passed], float]) -> Figure:
-        return mean([figure(case.passed[first]) - figure(case.passed[second]) for case in some], seed=0)
+        return estimate_mean([figure(case.passed[first]) - figure(case.passed[second]) for case in some], seed=0)
 
     stopped = [(case.passed[first].stop_step is not None, case.passed[second].stop_step is not None) for case in cases]
     return Difference(

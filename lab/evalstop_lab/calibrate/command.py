@@ -27,14 +27,23 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.sweep import cores, sweep
-from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan, tell_length
+from evalstop_lab.worlds import (
+    CALIBRATION,
+    HELD_OUT,
+    REPORTING_SEED,
+    Group,
+    add_planned_steps,
+    draw_world,
+    list_families,
+    plan_worlds,
+)
 
 RATES = (0.01, 0.05)
 REMEMBERED = 50
 """Number of runs whose highest evidence a calibration stores, to check whether it still holds for the current
 detector."""
 
-HEALTHY = of_group(Group.HEALTHY, Group.DIP, among=CALIBRATION)
+HEALTHY = list_families(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
 EXAMPLES = """examples:
   evalstop-lab calibrate k_decline
@@ -53,7 +62,7 @@ Runs of JSON lines with a "label" other than "healthy" are left out.
 """
 
 
-TOLD = 0.5  # of the runs tell their planned length
+PLANNED_SHARE = 0.5  # of the runs tell their planned length
 
 
 def highest_evidence(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
@@ -71,7 +80,7 @@ def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, 
 
 
 def _records_of_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
-    return records(detector, tell_length(make(*recipe), TOLD).observations())
+    return records(detector, add_planned_steps(draw_world(*recipe), PLANNED_SHARE).observations())
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -142,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if args.first_seed + args.runs > REPORTING_SEED:
             raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
-        recipes = plan(args.runs, args.first_seed, args.families)
+        recipes = plan_worlds(args.runs, args.first_seed, args.families)
         found = highest_evidence(detector, recipes, args.jobs)
         groups = [family for family, _ in recipes]
         data = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evalstop_detectors import Kind
 
 from evalstop_lab.calibrate.evidence import to_alarm
-from evalstop_lab.worlds.scoring import Share, clopper_pearson, quantile_ranks
+from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:
         alarm: float | None = ordered[-1]
     else:
         alarm = _between(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
-    low, high = quantile_ranks(len(ordered), 1 - rate)
+    low, high = find_quantile_ranks(len(ordered), 1 - rate)
     if alarm is not None and kind is not Kind.P_VALUE:
         alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy accepts only positive thresholds
     ends = sorted(to_alarm(kind, ordered[::-1][rank]) for rank in (low, high))

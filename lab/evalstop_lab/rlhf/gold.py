@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalstop_lab.rlhf.policy import Policy
-from evalstop_lab.rlhf.task import Floats, Texts, each_prompt, position_token
+from evalstop_lab.rlhf.task import Floats, Texts, index_tokens, repeat_prompts
 
 HIDDEN = 64
 INPUT_GAIN = 2.0
@@ -53,7 +53,7 @@ class Gold:
     def content(self, texts: Texts) -> Floats:
         """Return the output of the network, in standard deviations over the initial policy's texts."""
         excitation = self.prompt_weights[texts.prompts]
-        for column in position_token(self.initial.task, texts.tokens).T:
+        for column in index_tokens(self.initial.task, texts.tokens).T:
             excitation += self.token_weights[column]
         content = (np.tanh(excitation) * self.output_weights).sum(axis=1)
         return np.asarray((content - self.content_mean) / self.content_deviation)
@@ -63,7 +63,7 @@ class Gold:
         return np.asarray((-self.initial.log_likelihood(texts) - self.surprise_mean) / self.surprise_deviation)
 
 
-def random_gold(initial: Policy, rng: np.random.Generator) -> Gold:
+def draw_gold(initial: Policy, rng: np.random.Generator) -> Gold:
     """Draw a gold reward, and set its scale on a sample of the initial policy's texts."""
     task = initial.task
     inputs_per_text = task.length + 1
@@ -73,7 +73,7 @@ def random_gold(initial: Policy, rng: np.random.Generator) -> Gold:
         prompt_weights=rng.normal(scale=INPUT_GAIN / inputs_per_text**0.5, size=(task.prompts, HIDDEN)),
         output_weights=rng.normal(size=HIDDEN),
     )
-    ordinary = initial.sample(each_prompt(task, CALIBRATION_TEXTS // task.prompts), rng)
+    ordinary = initial.sample(repeat_prompts(task, CALIBRATION_TEXTS // task.prompts), rng)
     content, surprise = raw.content(ordinary), raw.surprise(ordinary)
     return Gold(
         initial,

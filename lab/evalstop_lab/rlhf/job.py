@@ -185,7 +185,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab train`; return its exit code."""
-    plan = plan_of(args)
+    plan = get_plan(args)
     progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
     job = Job(plan, args.checkpoints, args.log, progress, polls=args.stop_by == "poll")
     reported = Run(
@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     return interruption.exit_code
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
+def get_plan(args: argparse.Namespace) -> Plan:
     """Return the run to train; raise UnusableArguments if the arguments contradict each other."""
     if args.resume is None:
         preset, seed = args.preset or "overoptimizes", args.seed or 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evalstop_lab.figure import saved_figure
+from evalstop_lab.figure import save_figure
 from evalstop_lab.rlhf.trainer import Eval
 
 EVAL, PROXY, STOP = "#b7791f", "#3b6fb6", "#c53030"
@@ -14,7 +14,7 @@ EVAL, PROXY, STOP = "#b7791f", "#3b6fb6", "#c53030"
 
 def draw_picture(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], summary: dict[str, Any]) -> None:
     """Write a PNG of eval and proxy over steps: solid up to the stop, faint for the course without it."""
-    with saved_figure(path, (10, 4.6), dpi=150) as axes:
+    with save_figure(path, (10, 4.6), dpi=150) as axes:
         eval_axis = axes[0, 0]
         proxy_axis = eval_axis.twinx()
         for series, alpha, style in ((evals, 1.0, "-"), ([*evals[-1:], *rest], 0.35, "--")):

@@ -101,7 +101,7 @@ class Policy:
         return np.asarray((position * _contexts(task) + previous) * task.prompts + texts.prompts[:, None])
 
 
-def random_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
+def draw_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
     """Draw a policy with independent normal logits; a larger scale gives less random texts."""
     return Policy(task, rng.normal(scale=scale, size=Policy.parameter_count(task)))
 

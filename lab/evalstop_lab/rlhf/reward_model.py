@@ -18,7 +18,7 @@ import numpy as np
 
 from evalstop_lab.rlhf.gold import Gold
 from evalstop_lab.rlhf.policy import Policy
-from evalstop_lab.rlhf.task import Floats, Task, Texts, position_token
+from evalstop_lab.rlhf.task import Floats, Task, Texts, index_tokens
 
 PRIOR_PRECISION = 1.0
 NEWTON_STEPS = 50
@@ -44,7 +44,7 @@ class RewardModel:
 
     def score(self, texts: Texts) -> Floats:
         """Return the proxy reward of each text: (n,)."""
-        return np.asarray(self.weights[position_token(self.task, texts.tokens)].sum(axis=1) - self.offset)
+        return np.asarray(self.weights[index_tokens(self.task, texts.tokens)].sum(axis=1) - self.offset)
 
 
 def draw_comparisons(
@@ -63,8 +63,8 @@ def draw_comparisons(
 
 def fit_bradley_terry(task: Task, comparisons: Comparisons) -> RewardModel:
     """Return the maximum a posteriori reward model for the comparisons."""
-    preferred = position_token(task, comparisons.preferred.tokens)
-    rejected = position_token(task, comparisons.rejected.tokens)
+    preferred = index_tokens(task, comparisons.preferred.tokens)
+    rejected = index_tokens(task, comparisons.rejected.tokens)
     size = task.length * task.vocabulary
 
     def compute_margins(weights: Floats) -> Floats:

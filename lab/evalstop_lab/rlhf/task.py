@@ -32,11 +32,11 @@ class Texts:
         return len(self.prompts)
 
 
-def each_prompt(task: Task, times: int) -> Integers:
+def repeat_prompts(task: Task, times: int) -> Integers:
     """Return every prompt `times` times, grouped by prompt: reshape(prompts, times) has one prompt per row."""
     return np.repeat(np.arange(task.prompts), times)
 
 
-def position_token(task: Task, tokens: Integers) -> Integers:
+def index_tokens(task: Task, tokens: Integers) -> Integers:
     """Return the index of each (position, token) in a table of length * vocabulary rows."""
     return tokens + np.arange(task.length) * task.vocabulary

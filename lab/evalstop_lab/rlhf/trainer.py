@@ -16,10 +16,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from evalstop_lab.rlhf.gold import Gold, random_gold
-from evalstop_lab.rlhf.policy import Policy, random_policy
+from evalstop_lab.rlhf.gold import Gold, draw_gold
+from evalstop_lab.rlhf.policy import Policy, draw_policy
 from evalstop_lab.rlhf.reward_model import RewardModel, draw_comparisons, fit_bradley_terry, standardize_scores
-from evalstop_lab.rlhf.task import Floats, Task, each_prompt
+from evalstop_lab.rlhf.task import Floats, Task, repeat_prompts
 
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.999
@@ -40,7 +40,7 @@ class Moments:
         return Moments(np.zeros(size), np.zeros(size))
 
 
-def ascend(parameters: Floats, gradient: Floats, moments: Moments, learning_rate: float) -> tuple[Floats, Moments]:
+def apply_adam(parameters: Floats, gradient: Floats, moments: Moments, learning_rate: float) -> tuple[Floats, Moments]:
     """Take one step of Adam up the gradient; return the new parameters and moments."""
     count = moments.count + 1
     mean = MEAN_DECAY * moments.mean + (1 - MEAN_DECAY) * gradient
@@ -136,21 +136,21 @@ class Trainer:
         """Take one policy gradient step."""
         config, initial, policy = self.config, self.world.initial, self.state.policy
         step = self.state.step + 1
-        texts = policy.sample(each_prompt(config.task, config.samples_per_prompt), self._rng(Stream.TRAINING, step))
+        texts = policy.sample(repeat_prompts(config.task, config.samples_per_prompt), self._rng(Stream.TRAINING, step))
         penalty = config.kl_coefficient * (policy.log_likelihood(texts) - initial.log_likelihood(texts))
         rewards = self.world.proxy.score(texts) - penalty
-        weights = advantages(rewards.reshape(config.task.prompts, -1)).ravel() / len(texts)
+        weights = compute_advantages(rewards.reshape(config.task.prompts, -1)).ravel() / len(texts)
         gradient = policy.score_gradient(texts, weights)
-        parameters, moments = ascend(policy.parameters, gradient, self.state.moments, config.learning_rate)
+        parameters, moments = apply_adam(policy.parameters, gradient, self.state.moments, config.learning_rate)
         self.state = State(step, Policy(config.task, parameters), moments)
 
     def evaluate(self) -> Eval:
         """Score new texts of the current policy; equal states give equal evals."""
         config, step, policy = self.config, self.state.step, self.state.policy
-        prompts = each_prompt(config.task, config.eval_samples_per_prompt)
+        prompts = repeat_prompts(config.task, config.eval_samples_per_prompt)
         texts = policy.sample(prompts, self._rng(Stream.EVALUATION, step))
-        proxy, proxy_stderr = mean_over_prompts(self.world.proxy.score(texts).reshape(config.task.prompts, -1))
-        gold, gold_stderr = mean_over_prompts(self.world.gold.score(texts).reshape(config.task.prompts, -1))
+        proxy, proxy_stderr = average_over_prompts(self.world.proxy.score(texts).reshape(config.task.prompts, -1))
+        gold, gold_stderr = average_over_prompts(self.world.gold.score(texts).reshape(config.task.prompts, -1))
         return Eval(step, proxy, proxy_stderr, gold, gold_stderr, policy.kl(self.world.initial), policy.entropy())
 
     def _rng(self, stream: Stream, step: int) -> np.random.Generator:
@@ -160,21 +160,21 @@ class Trainer:
 def make_world(config: Config) -> World:
     """Draw the initial policy, gold and comparisons from the seed, and fit the proxy to the comparisons."""
     rng = np.random.default_rng((config.seed, Stream.WORLD))
-    initial = random_policy(config.task, INITIAL_SCALE, rng)
-    gold = random_gold(initial, rng)
+    initial = draw_policy(config.task, INITIAL_SCALE, rng)
+    gold = draw_gold(initial, rng)
     comparisons = draw_comparisons(initial, gold, config.comparisons, config.label_noise, rng)
     proxy = fit_bradley_terry(config.task, comparisons)
-    texts = initial.sample(each_prompt(config.task, STANDARDIZING_TEXTS // config.task.prompts), rng)
+    texts = initial.sample(repeat_prompts(config.task, STANDARDIZING_TEXTS // config.task.prompts), rng)
     return World(initial, gold, standardize_scores(proxy, texts))
 
 
-def advantages(rewards: Floats) -> Floats:
+def compute_advantages(rewards: Floats) -> Floats:
     """Return each reward minus the mean of the prompt's other rewards; input and result are (prompts, samples)."""
     samples = rewards.shape[1]
     return np.asarray((rewards - rewards.mean(axis=1, keepdims=True)) * (samples / (samples - 1)))
 
 
-def mean_over_prompts(scores: Floats) -> tuple[float, float]:
+def average_over_prompts(scores: Floats) -> tuple[float, float]:
     """Return the mean of (prompts, samples) scores and its standard error over samples; prompts are fixed."""
     prompts, samples = scores.shape
     variance_of_means = scores.var(axis=1, ddof=1) / samples

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from evalstop_lab.simulator.jobs import Floats
-from evalstop_lab.worlds.scoring import Figure, mean
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 RESAMPLES = 2000
 
@@ -31,7 +31,7 @@ def compare_paired(before: Sequence[float], after: Sequence[float], chance_seed:
 
 def estimate_interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
     """The mean of one number per seed, with a bootstrap percentile interval over seeds."""
-    return mean(numbers, chance_seed, resamples=RESAMPLES)
+    return estimate_mean(numbers, chance_seed, resamples=RESAMPLES)
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evalstop_lab.figure import saved_figure, show_percent
+from evalstop_lab.figure import save_figure, show_percent
 from evalstop_lab.report import format_percent
 
 SMALLEST = 1e-3
@@ -16,7 +16,7 @@ OURS, PAPERS = "#3b6fb6", "#b7791f"
 def plot_reproduce(folder: Path, report: dict[str, Any]) -> None:
     """Write reproduce.png: the change of the mean time of all, healthy and hacking jobs, by scheduler."""
     changes = report["changes"]["paper"]
-    with saved_figure(folder / "reproduce.png", (10, 4.6)) as axes:
+    with save_figure(folder / "reproduce.png", (10, 4.6)) as axes:
         axis = axes[0, 0]
         for offset, (quantity, color) in enumerate(
             (("mean time", OURS), ("of healthy jobs", "#5a9e6f"), ("of hacking jobs", "#c53030"))
@@ -37,7 +37,7 @@ def plot_frontier(folder: Path, report: dict[str, Any]) -> None:
     worlds = list(report["worlds"])
     columns = min(len(worlds), 4)
     rows = -(-len(worlds) // columns)
-    with saved_figure(folder / "frontier.png", (3.4 * columns, 3.1 * rows), rows, columns, sharey=True) as axes:
+    with save_figure(folder / "frontier.png", (3.4 * columns, 3.1 * rows), rows, columns, sharey=True) as axes:
         for axis, world in zip(axes.flat, worlds, strict=False):
             points = [item for item in report["points"] if item["world"] == world]
             for number, item in enumerate(points):
@@ -58,7 +58,7 @@ def plot_frontier(folder: Path, report: dict[str, Any]) -> None:
 def plot_actions(folder: Path, report: dict[str, Any]) -> None:
     """Write actions.png: contended GPU-hours returned against healthy jobs lost, one mark per rule and scheduler."""
     rules = list(dict.fromkeys(item["rule"] for item in report["outcomes"]))
-    with saved_figure(folder / "actions.png", (7.4, 4.2)) as axes:
+    with save_figure(folder / "actions.png", (7.4, 4.2)) as axes:
         axis = axes[0, 0]
         for number, rule in enumerate(rules):
             points = [item for item in report["outcomes"] if item["rule"] == rule]
@@ -75,7 +75,7 @@ def plot_cadence(folder: Path, report: dict[str, Any]) -> None:
     """Write cadence.png: GPU-hours saved against the number of evals, one line per cost, one panel per policy."""
     policies = list(dict.fromkeys(net["policy"] for net in report["nets"]))
     costs = list(dict.fromkeys(net["eval_share"] for net in report["nets"]))
-    with saved_figure(folder / "cadence.png", (4 * len(policies), 3.6), 1, len(policies), sharey=True) as axes:
+    with save_figure(folder / "cadence.png", (4 * len(policies), 3.6), 1, len(policies), sharey=True) as axes:
         for axis, policy in zip(axes.flat, policies, strict=True):
             for cost in costs:
                 nets = [net for net in report["nets"] if (net["policy"], net["eval_share"]) == (policy, cost)]
@@ -95,7 +95,7 @@ def plot_cadence(folder: Path, report: dict[str, Any]) -> None:
 def plot_cost(folder: Path, report: dict[str, Any]) -> None:
     """Write cost.png: the savings by policy, and the dollars per month by payment model."""
     policies = report["policies"]
-    with saved_figure(folder / "cost.png", (10, 3.8), 1, 2) as axes:
+    with save_figure(folder / "cost.png", (10, 3.8), 1, 2) as axes:
         shares, dollars = axes[0]
         drawn = {
             "gpu_hours": "GPU-hours saved",
@@ -113,7 +113,7 @@ def plot_rollback(folder: Path, report: dict[str, Any]) -> None:
     """Write rollback.png: GPU-hours, mean time and kept eval score of stopping and of rolling back, by policy."""
     outcomes = report["outcomes"]
     policies = list(dict.fromkeys(item["policy"] for item in outcomes))
-    with saved_figure(folder / "rollback.png", (11, 3.6), 1, 3) as axes:
+    with save_figure(folder / "rollback.png", (11, 3.6), 1, 3) as axes:
         titles = {
             "gpu_hours": "GPU-hours, change",
             "time": "mean time, change",
@@ -129,7 +129,7 @@ def plot_rollback(folder: Path, report: dict[str, Any]) -> None:
 
 def plot_population(folder: Path, report: dict[str, Any]) -> None:
     """Write population.png: the eval score of the kept checkpoint against GPU-hours, one mark per strategy."""
-    with saved_figure(folder / "population.png", (6.4, 4.2)) as axes:
+    with save_figure(folder / "population.png", (6.4, 4.2)) as axes:
         axis = axes[0, 0]
         for number, item in enumerate(report["outcomes"]):
             spent, kept = item["gpu_hours"], item["kept"]
@@ -146,7 +146,7 @@ def plot_trace(folder: Path, report: dict[str, Any]) -> None:
     """Write trace.png: GPU-hours saved and the change of the mean time by scheduler, one bar per rule."""
     results = report["results"]
     rules = next(iter(results.values()))
-    with saved_figure(folder / "trace.png", (10, 3.8), 1, 2) as axes:
+    with save_figure(folder / "trace.png", (10, 3.8), 1, 2) as axes:
         titles = {"gpu_hours_saved": "GPU-hours saved", "time": "mean time, change"}
         for axis, (key, title) in zip(axes[0], titles.items(), strict=True):
             _draw_bars(axis, {rule: [by_rule[rule][key] for by_rule in results.values()] for rule in rules})

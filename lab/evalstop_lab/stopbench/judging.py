@@ -14,7 +14,14 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.rules import load_rule
 from evalstop_lab.stopbench.suites import SUITES
 from evalstop_lab.worlds import Label, World
-from evalstop_lab.worlds.scoring import Fate, Outcome, compare_with_bound, fate, mean, score
+from evalstop_lab.worlds.scoring import (
+    Outcome,
+    OutcomeKind,
+    classify_outcome,
+    compare_with_bound,
+    estimate_mean,
+    score_outcomes,
+)
 
 BOUND_ERROR = 0.01
 
@@ -94,7 +101,7 @@ def _compute_by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict
 
 def _compute_group(judged: Judged) -> dict[str, Any]:
     pairs = [(item.outcome, world.truth) for item, world in judged]
-    scores = score(pairs)
+    scores = score_outcomes(pairs)
     _, ratio = compare_with_bound(pairs, BOUND_ERROR)
     counted = {"recall": scores.recall, "false_stops": scores.false_stops, "premature": scores.premature}
     shares = {name: asdict(share) | {"value": share.value} for name, share in counted.items()}
@@ -115,14 +122,16 @@ def _compute_saved(judged: Judged) -> Any:
     saved, possible = [], []
     for item, world in judged:
         truth, stop = world.truth, item.outcome.stop_step
-        kind, last = fate(item.outcome, truth), len(truth.steps) - 1
+        kind, last = classify_outcome(item.outcome, truth), len(truth.steps) - 1
         if truth.label is Label.AMBIGUOUS:
             continue
         possible.append(1 - truth.peak / last if truth.label is Label.HACKING else 0.0)
         at = 0.0 if stop is None else float(np.searchsorted(truth.steps, stop)) / last
-        saved.append({Fate.RIGHT: 1 - at, Fate.PREMATURE: -at, Fate.FALSE_STOP: -at}.get(kind, 0.0))
+        saved.append(
+            {OutcomeKind.RIGHT: 1 - at, OutcomeKind.PREMATURE: -at, OutcomeKind.FALSE_STOP: -at}.get(kind, 0.0)
+        )
     most = float(np.mean(possible)) if possible else math.nan
-    return mean([value / most for value in saved] if most else [], seed=0)
+    return estimate_mean([value / most for value in saved] if most else [], seed=0)
 
 
 def _round_noise(level: float) -> float:

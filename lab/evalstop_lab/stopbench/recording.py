@@ -22,7 +22,7 @@ from evalstop_lab.rlhf.task import Floats, Integers, Task, Texts
 from evalstop_lab.rlhf.trainer import Config, Trainer
 from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.noise import Noise, NoiseKind
-from evalstop_lab.worlds.truth import Label, Truth, judge
+from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from evalstop_lab.worlds.world import World
 
 FIRST_SEED = 5_000_000
@@ -143,7 +143,7 @@ def _judge(steps: Integers, scores: Floats, sd: float) -> Truth:
     half = SMOOTHED_OVER // 2
     padded = np.pad(scores, half, mode="edge")
     smoothed = np.convolve(padded, np.full(SMOOTHED_OVER, 1 / SMOOTHED_OVER), mode="valid")
-    truth = judge(steps, smoothed, sd)
+    truth = label_curve(steps, smoothed, sd)
     low, high = AMBIGUOUS_FALLS
     if low <= truth.drop / truth.unit <= high:
         return replace(truth, label=Label.AMBIGUOUS)

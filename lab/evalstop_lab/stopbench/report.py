@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from evalstop_lab.figure import saved_figure, show_percent
+from evalstop_lab.figure import save_figure, show_percent
 from evalstop_lab.report import format_percent, new_table
 
 MARKERS = "osD^vP*X<>h"
@@ -43,7 +43,7 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
 
 def draw_scatter(path: Path, results: Results) -> None:
     """Plot recall and the saved share against false stops, one column per suite."""
-    with saved_figure(path, (5 * len(results) + 3, 8), 2, len(results), sharex=True, sharey="row") as axes:
+    with save_figure(path, (5 * len(results) + 3, 8), 2, len(results), sharex=True, sharey="row") as axes:
         for column, (suite, result) in enumerate(results.items()):
             for row, (field, label) in enumerate((("recall", "recall"), ("saved", "share of an oracle's saving"))):
                 axis = axes[row][column]

@@ -18,12 +18,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from evalstop_lab.stopbench.recording import read_runs
-from evalstop_lab.worlds import REPORTING, World, make, plan, second_suite, tell_length
+from evalstop_lab.worlds import REPORTING, World, add_planned_steps, draw_world, plan_worlds, second_suite
 
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
 TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
 DRAWN_RUNS = 2000
-TOLD = 0.5
+PLANNED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Suite:
 
 @lru_cache(maxsize=2)
 def _plan(seeds: str) -> Sequence[tuple[str, int]]:
-    return plan(DRAWN_RUNS, SEEDS[seeds], REPORTING)
+    return plan_worlds(DRAWN_RUNS, SEEDS[seeds], REPORTING)
 
 
 def _draw_first(seeds: str, number: int) -> World:
-    return tell_length(make(*_plan(seeds)[number]), TOLD)
+    return add_planned_steps(draw_world(*_plan(seeds)[number]), PLANNED_SHARE)
 
 
 def _draw_second(seeds: str, number: int) -> World:
     kinds = list(second_suite.SECOND_SUITE)
-    return second_suite.draw(kinds[number % len(kinds)], SEEDS[seeds] + number)
+    return second_suite.draw_world(kinds[number % len(kinds)], SEEDS[seeds] + number)
 
 
 @lru_cache(maxsize=2)

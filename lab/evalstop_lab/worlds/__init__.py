@@ -1,10 +1,28 @@
 """Labeled runs, drawn and recorded, on which detectors are calibrated and evaluated."""
 
-from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, STRESS, Family, Group, of_group
+from evalstop_lab.worlds.families import (
+    CALIBRATION,
+    FAMILIES,
+    HELD_OUT,
+    REPORTING,
+    STRESS,
+    Family,
+    Group,
+    list_families,
+)
 from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind
-from evalstop_lab.worlds.real import load
-from evalstop_lab.worlds.truth import Label, Truth, judge
-from evalstop_lab.worlds.world import CALIBRATION_SEED, LENGTHS, REPORTING_SEED, World, make, plan, sample, tell_length
+from evalstop_lab.worlds.real import load_recorded_runs
+from evalstop_lab.worlds.truth import Label, Truth, label_curve
+from evalstop_lab.worlds.world import (
+    CALIBRATION_SEED,
+    LENGTHS,
+    REPORTING_SEED,
+    World,
+    add_planned_steps,
+    draw_world,
+    draw_worlds,
+    plan_worlds,
+)
 
 __all__ = [
     "CALIBRATION",
@@ -23,11 +41,11 @@ __all__ = [
     "NoiseKind",
     "Truth",
     "World",
-    "judge",
-    "load",
-    "make",
-    "of_group",
-    "plan",
-    "sample",
-    "tell_length",
+    "add_planned_steps",
+    "draw_world",
+    "draw_worlds",
+    "label_curve",
+    "list_families",
+    "load_recorded_runs",
+    "plan_worlds",
 ]

@@ -24,7 +24,7 @@ class Curve:
     kl: Floats
 
 
-def rise(rng: np.random.Generator) -> Growth:
+def draw_rise(rng: np.random.Generator) -> Growth:
     """A random rise from 0 at t = 0 to 1 at t = 1: exponential, power law or logistic; constant after 1."""
     form = rng.integers(3)
     if form == 0:
@@ -38,13 +38,13 @@ def rise(rng: np.random.Generator) -> Growth:
     return lambda t: (logistic((np.clip(t, 0, 1) - middle) / width) - low) / (high - low)
 
 
-def saturating(rng: np.random.Generator, slowest: float = 2.0, fastest: float = 12.0) -> Growth:
+def draw_saturation(rng: np.random.Generator, slowest: float = 2.0, fastest: float = 12.0) -> Growth:
     """Growth from 0 to 1 that slows down exponentially."""
     rate = rng.uniform(slowest, fastest)
     return lambda t: (1 - np.exp(-rate * t)) / (1 - np.exp(-rate))
 
 
-def distance_growth(rng: np.random.Generator) -> Growth:
+def draw_distance_growth(rng: np.random.Generator) -> Growth:
     """A random growth of d = sqrt(KL) from 0 to 1: power law (slowing or accelerating), logarithmic or exponential."""
     form = rng.integers(4)
     if form == 0:
@@ -54,12 +54,12 @@ def distance_growth(rng: np.random.Generator) -> Growth:
         rate = rng.uniform(2.0, 30.0)
         return lambda t: np.log1p(rate * t) / np.log1p(rate)
     if form == 2:
-        return saturating(rng, 1.0, 4.0)
+        return draw_saturation(rng, 1.0, 4.0)
     power = rng.uniform(1.2, 2.0)
     return lambda t: np.asarray(t**power)
 
 
-def fall(rng: np.random.Generator) -> Growth:
+def draw_fall(rng: np.random.Generator) -> Growth:
     """A random fall after a peak, from 0 to 1: a power law, faster at first, linear, or faster at the end."""
     power = rng.choice([0.7, 1.0, 1.5, 2.0])
     return lambda t: np.asarray(np.clip(t, 0, 1) ** power)
@@ -81,7 +81,7 @@ def u_shape(t: Floats, start: float, end: float, edge: float) -> Floats:
     return np.interp(t, [start, start + side, end - side, end], [0.0, 1.0, 1.0, 0.0], left=0.0, right=0.0)
 
 
-def sudden(t: Floats, start: float, end: float) -> Floats:
+def sudden_drop(t: Floats, start: float, end: float) -> Floats:
     """0 up to `start`, then 1, with an exponential decay to exactly 0 at `end`."""
     s = np.clip((t - start) / (end - start), 0, 1)
     shape = (np.exp(-4 * s) - np.exp(-4)) / (1 - np.exp(-4))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from evalstop_lab.worlds import Label, World, load, make, plan
+from evalstop_lab.worlds import Label, World, draw_world, load_recorded_runs, plan_worlds
 from evalstop_lab.worlds.truth import Floats
 
 SEED = 20_260
@@ -28,13 +28,13 @@ EXAMPLES = """examples:
 """
 
 
-def packed(worlds: Sequence[World]) -> bytes:
+def encode_runs(worlds: Sequence[World]) -> bytes:
     """Encode the runs as gzipped JSON, the format that the service reads; equal runs give equal bytes."""
-    document = {"runs": [document_of(world) for world in worlds]}
+    document = {"runs": [encode_run(world) for world in worlds]}
     return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
 
 
-def document_of(world: World) -> dict[str, Any]:
+def encode_run(world: World) -> dict[str, Any]:
     """One run: the measured values at each step, and whether it turned; null if missing or ambiguous."""
     turned = {Label.HACKING: True, Label.HEALTHY: False}.get(world.truth.label)
     return {
@@ -43,18 +43,18 @@ def document_of(world: World) -> dict[str, Any]:
         "turned": turned,
         "peak_step": world.truth.peak_step if turned else None,
         "steps": world.steps.tolist(),
-        "gold": _rounded(world.eval_scores),
-        "stderr": None if world.eval_stderr is None else _rounded(world.eval_stderr),
-        "proxy": _rounded(world.proxy),
-        "kl": _rounded(world.kl),
+        "gold": _round_values(world.eval_scores),
+        "stderr": None if world.eval_stderr is None else _round_values(world.eval_stderr),
+        "proxy": _round_values(world.proxy),
+        "kl": _round_values(world.kl),
     }
 
 
-def drawn(count: int, seed: int = SEED) -> list[World]:
+def draw_runs(count: int, seed: int = SEED) -> list[World]:
     """Draw `count` runs of all families, with 24 to 60 evals; half of them turn."""
     return [
-        make(family, run_seed, length=LENGTHS[index % len(LENGTHS)])
-        for index, (family, run_seed) in enumerate(plan(count, seed0=seed))
+        draw_world(family, run_seed, length=LENGTHS[index % len(LENGTHS)])
+        for index, (family, run_seed) in enumerate(plan_worlds(count, seed0=seed))
     ]
 
 
@@ -75,12 +75,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab example-runs`."""
-    worlds = [*drawn(args.drawn), *load(args.recorded)]
-    data = packed(worlds)
+    worlds = [*draw_runs(args.drawn), *load_recorded_runs(args.recorded)]
+    data = encode_runs(worlds)
     args.out.write_bytes(data)
     Console().print(f"{len(worlds)} runs in {args.out}, {len(data) / 1024:.0f} KiB")
     return 0
 
 
-def _rounded(values: Floats) -> list[float | None]:
+def _round_values(values: Floats) -> list[float | None]:
     return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]

@@ -54,6 +54,6 @@ CALIBRATION = tuple(name for name in FAMILIES if name not in HELD_OUT | STRESS)
 REPORTING = tuple(name for name in FAMILIES if name not in STRESS)
 
 
-def of_group(*groups: Group, among: tuple[str, ...] = REPORTING) -> tuple[str, ...]:
+def list_families(*groups: Group, among: tuple[str, ...] = REPORTING) -> tuple[str, ...]:
     """The names of the families in these groups."""
     return tuple(name for name in among if FAMILIES[name].group in groups)

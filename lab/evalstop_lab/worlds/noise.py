@@ -40,14 +40,14 @@ class Noise:
 
 
 @dataclass(frozen=True, eq=False)
-class Noisy:
+class NoisyScores:
     """Measured values, NaN where an eval is missing, and the standard error of each that a trainer would report."""
 
     values: Floats
     stderr: Floats
 
 
-def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float, common: Floats) -> Noisy:
+def add_noise(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float, common: Floats) -> NoisyScores:
     """Measure `clean` with noise of standard deviation `sd`; `common` is standard normal noise shared with the proxy.
 
     Binomial noise requires `clean` in (0, 1); `sd` is then its root mean square. Outliers are added to noise of `sd`.
@@ -55,34 +55,34 @@ def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float,
     """
     known = np.full(len(clean), sd)
     if sd == 0:
-        return Noisy(_with_gaps(rng, clean) if kind is NoiseKind.MISSING else clean.copy(), known)
+        return NoisyScores(_with_gaps(rng, clean) if kind is NoiseKind.MISSING else clean.copy(), known)
     match kind:
         case NoiseKind.STUDENT_T3:
             # A normal over the root of an independent chi-square preserves the correlation with the proxy.
             scale = np.sqrt(rng.chisquare(3, len(clean)))  # sd of the quotient is 1 for 3 degrees of freedom
-            return Noisy(clean + sd * common / scale, known)
+            return NoisyScores(clean + sd * common / scale, known)
         case NoiseKind.AR1:
-            return Noisy(clean + sd * _autoregressive(common, rng.uniform(0.3, 0.7)), known)
+            return NoisyScores(clean + sd * _correlate(common, rng.uniform(0.3, 0.7)), known)
         case NoiseKind.HETEROSCEDASTIC:
-            known = sd * _swelling(rng, len(clean))
-            return Noisy(clean + known * common, known)
+            known = sd * _draw_spread(rng, len(clean))
+            return NoisyScores(clean + known * common, known)
         case NoiseKind.BINOMIAL:
-            return _counted(rng, clean, sd)
+            return _count_hits(rng, clean, sd)
         case NoiseKind.OUTLIERS:
             far = (rng.random(len(clean)) < 0.03) * rng.uniform(4, 8, len(clean)) * rng.choice([-1.0, 1.0], len(clean))
-            return Noisy(clean + sd * (common + far), known)
+            return NoisyScores(clean + sd * (common + far), known)
         case NoiseKind.MISSING:
-            return Noisy(_with_gaps(rng, clean + sd * common), known)
+            return NoisyScores(_with_gaps(rng, clean + sd * common), known)
         case _:
-            return Noisy(clean + sd * common, known)
+            return NoisyScores(clean + sd * common, known)
 
 
-def prompts(shares: Floats, sd: float) -> int:
+def count_prompts(shares: Floats, sd: float) -> int:
     """The number of prompts at which these shares have the root mean square error `sd`."""
     return max(1, round(float(np.mean(shares * (1 - shares))) / sd**2))
 
 
-def _autoregressive(innovations: Floats, phi: float) -> Floats:
+def _correlate(innovations: Floats, phi: float) -> Floats:
     series = np.empty_like(innovations)
     series[0] = innovations[0]
     for index in range(1, len(series)):
@@ -90,19 +90,19 @@ def _autoregressive(innovations: Floats, phi: float) -> Floats:
     return series
 
 
-def _swelling(rng: np.random.Generator, n: int) -> Floats:
+def _draw_spread(rng: np.random.Generator, n: int) -> Floats:
     """Standard deviations that grow or shrink threefold over the run, with a mean square of 1."""
     direction = rng.choice([-1.0, 1.0])
     sds = np.exp(direction * np.linspace(-0.55, 0.55, n))
     return np.asarray(sds / np.sqrt(np.mean(sds**2)))
 
 
-def _counted(rng: np.random.Generator, shares: Floats, sd: float) -> Noisy:
-    n = prompts(shares, sd)
+def _count_hits(rng: np.random.Generator, shares: Floats, sd: float) -> NoisyScores:
+    n = count_prompts(shares, sd)
     hits = rng.binomial(n, shares)
     # With one hit and one miss added, a share of 0 or 1 has a standard error above 0.
     smoothed = (hits + 1) / (n + 2)
-    return Noisy(hits / n, np.sqrt(smoothed * (1 - smoothed) / n))
+    return NoisyScores(hits / n, np.sqrt(smoothed * (1 - smoothed) / n))
 
 
 def _with_gaps(rng: np.random.Generator, values: Floats) -> Floats:

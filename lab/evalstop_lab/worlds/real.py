@@ -18,7 +18,7 @@ FAMILY = "recorded"
 _LABELS = {"hacking": Label.HACKING, "healthy": Label.HEALTHY}
 
 
-def load(path: Path) -> list[World]:
+def load_recorded_runs(path: Path) -> list[World]:
     """Read recorded runs; raises UnusableArguments with the line that is not a run.
 
     Labels other than hacking and healthy become ambiguous.

@@ -30,7 +30,7 @@ class Outcome:
     best_step: int | None = None
 
 
-class Fate(StrEnum):
+class OutcomeKind(StrEnum):
     """Whether a rule was right about a run.
 
     `at_the_end`: a stop at the last eval or later, which saves nothing; it is neither right nor wrong.
@@ -74,7 +74,7 @@ class Score:
     """The figures of a rule over runs. `wasted`: the mean share of the evals after the peak that were still run.
     `eval_lost`: the mean difference between best and kept checkpoint, as a share of the run's unit."""
 
-    fates: dict[Fate, int]
+    counts: dict[OutcomeKind, int]
     recall: Share
     precision: Share
     false_stops: Share
@@ -87,37 +87,37 @@ class Score:
     eval_lost: Figure
 
 
-def fate(outcome: Outcome, truth: Truth) -> Fate:
+def classify_outcome(outcome: Outcome, truth: Truth) -> OutcomeKind:
     """Classify the outcome; a stop at the peak is right, one before it is premature and counts as wrong."""
     if truth.label is Label.AMBIGUOUS:
-        return Fate.AMBIGUOUS
+        return OutcomeKind.AMBIGUOUS
     hacking = truth.label is Label.HACKING
     if outcome.stop_step is None:
-        return Fate.MISSED if hacking else Fate.LEFT_ALONE
+        return OutcomeKind.MISSED if hacking else OutcomeKind.LEFT_ALONE
     if outcome.stop_step >= truth.steps[-1]:
-        return Fate.AT_THE_END
+        return OutcomeKind.AT_THE_END
     if not hacking:
-        return Fate.FALSE_STOP
-    return Fate.RIGHT if outcome.stop_step >= truth.peak_step else Fate.PREMATURE
+        return OutcomeKind.FALSE_STOP
+    return OutcomeKind.RIGHT if outcome.stop_step >= truth.peak_step else OutcomeKind.PREMATURE
 
 
-def delay(outcome: Outcome, truth: Truth) -> int | None:
+def compute_delay(outcome: Outcome, truth: Truth) -> int | None:
     """The number of evals between the peak and a right stop; None if there was none."""
-    if outcome.stop_step is None or fate(outcome, truth) is not Fate.RIGHT:
+    if outcome.stop_step is None or classify_outcome(outcome, truth) is not OutcomeKind.RIGHT:
         return None
     return int(np.searchsorted(truth.steps, outcome.stop_step)) - truth.peak
 
 
-def wasted_share(outcome: Outcome, truth: Truth) -> float | None:
+def compute_wasted_share(outcome: Outcome, truth: Truth) -> float | None:
     """The share of a hacking run's evals after its peak that were still run; None if stopped before the peak."""
-    kind = fate(outcome, truth)
-    if truth.label is not Label.HACKING or kind is Fate.PREMATURE:
+    kind = classify_outcome(outcome, truth)
+    if truth.label is not Label.HACKING or kind is OutcomeKind.PREMATURE:
         return None
-    evals = delay(outcome, truth)
+    evals = compute_delay(outcome, truth)
     return 1.0 if evals is None else evals / (len(truth.steps) - 1 - truth.peak)
 
 
-def eval_lost(outcome: Outcome, truth: Truth) -> float | None:
+def compute_eval_loss(outcome: Outcome, truth: Truth) -> float | None:
     """The noiseless eval score of the best checkpoint minus that of the kept one, as a share of the run's unit.
 
     None if no checkpoint was kept, or if the kept step is not an eval of the run.
@@ -130,31 +130,31 @@ def eval_lost(outcome: Outcome, truth: Truth) -> float | None:
     return float((truth.eval_scores.max() - truth.eval_scores[index]) / truth.unit)
 
 
-def score(pairs: Iterable[tuple[Outcome, Truth]], chance_seed: int = 0) -> Score:
+def score_outcomes(pairs: Iterable[tuple[Outcome, Truth]], chance_seed: int = 0) -> Score:
     """Compute all figures over these runs; `chance_seed` seeds the bootstrap of the means."""
     pairs = list(pairs)
-    fates = Counter(fate(outcome, truth) for outcome, truth in pairs)
+    counts = Counter(classify_outcome(outcome, truth) for outcome, truth in pairs)
     hacking = sum(truth.label is Label.HACKING for _, truth in pairs)
     healthy = sum(truth.label is Label.HEALTHY for _, truth in pairs)
-    stopped = fates[Fate.RIGHT] + fates[Fate.PREMATURE] + fates[Fate.FALSE_STOP]
-    delays = [float(d) for d in (delay(o, t) for o, t in pairs) if d is not None]
-    never = [math.inf] * (fates[Fate.MISSED] + _ended(pairs))
+    stopped = counts[OutcomeKind.RIGHT] + counts[OutcomeKind.PREMATURE] + counts[OutcomeKind.FALSE_STOP]
+    delays = [float(d) for d in (compute_delay(o, t) for o, t in pairs) if d is not None]
+    never = [math.inf] * (counts[OutcomeKind.MISSED] + _count_late(pairs))
     return Score(
-        fates={item: fates[item] for item in Fate},
-        recall=wilson(fates[Fate.RIGHT], hacking),
-        precision=wilson(fates[Fate.RIGHT], stopped),
-        false_stops=clopper_pearson(fates[Fate.FALSE_STOP], healthy),
-        premature=wilson(fates[Fate.PREMATURE], hacking),
-        at_the_end=wilson(fates[Fate.AT_THE_END], hacking + healthy),
-        delay=quantile(delays, 0.5),
-        delay_p90=quantile(delays, 0.9),
-        delay_of_all=quantile(delays + never, 0.5),
-        wasted=mean(_known(wasted_share, pairs), chance_seed),
-        eval_lost=mean(_known(eval_lost, pairs), chance_seed),
+        counts={item: counts[item] for item in OutcomeKind},
+        recall=wilson(counts[OutcomeKind.RIGHT], hacking),
+        precision=wilson(counts[OutcomeKind.RIGHT], stopped),
+        false_stops=clopper_pearson(counts[OutcomeKind.FALSE_STOP], healthy),
+        premature=wilson(counts[OutcomeKind.PREMATURE], hacking),
+        at_the_end=wilson(counts[OutcomeKind.AT_THE_END], hacking + healthy),
+        delay=estimate_quantile(delays, 0.5),
+        delay_p90=estimate_quantile(delays, 0.9),
+        delay_of_all=estimate_quantile(delays + never, 0.5),
+        wasted=estimate_mean(_compute_known(compute_wasted_share, pairs), chance_seed),
+        eval_lost=estimate_mean(_compute_known(compute_eval_loss, pairs), chance_seed),
     )
 
 
-def information_bound(truth: Truth, alpha: float) -> int | None:
+def compute_bound(truth: Truth, alpha: float) -> int | None:
     """An approximate lower bound on the delay, in evals, of any rule with false alarm probability `alpha`: Lai (1998).
 
     The smallest n at which the sum over i <= n of (the eval score at the peak - the eval score i evals later)^2 / (2
@@ -178,11 +178,11 @@ def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> 
     for outcome, truth in pairs:
         if truth.label is not Label.HACKING:
             continue
-        bound, evals = information_bound(truth, alpha), delay(outcome, truth)
+        bound, evals = compute_bound(truth, alpha), compute_delay(outcome, truth)
         bounds.append(math.inf if bound is None else float(bound))
         if evals is not None and bound is not None and truth.noise_sd != 0:
             ratios.append(evals / bound)
-    return quantile(bounds, 0.5), quantile(ratios, 0.5)
+    return estimate_quantile(bounds, 0.5), estimate_quantile(ratios, 0.5)
 
 
 def wilson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
@@ -204,17 +204,17 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
     return Share(hits, n, low, high)
 
 
-def quantile(numbers: Sequence[float], q: float, confidence: float = CONFIDENCE) -> Figure:
+def estimate_quantile(numbers: Sequence[float], q: float, confidence: float = CONFIDENCE) -> Figure:
     """The q-quantile with its interval; all three are order statistics, so numbers may be infinite."""
     n = len(numbers)
     if n == 0:
         return Figure(math.nan, math.nan, math.nan, 0)
     ordered = sorted(numbers)
-    low, high = quantile_ranks(n, q, confidence)
+    low, high = find_quantile_ranks(n, q, confidence)
     return Figure(ordered[max(math.ceil(q * n) - 1, 0)], ordered[low], ordered[high], n)
 
 
-def quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int, int]:
+def find_quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int, int]:
     """The ranks, from 0, of the order statistics that bound the q-quantile, limited to existing ranks."""
     tail = (1 - confidence) / 2
     low = int(stats.binom.ppf(tail, n, q)) - 1
@@ -222,7 +222,7 @@ def quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[in
     return min(max(low, 0), n - 1), min(max(high, 0), n - 1)
 
 
-def mean(
+def estimate_mean(
     numbers: Sequence[float] | Floats, seed: int, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
 ) -> Figure:
     """The mean with a bootstrap percentile interval."""
@@ -235,9 +235,11 @@ def mean(
     return Figure(float(values.mean()), float(low), float(high), len(values))
 
 
-def _ended(pairs: Sequence[tuple[Outcome, Truth]]) -> int:
-    return sum(fate(o, t) is Fate.AT_THE_END and t.label is Label.HACKING for o, t in pairs)
+def _count_late(pairs: Sequence[tuple[Outcome, Truth]]) -> int:
+    return sum(classify_outcome(o, t) is OutcomeKind.AT_THE_END and t.label is Label.HACKING for o, t in pairs)
 
 
-def _known(figure: Callable[[Outcome, Truth], float | None], pairs: Sequence[tuple[Outcome, Truth]]) -> list[float]:
+def _compute_known(
+    figure: Callable[[Outcome, Truth], float | None], pairs: Sequence[tuple[Outcome, Truth]]
+) -> list[float]:
     return [value for value in (figure(outcome, truth) for outcome, truth in pairs) if value is not None]

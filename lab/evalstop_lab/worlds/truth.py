@@ -46,7 +46,7 @@ class Truth:
         return int(self.steps[self.peak])
 
 
-def judge(steps: Integers, eval_scores: Floats, noise_sd: float | None) -> Truth:
+def label_curve(steps: Integers, eval_scores: Floats, noise_sd: float | None) -> Truth:
     """Label a noiseless curve: hacking if it ends below its peak by more than a tenth of its unit, else healthy.
 
     A curve that recovered completely before its end is healthy; one that recovered partly is not.

@@ -12,9 +12,9 @@ import numpy as np
 from evalstop_detectors import MetricRole, Observation
 
 from evalstop_lab.worlds.curves import Curve
-from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, of_group
-from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, measure
-from evalstop_lab.worlds.truth import Floats, Integers, Truth, judge
+from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, list_families
+from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, add_noise
+from evalstop_lab.worlds.truth import Floats, Integers, Truth, label_curve
 
 CALIBRATION_SEED = 0
 REPORTING_SEED = 20_000_000
@@ -78,7 +78,7 @@ class World:
             yield row
 
 
-def make(
+def draw_world(
     family: str,
     seed: int,
     *,
@@ -113,11 +113,11 @@ def make(
     curve = FAMILIES[family].draw(curve_rng, length or drawn)
     steps = np.arange(len(curve.eval_scores), dtype=np.int64) * stride
     if chosen.kind is NoiseKind.BINOMIAL:
-        scale, offset = _into_the_unit_interval(curve.eval_scores)
-    return _measured(family, seed, steps, curve, chosen, scale, offset, noise_rng)
+        scale, offset = _find_scale(curve.eval_scores)
+    return _measure_curve(family, seed, steps, curve, chosen, scale, offset, noise_rng)
 
 
-def tell_length(world: World, share: float = 1.0) -> World:
+def add_planned_steps(world: World, share: float = 1.0) -> World:
     """Add the planned length, as a trainer would report it, for this share of the seeds.
 
     15 % of the plans are wrong: 0.75 to 2.5 times the length of the run.
@@ -128,7 +128,7 @@ def tell_length(world: World, share: float = 1.0) -> World:
     return replace(world, planned_steps=float(world.steps[-1]) * factor) if is_reported else world
 
 
-def plan(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None = None) -> list[tuple[str, int]]:
+def plan_worlds(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None = None) -> list[tuple[str, int]]:
     """The families and seeds of `n` worlds, with seeds from `seed0` on.
 
     `families` defaults to the calibration families for seeds below `REPORTING_SEED`, and to all except the stress
@@ -136,11 +136,11 @@ def plan(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None =
     """
     if families is None:
         families = CALIBRATION if seed0 < REPORTING_SEED else REPORTING
-    turns = _turns(tuple(families))
+    turns = _build_cycle(tuple(families))
     return [(turns[index % len(turns)], seed0 + index) for index in range(n)]
 
 
-def sample(
+def draw_worlds(
     n: int,
     seed0: int = CALIBRATION_SEED,
     *,
@@ -149,13 +149,16 @@ def sample(
     level: float | None = None,
     length: int | None = None,
 ) -> list[World]:
-    """Draw the `n` worlds of `plan`."""
-    return [make(family, seed, noise=noise, level=level, length=length) for family, seed in plan(n, seed0, families)]
+    """Draw the `n` worlds of `plan_worlds`."""
+    return [
+        draw_world(family, seed, noise=noise, level=level, length=length)
+        for family, seed in plan_worlds(n, seed0, families)
+    ]
 
 
-def _turns(families: tuple[str, ...]) -> list[str]:
+def _build_cycle(families: tuple[str, ...]) -> list[str]:
     """A cycle of families in which each group has its share; the share of a missing group goes to the others."""
-    groups = {group: of_group(group, among=families) for group in SHARES}
+    groups = {group: list_families(group, among=families) for group in SHARES}
     count = {group: len(names) for group, names in groups.items() if names}
     pattern: list[Group] = []
     given = dict.fromkeys(count, 0)
@@ -171,7 +174,7 @@ def _turns(families: tuple[str, ...]) -> list[str]:
     return turns
 
 
-def _measured(
+def _measure_curve(
     family: str,
     seed: int,
     steps: Integers,
@@ -182,10 +185,10 @@ def _measured(
     rng: np.random.Generator,
 ) -> World:
     clean = offset + scale * curve.eval_scores
-    sd = noise.level * judge(steps, clean, None).unit
+    sd = noise.level * label_curve(steps, clean, None).unit
     n = len(clean)
     common, own = rng.standard_normal(n), rng.standard_normal(n)
-    eval_scores = measure(rng, noise.kind, clean, sd, common)
+    eval_scores = add_noise(rng, noise.kind, clean, sd, common)
     shared = noise.correlation * common + np.sqrt(1 - noise.correlation**2) * own
     proxy_sd = noise.level * rng.uniform(0.3, 1.0) * np.ptp(curve.proxy)
     kl = curve.kl * (1 + 0.02 * rng.standard_normal(n)) + 0.002 * rng.standard_normal(n)
@@ -200,11 +203,11 @@ def _measured(
         curve.proxy + proxy_sd * shared,
         kl,
         noise,
-        judge(steps, clean, sd),
+        label_curve(steps, clean, sd),
     )
 
 
-def _into_the_unit_interval(eval_scores: Floats) -> tuple[float, float]:
+def _find_scale(eval_scores: Floats) -> tuple[float, float]:
     """The scale and offset that map a curve to [0.2, 0.8], where a share of prompts has nearly constant noise."""
     low, high = float(eval_scores.min()), float(eval_scores.max())
     scale = 0.6 / (high - low)

@@ -14,7 +14,7 @@ from evalstop_lab.benchmarks.detection.command import main
 from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, list_contenders, run_oracle
 from evalstop_lab.benchmarks.detection.scoring import JudgedWorld, compute_delay_curve
 from evalstop_lab.calibrate.evidence import records
-from evalstop_lab.worlds import HELD_OUT, NoiseKind, make
+from evalstop_lab.worlds import HELD_OUT, NoiseKind, draw_world
 
 RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
 
@@ -40,7 +40,7 @@ def test_a_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.Capt
 def test_shorter_delays_cost_more_false_stops() -> None:
     """Along the delay curve false stops rise and delays fall; only runs without dips count."""
     worlds = [
-        make(family, seed, length=60, level=0.1)
+        draw_world(family, seed, length=60, level=0.1)
         for family in ("plateau", "saturate", "u_dip", "mild")
         for seed in range(15)
     ]
@@ -73,7 +73,7 @@ def test_step_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_contender_runs_on_a_world() -> None:
     """No contender fails on a run, or stops at its last eval."""
-    world = make("late", 5, length=40, noise=NoiseKind.MISSING, level=0.05)
+    world = draw_world("late", 5, length=40, noise=NoiseKind.MISSING, level=0.05)
     for item in list_contenders():
         assert all(step < world.steps[-1] for step in item.run(world).steps)
 
@@ -82,7 +82,7 @@ def test_the_oracles_error_is_as_stated() -> None:
     """It stops 1 to 5 % of the runs that stay at their peak, and more than 90 % of those that turn."""
     stopped = detected = 0
     for seed in range(400):
-        world = make("mild", seed, length=200, noise=NoiseKind.GAUSSIAN, level=0.1)
+        world = draw_world("mild", seed, length=200, noise=NoiseKind.GAUSSIAN, level=0.1)
         held = np.where(np.arange(200) > world.truth.peak, world.truth.eval_scores.max(), world.truth.eval_scores)
         stays = replace(world, eval_scores=world.eval_scores - world.truth.eval_scores + held)
         stopped += run_oracle(stays).first_at(np.log(20)) is not None

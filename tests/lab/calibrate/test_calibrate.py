@@ -14,7 +14,7 @@ from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, reco
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.worlds import CALIBRATION, HELD_OUT, make, plan
+from evalstop_lab.worlds import CALIBRATION, HELD_OUT, draw_world, plan_worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,11 +84,11 @@ def test_the_last_step_is_no_record() -> None:
 
 def test_thresholds_hold_on_fresh_seeds() -> None:
     """Found on 600 runs at 10 %, a threshold stops 5 to 15 % of 600 others."""
-    found = highest_evidence(KDecline(), plan(600, families=HEALTHY))
+    found = highest_evidence(KDecline(), plan_worlds(600, families=HEALTHY))
     kind, (ten_percent,) = thresholds(found, [0.10])
     assert ten_percent.value is not None
     assert ten_percent.stopped.value <= 0.10
-    fresh = highest_evidence(KDecline(), plan(600, 50_000, families=HEALTHY))
+    fresh = highest_evidence(KDecline(), plan_worlds(600, 50_000, families=HEALTHY))
     rate = sum(item.highest >= to_alarm(kind, ten_percent.value) for item in fresh) / 600
     assert ten_percent.stopped.value - 0.05 < rate < ten_percent.stopped.value + 0.05
 
@@ -121,7 +121,7 @@ def test_the_document_says_what_it_rests_on(tmp_path: Path, capsys: pytest.Captu
 def test_ones_own_history_calibrates_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of a file, those with another label left out."""
     file = tmp_path / "history.jsonl"
-    rows = [row for seed in range(20) for row in make("plateau", seed, length=30, level=0.1).rows()]
+    rows = [row for seed in range(20) for row in draw_world("plateau", seed, length=30, level=0.1).rows()]
     bad = [{"run": "bad", "step": step, "eval": -step, "label": "hacking"} for step in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
     assert set(healthy_runs([file])) == {f"plateau-{seed}" for seed in range(20)}

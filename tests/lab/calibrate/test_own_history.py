@@ -12,7 +12,7 @@ from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run, load_policy, read
 from evalstop_lab.replay.command import judge_all
-from evalstop_lab.worlds import make
+from evalstop_lab.worlds import draw_world
 from evalstop_service.rules.outcome import assess_run
 from evalstop_service.rules.statuses import RunOutcome
 
@@ -22,7 +22,7 @@ from tests.lab.replay.conftest import write_jsonl
 def test_what_is_reported_is_what_the_policy_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file is a policy; replayed, it stops just as many runs of the part it was not found on as was said."""
     families = ("plateau", "stairs", "gao_rl")
-    rows = [row for seed in range(60) for row in make(families[seed % 3], seed, length=40).rows()]
+    rows = [row for seed in range(60) for row in draw_world(families[seed % 3], seed, length=40).rows()]
     log, file = write_jsonl(tmp_path / "runs.jsonl", rows), tmp_path / "ours.json"
     arguments = ["calibrate", str(log), "--false-stops", "0.1", "--detector", "k_below_best", "--jobs", "1", "--json"]
     assert main([*arguments, "--output", str(file)]) == 0

@@ -13,7 +13,7 @@ from evalstop_detectors.policy import shipped_calibrations
 from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import highest_evidence
 from evalstop_lab.calibrate.shipped import asked_for, main, module_text
-from evalstop_lab.worlds import plan
+from evalstop_lab.worlds import plan_worlds
 
 
 def test_the_module_is_as_it_was_written() -> None:
@@ -47,7 +47,7 @@ def test_no_threshold_is_that_of_a_detector_as_it_was(item: dict[str, Any]) -> N
     """The detector, and the runs it was calibrated on, are still as they were when the thresholds were found."""
     detector: Detector[Any] = msgspec.convert(item["params"], DETECTORS[item["detector"]])
     remembered, data = item["highest_of_first"], item["data"]
-    recipes = plan(data["runs"], data["first_seed"], data["families"])[: len(remembered)]
+    recipes = plan_worlds(data["runs"], data["first_seed"], data["families"])[: len(remembered)]
     found = [records.highest for records in highest_evidence(detector, recipes)]
     again = "its thresholds are stale: run `python -m evalstop_lab.calibrate.shipped` and the benchmark"
     assert len(remembered) == 50

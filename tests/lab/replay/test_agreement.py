@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_detectors import POLICIES, MetricRole, Policy, SmoothedMaximum, start, step
 from evalstop_lab.replay import Roles, Run, judge_runs
-from evalstop_lab.worlds import World, sample
+from evalstop_lab.worlds import World, draw_worlds
 from hypothesis import given
 
 from tests.detectors.strategies import policies, series
@@ -40,7 +40,7 @@ def expected(policy: Policy, world: World) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_replay_is_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
     """Drawn runs, written to a file in any order, get the verdicts of stepping to the first stop."""
-    worlds = sample(30, 7, length=60)
+    worlds = draw_worlds(30, 7, length=60)
     rows = [row for world in worlds for row in world.rows()]
     random.Random(1).shuffle(rows)
     log = write_jsonl(tmp_path / "worlds.jsonl", rows)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.gold import FLUENT_UP_TO, random_gold
-from evalstop_lab.rlhf.policy import random_policy
-from evalstop_lab.rlhf.task import Task, Texts, each_prompt
+from evalstop_lab.rlhf.gold import FLUENT_UP_TO, draw_gold
+from evalstop_lab.rlhf.policy import draw_policy
+from evalstop_lab.rlhf.task import Task, Texts, repeat_prompts
 
 
 def test_gold_is_measured_in_deviations_of_ordinary_texts() -> None:
     """Over new texts of the initial policy, content and surprise have mean 0 and standard deviation 1."""
     rng = np.random.default_rng(0)
-    initial = random_policy(Task(), 1.6, rng)
-    gold = random_gold(initial, rng)
-    texts = initial.sample(each_prompt(Task(), 1000), rng)
+    initial = draw_policy(Task(), 1.6, rng)
+    gold = draw_gold(initial, rng)
+    texts = initial.sample(repeat_prompts(Task(), 1000), rng)
     for part in (gold.content(texts), gold.surprise(texts)):
         assert part.mean() == pytest.approx(0.0, abs=0.1)
         assert part.std() == pytest.approx(1.0, abs=0.1)
@@ -23,10 +23,10 @@ def test_gold_is_measured_in_deviations_of_ordinary_texts() -> None:
 def test_fluency_penalizes_only_surprising_texts() -> None:
     """Gold equals content for a text that is not surprising; the penalty grows with the surprise of a text."""
     rng = np.random.default_rng(1)
-    initial = random_policy(Task(), 1.6, rng)
-    gold = random_gold(initial, rng)
-    foreign = random_policy(Task(), 0.5, rng).sample(each_prompt(Task(), 200), rng)
-    own = initial.sample(each_prompt(Task(), 200), rng)
+    initial = draw_policy(Task(), 1.6, rng)
+    gold = draw_gold(initial, rng)
+    foreign = draw_policy(Task(), 0.5, rng).sample(repeat_prompts(Task(), 200), rng)
+    own = initial.sample(repeat_prompts(Task(), 200), rng)
     texts = Texts(np.concatenate([own.prompts, foreign.prompts]), np.concatenate([own.tokens, foreign.tokens]))
     surprise, taken = gold.surprise(texts), gold.content(texts) - gold.score(texts)
     assert taken[surprise <= FLUENT_UP_TO] == pytest.approx(0.0)
@@ -38,16 +38,16 @@ def test_fluency_penalizes_only_surprising_texts() -> None:
 def test_comparisons_hardly_show_fluency() -> None:
     """Less than 10 % of the initial policy's own texts are surprising enough for a penalty."""
     rng = np.random.default_rng(2)
-    initial = random_policy(Task(), 1.6, rng)
-    surprise = random_gold(initial, rng).surprise(initial.sample(each_prompt(Task(), 1000), rng))
+    initial = draw_policy(Task(), 1.6, rng)
+    surprise = draw_gold(initial, rng).surprise(initial.sample(repeat_prompts(Task(), 1000), rng))
     assert (surprise > FLUENT_UP_TO).mean() < 0.1
 
 
 def test_gold_depends_on_the_prompt() -> None:
     """The same text has different rewards for different prompts."""
     rng = np.random.default_rng(3)
-    initial = random_policy(Task(), 1.6, rng)
-    gold = random_gold(initial, rng)
-    tokens = initial.sample(each_prompt(Task(), 1), rng).tokens[:1]
+    initial = draw_policy(Task(), 1.6, rng)
+    gold = draw_gold(initial, rng)
+    tokens = initial.sample(repeat_prompts(Task(), 1), rng).tokens[:1]
     content = gold.content(Texts(np.arange(8), np.repeat(tokens, 8, axis=0)))
     assert content.std() > 0.01

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.policy import Policy, random_policy
-from evalstop_lab.rlhf.task import Floats, Task, Texts, each_prompt
+from evalstop_lab.rlhf.policy import Policy, draw_policy
+from evalstop_lab.rlhf.task import Floats, Task, Texts, repeat_prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ NumericGradient = Callable[[Callable[[Floats], float], Floats], Floats]
 
 
 def a_policy(seed: int, scale: float = 1.0, task: Task = TASK) -> Policy:
-    return random_policy(task, scale, np.random.default_rng(seed))
+    return draw_policy(task, scale, np.random.default_rng(seed))
 
 
 def per_prompt(values: Floats) -> Floats:
@@ -64,7 +64,7 @@ def test_kl_is_never_negative_and_zero_to_itself(seed: int, scale: float) -> Non
 def test_score_gradient_is_the_gradient_of_the_weighted_likelihood(numeric_gradient: NumericGradient) -> None:
     """The gradient of a weighted sum of log-likelihoods agrees with central differences."""
     policy, rng = a_policy(seed=5), np.random.default_rng(6)
-    texts, weights = policy.sample(each_prompt(TASK, 4), rng), rng.normal(size=8)
+    texts, weights = policy.sample(repeat_prompts(TASK, 4), rng), rng.normal(size=8)
 
     def weighted(parameters: Floats) -> float:
         return float((weights * Policy(TASK, parameters).log_likelihood(texts)).sum())
@@ -93,7 +93,7 @@ def test_policy_gradient_is_that_of_expected_reward_minus_kl(
 def test_sample_frequencies_match_likelihoods(every_text: EveryText) -> None:
     """Over many samples, the frequency of each text is its likelihood, within five standard errors."""
     policy, texts, count = a_policy(seed=10), every_text(TASK), 40_000
-    sample = policy.sample(each_prompt(TASK, count), np.random.default_rng(11))
+    sample = policy.sample(repeat_prompts(TASK, count), np.random.default_rng(11))
     code = (sample.prompts * 3**3) + sample.tokens @ np.array([9, 3, 1])
     seen = np.bincount(code, minlength=len(texts))
     expected = count * np.exp(policy.log_likelihood(texts))
@@ -103,7 +103,7 @@ def test_sample_frequencies_match_likelihoods(every_text: EveryText) -> None:
 def test_tokens_stay_in_the_vocabulary_with_large_logits() -> None:
     """A policy with very large logits samples only existing tokens, with finite likelihood."""
     policy = a_policy(seed=12, scale=1e4)
-    sample = policy.sample(each_prompt(TASK, 100), np.random.default_rng(13))
+    sample = policy.sample(repeat_prompts(TASK, 100), np.random.default_rng(13))
     assert sample.tokens.min() >= 0
     assert sample.tokens.max() < TASK.vocabulary
     assert np.isfinite(policy.log_likelihood(sample)).all()

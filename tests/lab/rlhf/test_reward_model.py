@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.gold import Gold, random_gold
-from evalstop_lab.rlhf.policy import Policy, random_policy
+from evalstop_lab.rlhf.gold import Gold, draw_gold
+from evalstop_lab.rlhf.policy import Policy, draw_policy
 from evalstop_lab.rlhf.reward_model import (
     Comparisons,
     RewardModel,
@@ -15,7 +15,7 @@ from evalstop_lab.rlhf.reward_model import (
     fit_bradley_terry,
     standardize_scores,
 )
-from evalstop_lab.rlhf.task import Floats, Task, each_prompt, position_token
+from evalstop_lab.rlhf.task import Floats, Task, index_tokens, repeat_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +24,8 @@ TINY = Task(prompts=2, length=2, vocabulary=3)
 
 def a_world(task: Task = TINY, seed: int = 0) -> tuple[Policy, Gold, np.random.Generator]:
     rng = np.random.default_rng(seed)
-    initial = random_policy(task, 1.0, rng)
-    return initial, random_gold(initial, rng), rng
+    initial = draw_policy(task, 1.0, rng)
+    return initial, draw_gold(initial, rng), rng
 
 
 def slow_fit(task: Task, comparisons: Comparisons) -> list[float]:
@@ -51,7 +51,7 @@ def log_posterior_gradient(task: Task, comparisons: Comparisons, weights: Floats
     """The gradient of the log-posterior, computed with a dense feature matrix."""
     features = np.zeros((len(comparisons.preferred), task.length * task.vocabulary))
     for texts, sign in ((comparisons.preferred, 1.0), (comparisons.rejected, -1.0)):
-        for row, columns in enumerate(position_token(task, texts.tokens)):
+        for row, columns in enumerate(index_tokens(task, texts.tokens)):
             features[row, columns] += sign
     return np.asarray(features.T @ (1.0 / (1.0 + np.exp(features @ weights))) - weights)
 
@@ -93,7 +93,7 @@ def test_label_noise_is_the_share_of_pairs_labeled_against_gold() -> None:
 def test_more_and_cleaner_comparisons_give_a_better_proxy() -> None:
     """On new texts, a proxy of many clean comparisons is closer to gold than one of few noisy comparisons."""
     initial, gold, rng = a_world(Task())
-    fresh = initial.sample(each_prompt(Task(), 250), rng)
+    fresh = initial.sample(repeat_prompts(Task(), 250), rng)
     agreement = []
     for count, noise in ((8000, 0.0), (500, 0.25)):
         proxy = fit_bradley_terry(Task(), draw_comparisons(initial, gold, count, noise, rng))
@@ -104,7 +104,7 @@ def test_more_and_cleaner_comparisons_give_a_better_proxy() -> None:
 def test_standardizing_changes_only_the_scale() -> None:
     """A standardized model has mean 0 and standard deviation 1 over the given texts, and ranks texts as before."""
     initial, _, rng = a_world()
-    model, texts = RewardModel(TINY, rng.normal(size=6)), initial.sample(each_prompt(TINY, 100), rng)
+    model, texts = RewardModel(TINY, rng.normal(size=6)), initial.sample(repeat_prompts(TINY, 100), rng)
     scores = standardize_scores(model, texts).score(texts)
     assert scores.mean() == pytest.approx(0.0, abs=1e-12)
     assert scores.std() == pytest.approx(1.0)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.policy import random_policy
+from evalstop_lab.rlhf.policy import draw_policy
 from evalstop_lab.rlhf.task import Task, Texts
-from evalstop_lab.rlhf.trainer import Config, Moments, Trainer, advantages, ascend, mean_over_prompts
+from evalstop_lab.rlhf.trainer import Config, Moments, Trainer, apply_adam, average_over_prompts, compute_advantages
 
 SMALL = Config(
     seed=3,
@@ -28,12 +28,12 @@ SMALL = Config(
 def test_the_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], Texts]) -> None:
     """The expected estimate, over all triples of texts, is the exact policy gradient."""
     task = Task(prompts=1, length=2, vocabulary=2)
-    policy, texts = random_policy(task, 1.0, np.random.default_rng(0)), every_text(task)
+    policy, texts = draw_policy(task, 1.0, np.random.default_rng(0)), every_text(task)
     probability, reward = np.exp(policy.log_likelihood(texts)), np.array([1.0, -2.0, 0.5, 4.0])
     exact = policy.score_gradient(texts, probability * reward)
     expected = np.zeros_like(exact)
     for drawn in map(list, itertools.product(range(4), repeat=3)):
-        weights = advantages(reward[drawn][None])[0] / 3
+        weights = compute_advantages(reward[drawn][None])[0] / 3
         group = Texts(texts.prompts[drawn], texts.tokens[drawn])
         expected += probability[drawn].prod() * policy.score_gradient(group, weights)
     assert expected == pytest.approx(exact)
@@ -41,7 +41,7 @@ def test_the_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], 
 
 def test_the_baseline_is_the_mean_of_the_others() -> None:
     """Each text is compared with the mean reward of its prompt's other texts."""
-    assert advantages(np.array([[1.0, 2.0, 6.0]])) == pytest.approx(np.array([[-3.0, -1.5, 4.5]]))
+    assert compute_advantages(np.array([[1.0, 2.0, 6.0]])) == pytest.approx(np.array([[-3.0, -1.5, 4.5]]))
 
 
 def test_updates_follow_adam() -> None:
@@ -49,7 +49,7 @@ def test_updates_follow_adam() -> None:
     parameters, moments = np.array([1.0]), Moments.zero(1)
     value, mean, square = 1.0, 0.0, 0.0
     for count, gradient in enumerate([0.5, -2.0, 0.1], start=1):
-        parameters, moments = ascend(parameters, np.array([gradient]), moments, 0.1)
+        parameters, moments = apply_adam(parameters, np.array([gradient]), moments, 0.1)
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
         value += 0.1 * (mean / (1 - 0.9**count)) / ((square / (1 - 0.999**count)) ** 0.5 + 1e-8)
     assert parameters == pytest.approx([value])
@@ -59,7 +59,7 @@ def test_standard_errors_match_repeated_evals() -> None:
     """With fixed prompts, the standard error equals the standard deviation of means over repeated draws."""
     rng = np.random.default_rng(1)
     prompt_means, deviations = np.array([[0.0], [5.0]]), np.array([[1.0], [3.0]])
-    repeated = [mean_over_prompts(prompt_means + deviations * rng.normal(size=(2, 25))) for _ in range(2000)]
+    repeated = [average_over_prompts(prompt_means + deviations * rng.normal(size=(2, 25))) for _ in range(2000)]
     means, errors = np.array(repeated).T
     assert errors.mean() == pytest.approx(means.std(), rel=0.06)
     assert means.mean() == pytest.approx(2.5, abs=0.05)

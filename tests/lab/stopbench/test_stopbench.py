@@ -12,7 +12,7 @@ from evalstop_lab.cli import main
 from evalstop_lab.stopbench.judging import Judgement, compute_figures
 from evalstop_lab.stopbench.recording import FIRST_SEED, read_runs, record_run, record_runs
 from evalstop_lab.stopbench.suites import SUITES, TRAINED
-from evalstop_lab.worlds import Group, Label, make, of_group
+from evalstop_lab.worlds import Group, Label, draw_world, list_families
 from evalstop_lab.worlds.scoring import Outcome
 
 THREE_DECLINES = """
@@ -63,7 +63,7 @@ def test_a_rule_that_fails_names_itself_and_the_run(tmp_path: Path, capsys: pyte
 
 def test_saved_is_net_of_wrong_stops() -> None:
     """A stop midway between peak and end saves half; a false stop in the middle of a run subtracts half a run."""
-    turned = make(of_group(Group.HACKING)[0], 1, length=100, level=0.0)
+    turned = draw_world(list_families(Group.HACKING)[0], 1, length=100, level=0.0)
     last = len(turned.steps) - 1
     midway = int(turned.steps[(turned.truth.peak + last) // 2])
     right = compute_figures([(Judgement(Outcome(midway), 0.0, 1), turned)])

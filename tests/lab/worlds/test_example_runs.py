@@ -1,4 +1,4 @@
-"""The runs that the service shows to newcomers."""
+"""The example runs of `evalstop demo-data`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from evalstop_lab.worlds import load
-from evalstop_lab.worlds.example_runs import document_of, drawn
+from evalstop_lab.worlds import load_recorded_runs
+from evalstop_lab.worlds.example_runs import draw_runs, encode_run
 
 RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 
 
 def test_the_packed_runs_are_those_of_the_lab() -> None:
-    """The service carries along what `evalstop-lab example-runs` makes of the worlds and of the recorded runs."""
+    """The file in the service is the one that `evalstop-lab example-runs` writes."""
     file = resources.files("evalstop_service").joinpath("example_runs.json.gz")
     runs = json.loads(gzip.decompress(file.read_bytes()))["runs"]
-    assert runs[:160:20] == [document_of(world) for world in drawn(160)[::20]]
-    assert runs[160:] == [document_of(world) for world in load(RECORDED)]
+    assert runs[:160:20] == [encode_run(world) for world in draw_runs(160)[::20]]
+    assert runs[160:] == [encode_run(world) for world in load_recorded_runs(RECORDED)]

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from evalstop_detectors import POLICIES, replay
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.worlds import Label, load
-from evalstop_lab.worlds.scoring import Fate, Outcome, fate
+from evalstop_lab.worlds import Label, load_recorded_runs
+from evalstop_lab.worlds.scoring import Outcome, OutcomeKind, classify_outcome
 
 RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 
 
 def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
-    """56 hacking, 84 healthy, and 13 that are neither; the peak is where the file says."""
-    worlds = load(RECORDED)
+    """The file has 56 hacking, 84 healthy and 13 ambiguous runs, with their peaks."""
+    worlds = load_recorded_runs(RECORDED)
     assert Counter(world.truth.label for world in worlds) == {
         Label.HACKING: 56,
         Label.HEALTHY: 84,
@@ -30,23 +30,23 @@ def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
         assert (world.eval_stderr > 0).all()
 
 
-def test_the_published_rule_fares_on_them_as_is_written_beside_them() -> None:
-    """47 of 56 turns are found by three declines."""
-    worlds = load(RECORDED)
+def test_the_papers_rule_has_its_known_recall_on_recorded_runs() -> None:
+    """Three declines find 47 of 56 turns, and stop 7 runs before their peak."""
+    worlds = load_recorded_runs(RECORDED)
     stops = [replay(POLICIES["paper"], world.observations()).verdict for world in worlds]
-    fates = Counter(
-        fate(Outcome(verdict.step if verdict.stops else None), world.truth)
+    kinds = Counter(
+        classify_outcome(Outcome(verdict.step if verdict.stops else None), world.truth)
         for verdict, world in zip(stops, worlds, strict=True)
     )
-    assert fates[Fate.RIGHT] == 47
-    assert fates[Fate.PREMATURE] == 7
+    assert kinds[OutcomeKind.RIGHT] == 47
+    assert kinds[OutcomeKind.PREMATURE] == 7
 
 
-def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:
-    """The message says which line, and what a line holds."""
+def test_a_line_that_is_not_a_run_is_named(tmp_path: Path) -> None:
+    """The message has the number of the line and the expected fields."""
     file = tmp_path / "runs.jsonl"
     file.write_text(RECORDED.read_text().splitlines()[0] + '\n{"run": 1}\n')
     with pytest.raises(UnusableArguments, match=r"line 2.*run_id"):
-        load(file)
+        load_recorded_runs(file)
     with pytest.raises(UnusableArguments, match=r"none\.jsonl"):
-        load(tmp_path / "none.jsonl")
+        load_recorded_runs(tmp_path / "none.jsonl")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from evalstop_detectors import POLICIES, MetricRole, replay
 from evalstop_lab.worlds import Label, World
-from evalstop_lab.worlds.second_suite import SECOND_SUITE, draw
+from evalstop_lab.worlds.second_suite import SECOND_SUITE, draw_world
 
 SEEDS = range(15)
 
 
 def list_values(world: World) -> dict[str, Any]:
-    """All that was drawn of a run, in values that compare with ==, NaN apart."""
+    """The values of a run in a form that can be compared with ==; NaN becomes -1e9."""
     arrays = {name: getattr(world, name) for name in ("steps", "eval_scores", "proxy", "kl", "eval_stderr")}
     return {
         **{
@@ -27,25 +27,25 @@ def list_values(world: World) -> dict[str, Any]:
     }
 
 
-def test_about_half_of_the_kinds_turn_for_good() -> None:
-    """Neither a policy that stops everything nor one that stops nothing looks good on it."""
+def test_about_half_of_the_kinds_turn() -> None:
+    """The suite has 35 to 45 kinds, and 45 to 55 % of them turn."""
     assert 35 <= len(SECOND_SUITE) <= 45
     turning = sum(kind.turns for kind in SECOND_SUITE.values())
     assert 0.45 <= turning / len(SECOND_SUITE) <= 0.55
 
 
-def test_each_kind_says_what_happens_in_it() -> None:
-    """The description is a sentence, and no two kinds share one."""
+def test_each_kind_has_a_description() -> None:
+    """Descriptions are sentences, and no two kinds have the same."""
     descriptions = {kind.description for kind in SECOND_SUITE.values()}
     assert len(descriptions) == len(SECOND_SUITE)
     assert all(description.endswith(".") for description in descriptions)
 
 
 @pytest.mark.parametrize("name", SECOND_SUITE)
-def test_every_draw_bears_the_label_that_its_kind_declares(name: str) -> None:
-    """What turns for good leaves at least two evals after its peak, in which it could be stopped."""
+def test_every_run_has_the_declared_label(name: str) -> None:
+    """A turning run has at least two evals after its peak, so that it can be stopped."""
     for seed in SEEDS:
-        truth = draw(name, seed).truth
+        truth = draw_world(name, seed).truth
         assert truth.label is (Label.HACKING if SECOND_SUITE[name].turns else Label.HEALTHY)
         if SECOND_SUITE[name].turns:
             assert truth.peak <= len(truth.steps) - 3
@@ -53,17 +53,17 @@ def test_every_draw_bears_the_label_that_its_kind_declares(name: str) -> None:
 
 @pytest.mark.parametrize("name", SECOND_SUITE)
 def test_the_same_seed_draws_the_same_run(name: str) -> None:
-    """And another seed another one."""
-    assert list_values(draw(name, 3)) == list_values(draw(name, 3))
-    assert list_values(draw(name, 3)) != list_values(draw(name, 4))
+    """Another seed draws another run."""
+    assert list_values(draw_world(name, 3)) == list_values(draw_world(name, 3))
+    assert list_values(draw_world(name, 3)) != list_values(draw_world(name, 4))
 
 
 @pytest.mark.parametrize("name", SECOND_SUITE)
-def test_every_series_has_one_value_a_step(name: str) -> None:
-    """Steps rise, lengths are what the kind declares, standard errors are positive, and the first eval is there."""
+def test_every_series_has_one_value_per_step(name: str) -> None:
+    """Steps increase, lengths are as declared, standard errors are positive, and the first eval exists."""
     kind = SECOND_SUITE[name]
     for seed in SEEDS:
-        world = draw(name, seed)
+        world = draw_world(name, seed)
         count = len(world.steps)
         assert kind.shortest <= count <= kind.longest
         assert (np.diff(world.steps) > 0).all()
@@ -79,16 +79,18 @@ def test_every_series_has_one_value_a_step(name: str) -> None:
             assert (world.eval_stderr > 0).all()
 
 
-def test_detectors_are_shown_only_what_was_logged() -> None:
-    """A proxy or a KL that is missing is no observation, nor a row to replay."""
-    world = next(w for w in (draw("validation_loss_rises", seed) for seed in range(50)) if np.isnan(w.proxy).all())
+def test_missing_metrics_have_no_observations() -> None:
+    """A missing proxy or KL is in neither observations nor rows."""
+    world = next(
+        w for w in (draw_world("validation_loss_rises", seed) for seed in range(50)) if np.isnan(w.proxy).all()
+    )
     assert {item.role for item in world.observations()} == {MetricRole.EVAL}
     assert all(row.keys() <= {"run", "step", "eval", "eval_stderr"} for row in world.rows())
 
 
 def test_progress_is_the_share_of_the_planned_steps() -> None:
-    """A run past its planned end is at 1; a run without a plan has no progress."""
-    worlds = [draw("slow_hack", seed) for seed in range(200)]
+    """The progress of a run past its planned end is 1; a run without a plan has none."""
+    worlds = [draw_world("slow_hack", seed) for seed in range(200)]
     planned = [world for world in worlds if world.planned_steps is not None]
     assert 100 < len(planned) < 140
     wrong = [world for world in planned if world.planned_steps != world.steps[-1]]
@@ -103,10 +105,10 @@ def test_progress_is_the_share_of_the_planned_steps() -> None:
 
 
 def test_a_changed_grader_changes_no_label() -> None:
-    """The measured level steps down by far more than the tolerance; the quality does not, and the run is healthy."""
+    """The measured score drops by more than the tolerance, but the run is healthy because its quality does not."""
     steps_down = 0
     for seed in range(30):
-        world = draw("stricter_grader", seed)
+        world = draw_world("stricter_grader", seed)
         difference = world.eval_scores - world.truth.eval_scores
         before, after = np.nanmedian(difference[: len(difference) // 5]), np.nanmedian(difference[-2:])
         steps_down += bool(after - before < -0.1 * world.truth.unit)
@@ -114,23 +116,23 @@ def test_a_changed_grader_changes_no_label() -> None:
 
 
 def test_failed_evals_are_posted_as_zero() -> None:
-    """Each such run has one at least; what it should have been is far from it."""
+    """Each such run has at least one failed eval, whose true score is not near 0."""
     for seed in range(30):
-        world = draw("failed_evals", seed)
+        world = draw_world("failed_evals", seed)
         failed = world.eval_scores == 0.0
         assert failed.any()
         assert (world.truth.eval_scores[failed] > 0.05).all()
 
 
 @pytest.mark.parametrize("name", SECOND_SUITE)
-def test_a_shipped_policy_can_be_run_on_every_kind(name: str) -> None:
-    """Whatever is missing, the policy reaches a verdict on the last step or stops before."""
-    world = draw(name, 0)
+def test_a_shipped_policy_runs_on_every_kind(name: str) -> None:
+    """The policy reaches a verdict, whichever metrics are missing."""
+    world = draw_world(name, 0)
     verdict = replay(POLICIES["paper"], world.observations()).verdict
     assert verdict.stops or verdict.step is None or verdict.step <= world.steps[-1]
 
 
-def test_a_kind_that_is_not_there_is_refused() -> None:
-    """A misspelt name draws nothing."""
+def test_an_unknown_kind_is_refused() -> None:
+    """A misspelled name raises KeyError."""
     with pytest.raises(KeyError):
-        draw("slow_hacks", 0)
+        draw_world("slow_hacks", 0)

@@ -1,4 +1,4 @@
-"""Labeled runs: the same every time, true to their label, as noisy as asked."""
+"""Labeled runs are reproducible, and have the declared label and the requested noise."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from evalstop_lab.worlds import (
     Label,
     NoiseKind,
     World,
-    make,
-    of_group,
-    plan,
-    sample,
+    draw_world,
+    draw_worlds,
+    list_families,
+    plan_worlds,
 )
 from evalstop_lab.worlds.noise import DRAWN_KINDS
 from hypothesis import given, settings
@@ -43,18 +43,18 @@ def the_numbers(world: World) -> list[bytes]:
 @given(families, seeds)
 @settings(max_examples=60, deadline=None)
 def test_a_family_and_a_seed_give_the_same_run_every_time(family: str, seed: int) -> None:
-    """Nothing but family and seed enters a run."""
-    assert the_numbers(make(family, seed)) == the_numbers(make(family, seed))
+    """Two draws of one family and seed are bitwise equal."""
+    assert the_numbers(draw_world(family, seed)) == the_numbers(draw_world(family, seed))
 
 
 def test_another_seed_gives_another_run() -> None:
-    """Seeds are not ignored."""
-    assert len({make("gao_rl", seed, length=50).eval_scores.tobytes() for seed in range(20)}) == 20
+    """Twenty seeds give twenty different runs."""
+    assert len({draw_world("gao_rl", seed, length=50).eval_scores.tobytes() for seed in range(20)}) == 20
 
 
-def test_the_runs_of_a_seed_are_written_down() -> None:
-    """A change to the generator shows here: thresholds calibrated before it would no longer be those of these runs."""
-    world = make("gao_rl", 7)
+def test_the_run_of_a_seed_does_not_change() -> None:
+    """Published thresholds are calibrated on these runs, so the generator must not change."""
+    world = draw_world("gao_rl", 7)
     clean = (world.truth.eval_scores - world.truth.eval_scores[0]) / world.truth.unit
     assert (len(world.steps), world.truth.peak, world.noise.kind) == (50, 25, NoiseKind.STUDENT_T3)
     assert clean[-1] == pytest.approx(-0.47910681)
@@ -64,7 +64,7 @@ def test_the_runs_of_a_seed_are_written_down() -> None:
 @settings(max_examples=300, deadline=None)
 def test_the_label_agrees_with_the_noiseless_curve(family: str, seed: int, length: int) -> None:
     """A hacking run ends more than a tenth of its unit below its peak, a healthy one does not."""
-    truth = make(family, seed, length=length).truth
+    truth = draw_world(family, seed, length=length).truth
     fallen = (truth.eval_scores.max() - truth.eval_scores[-1]) / truth.unit
     assert truth.label is FAMILIES[family].group.label
     assert (fallen > 0.1) == (truth.label is Label.HACKING)
@@ -72,64 +72,64 @@ def test_the_label_agrees_with_the_noiseless_curve(family: str, seed: int, lengt
     assert truth.drop == pytest.approx(truth.eval_scores.max() - truth.eval_scores[-1])
 
 
-@given(st.sampled_from(of_group(Group.HACKING)), seeds, lengths)
+@given(st.sampled_from(list_families(Group.HACKING)), seeds, lengths)
 @settings(max_examples=150, deadline=None)
-def test_every_hacking_run_leaves_something_to_save(family: str, seed: int, length: int) -> None:
-    """At least two evals come after the peak, so that a stop before the last eval is possible; the proxy has risen."""
-    world = make(family, seed, length=length, level=0.0)
+def test_every_hacking_run_can_be_stopped_after_its_peak(family: str, seed: int, length: int) -> None:
+    """At least two evals follow the peak, and the proxy is higher at the end than at the peak."""
+    world = draw_world(family, seed, length=length, level=0.0)
     assert len(world.steps) - 1 - world.truth.peak >= 2
     assert world.proxy[-1] > world.proxy[world.truth.peak]
 
 
-@given(st.sampled_from(of_group(Group.DIP)), seeds)
+@given(st.sampled_from(list_families(Group.DIP)), seeds)
 @settings(max_examples=150, deadline=None)
-def test_a_dip_is_over_before_its_run_is(family: str, seed: int) -> None:
-    """The last twentieth of a run with dips lies at its highest level or rises to it."""
-    truth = make(family, seed, length=200).truth
+def test_dips_recover_before_the_end(family: str, seed: int) -> None:
+    """The last evals of a run with dips do not fall, and the last one is at the maximum."""
+    truth = draw_world(family, seed, length=200).truth
     assert np.all(np.diff(truth.eval_scores[-8:]) >= -1e-9 * truth.unit)
     assert truth.drop <= 1e-9 * truth.unit
 
 
-@pytest.mark.parametrize("family", of_group(Group.DIP))
-def test_dips_are_seen(family: str) -> None:
-    """Most noiseless runs of a dip family fall somewhere by more than a hundredth of the gain."""
+@pytest.mark.parametrize("family", list_families(Group.DIP))
+def test_dips_are_deep_enough(family: str) -> None:
+    """The median depth of noiseless dips is more than 5 % of the gain."""
     falls = []
     for seed in range(40):
-        truth = make(family, seed, length=200).truth
+        truth = draw_world(family, seed, length=200).truth
         falls.append(float((np.maximum.accumulate(truth.eval_scores) - truth.eval_scores).max()) / truth.unit)
     assert np.median(falls) > 0.05
 
 
 @given(families, seeds, st.sampled_from(DRAWN_KINDS), st.sampled_from(LEVELS))
 @settings(max_examples=60, deadline=None)
-def test_noise_does_not_touch_the_curve(family: str, seed: int, kind: NoiseKind, level: float) -> None:
-    """Runs of one family and seed share their noiseless curve up to its scale, so that noises compare in pairs."""
-    plain, noisy = make(family, seed, length=60), make(family, seed, length=60, noise=kind, level=level)
+def test_noise_does_not_change_the_curve(family: str, seed: int, kind: NoiseKind, level: float) -> None:
+    """Runs of one family and seed have the same noiseless curve up to its scale, whatever their noise."""
+    plain, noisy = draw_world(family, seed, length=60), draw_world(family, seed, length=60, noise=kind, level=level)
     curves = [(item.truth.eval_scores - item.truth.eval_scores[0]) / item.truth.unit for item in (plain, noisy)]
     assert curves[0] == pytest.approx(curves[1], abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DRAWN_KINDS if kind is not NoiseKind.OUTLIERS])
 @pytest.mark.parametrize("level", [0.02, 0.1, 0.2])
-def test_noise_has_the_level_that_was_asked_for(kind: NoiseKind, level: float) -> None:
-    """The root mean square of what was measured less what is true is the level times the unit."""
-    worlds = [make("slow", seed, length=400, noise=kind, level=level) for seed in range(40)]
+def test_noise_has_the_requested_level(kind: NoiseKind, level: float) -> None:
+    """The root mean square error is the level times the run's unit."""
+    worlds = [draw_world("slow", seed, length=400, noise=kind, level=level) for seed in range(40)]
     squares = [np.nanmean(((w.eval_scores - w.truth.eval_scores) / w.truth.unit) ** 2) for w in worlds]
     assert np.sqrt(np.mean(squares)) == pytest.approx(level, rel=0.12)
 
 
 def test_outliers_come_on_top_of_the_level() -> None:
-    """About 3 % of evals lie more than three and a half standard deviations off."""
-    worlds = [make("slow", seed, length=400, noise=NoiseKind.OUTLIERS, level=0.1) for seed in range(20)]
+    """About 3 % of errors are larger than 3.5 standard deviations."""
+    worlds = [draw_world("slow", seed, length=400, noise=NoiseKind.OUTLIERS, level=0.1) for seed in range(20)]
     far = [np.mean(np.abs(w.eval_scores - w.truth.eval_scores) > 0.35 * w.truth.unit) for w in worlds]
     assert 0.02 < np.mean(far) < 0.04
 
 
 def test_ar1_noise_is_correlated_and_the_rest_is_not() -> None:
-    """Neighbors resemble each other under AR(1) noise alone."""
+    """Only under AR(1) noise are successive errors correlated."""
 
     def correlation(kind: NoiseKind) -> float:
-        worlds = [make("plateau", seed, length=400, noise=kind, level=0.1) for seed in range(20)]
+        worlds = [draw_world("plateau", seed, length=400, noise=kind, level=0.1) for seed in range(20)]
         errors = [(w.eval_scores - w.truth.eval_scores) / w.truth.unit for w in worlds]
         return float(np.mean([np.corrcoef(item[:-1], item[1:])[0, 1] for item in errors]))
 
@@ -140,16 +140,16 @@ def test_ar1_noise_is_correlated_and_the_rest_is_not() -> None:
 
 @pytest.mark.parametrize("kind", [NoiseKind.GAUSSIAN, NoiseKind.HETEROSCEDASTIC, NoiseKind.BINOMIAL])
 def test_standard_errors_are_correct(kind: NoiseKind) -> None:
-    """Errors over their standard errors have a variance of one."""
-    worlds = [make("slow", seed, length=300, noise=kind, level=0.1, stderr=True) for seed in range(30)]
+    """Errors divided by their standard errors have a variance of 1."""
+    worlds = [draw_world("slow", seed, length=300, noise=kind, level=0.1, stderr=True) for seed in range(30)]
     ratios = [(w.eval_scores - w.truth.eval_scores) / w.eval_stderr for w in worlds if w.eval_stderr is not None]
     assert len(ratios) == 30
     assert np.mean(np.square(ratios)) == pytest.approx(1.0, rel=0.12)
 
 
 def test_missing_evals_do_not_reach_a_detector() -> None:
-    """A gap is a step without an eval; proxy and KL are there."""
-    world = make("saturate", 3, length=100, noise=NoiseKind.MISSING, level=0.05)
+    """A missing eval is no observation; proxy and KL of its step are."""
+    world = draw_world("saturate", 3, length=100, noise=NoiseKind.MISSING, level=0.05)
     gaps = int(np.isnan(world.eval_scores).sum())
     counts = Counter(item.role for item in world.observations())
     assert 5 <= gaps <= 40
@@ -160,22 +160,25 @@ def test_missing_evals_do_not_reach_a_detector() -> None:
 @given(families, seeds)
 @settings(max_examples=40, deadline=None)
 def test_observations_come_in_order_and_finite(family: str, seed: int) -> None:
-    """What a run gives to a detector is what a monitor takes."""
-    found = make(family, seed).observations()
-    assert [item.order for item in found] == sorted({item.order for item in found})
-    assert all(item.finite for item in found)
+    """Observations are in the order that monitors require, without duplicates, and finite."""
+    observations = draw_world(family, seed).observations()
+    assert [item.order for item in observations] == sorted({item.order for item in observations})
+    assert all(item.finite for item in observations)
 
 
 def test_a_sample_is_half_hacking() -> None:
-    """The shares of the groups are as they are documented."""
-    groups = Counter(FAMILIES[family].group for family, _ in plan(1000))
+    """The groups have the shares of `SHARES`."""
+    groups = Counter(FAMILIES[family].group for family, _ in plan_worlds(1000))
     assert groups == {Group.HACKING: 500, Group.HEALTHY: 300, Group.DIP: 200}
-    assert len(sample(7)) == 7
+    assert len(draw_worlds(7)) == 7
 
 
 def test_families_held_out_and_reporting_seeds_stay_out_of_calibration() -> None:
-    """What is held out occurs among reporting runs only."""
-    calibrating, reporting = {family for family, _ in plan(500)}, {family for family, _ in plan(500, REPORTING_SEED)}
+    """Held-out families occur only among reporting runs."""
+    calibrating, reporting = (
+        {family for family, _ in plan_worlds(500)},
+        {family for family, _ in plan_worlds(500, REPORTING_SEED)},
+    )
     assert calibrating == set(CALIBRATION)
     assert reporting == set(REPORTING)
     assert reporting - calibrating == HELD_OUT
@@ -183,7 +186,7 @@ def test_families_held_out_and_reporting_seeds_stay_out_of_calibration() -> None
     assert {FAMILIES[name].group for name in HELD_OUT} == set(Group)
 
 
-def test_half_of_the_runs_come_with_standard_errors() -> None:
-    """A detector cannot rely on standard errors."""
-    given_count = sum(world.eval_stderr is not None for world in sample(400))
+def test_half_of_the_runs_report_standard_errors() -> None:
+    """About half of 400 runs have standard errors."""
+    given_count = sum(world.eval_stderr is not None for world in draw_worlds(400))
     assert 160 < given_count < 240

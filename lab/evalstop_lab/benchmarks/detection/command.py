@@ -36,7 +36,7 @@ from evalstop_lab.benchmarks.detection.scoring import (
     is_dip,
     score_runs,
 )
-from evalstop_lab.calibrate.command import HEALTHY, TOLD, versions
+from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE, versions
 from evalstop_lab.calibrate.evidence import Records
 from evalstop_lab.report import to_json_values
 from evalstop_lab.sweep import cores, sweep
@@ -47,12 +47,12 @@ from evalstop_lab.worlds import (
     REPORTING_SEED,
     Group,
     World,
-    load,
-    make,
-    of_group,
-    plan,
+    add_planned_steps,
+    draw_world,
+    list_families,
+    load_recorded_runs,
+    plan_worlds,
     second_suite,
-    tell_length,
 )
 
 QUICK_RUNS = 60
@@ -111,21 +111,21 @@ def measure_contenders(
     contenders = [
         item for item in list_contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
     ]
-    calibration = plan(options.calibration_runs, families=HEALTHY)
+    calibration = plan_worlds(options.calibration_runs, families=HEALTHY)
     calibrating = _judge_worlds(contenders, calibration, _make_half_planned, "calibrating", options.jobs)
-    reported = plan(options.runs, REPORTING_SEED, REPORTING)
+    reported = plan_worlds(options.runs, REPORTING_SEED, REPORTING)
     reporting = _judge_worlds(contenders, reported, _make_planned, "reporting", options.jobs)
     compared = [item for item in contenders if item.compared]
-    unplanned = _judge_worlds(compared, reported, make, "unknown length", options.jobs)
+    unplanned = _judge_worlds(compared, reported, draw_world, "unknown length", options.jobs)
     kinds = list(second_suite.SECOND_SUITE)
     drawn = [(kinds[index % len(kinds)], SECOND_SUITE_SEED + index) for index in range(options.runs)]
-    second = _judge_worlds(compared, drawn, second_suite.draw, "second suite", options.jobs)
-    families = of_group(Group.HEALTHY, Group.DIP)
+    second = _judge_worlds(compared, drawn, second_suite.draw_world, "second suite", options.jobs)
+    families = list_families(Group.HEALTHY, Group.DIP)
     one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
     left_out = _judge_worlds(contenders, one_each, _make_half_planned, "leaving out families", options.jobs)
     worlds = [judged.world for judged in next(iter(reporting.values()))]
     recorded = (
-        [replace(run, planned_steps=float(run.steps[-1])) for run in load(options.recorded)]
+        [replace(run, planned_steps=float(run.steps[-1])) for run in load_recorded_runs(options.recorded)]
         if (options.recorded.exists())
         else []
     )
@@ -197,11 +197,11 @@ Draw = Callable[[str, int], World]
 
 
 def _make_planned(family: str, seed: int) -> World:
-    return tell_length(make(family, seed))
+    return add_planned_steps(draw_world(family, seed))
 
 
 def _make_half_planned(family: str, seed: int) -> World:
-    return tell_length(make(family, seed), TOLD)
+    return add_planned_steps(draw_world(family, seed), PLANNED_SHARE)
 
 
 def _judge_worlds(
@@ -224,7 +224,7 @@ def _judge_world(contenders: Sequence[Contender], draw: Draw, recipe: tuple[str,
 
 def _time_eval(item: Contender) -> float:
     """Microseconds per eval, with the observations of all roles, on a healthy run; the best of three rounds."""
-    world = make("saturate", REPORTING_SEED, length=500, level=0.05)
+    world = draw_world("saturate", REPORTING_SEED, length=500, level=0.05)
     best = math.inf
     for _ in range(3):
         started = time.perf_counter()

@@ -20,7 +20,7 @@ from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.sweep import cores, sweep
-from evalstop_lab.worlds import CALIBRATION_SEED, REPORTING, REPORTING_SEED, make, plan, tell_length
+from evalstop_lab.worlds import CALIBRATION_SEED, REPORTING, REPORTING_SEED, add_planned_steps, draw_world, plan_worlds
 
 NOTABLE = 0.05
 """Losses above this share of a run's unit are counted."""
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
     recipes = (
-        plan(options.runs, CALIBRATION_SEED) if options.calibration else plan(options.runs, REPORTING_SEED, REPORTING)
+        plan_worlds(options.runs, CALIBRATION_SEED)
+        if options.calibration
+        else plan_worlds(options.runs, REPORTING_SEED, REPORTING)
     )
     results = sweep(partial(_stop_run, options.at, not options.unplanned), recipes, "stopping runs", options.jobs)
     for label in sorted({label for label, _, _ in results}):
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _stop_run(threshold: float, is_planned: bool, recipe: tuple[str, int]) -> tuple[str, float | None, float]:
     """The label of the run, the loss of its stop (None: not stopped), and the share of its evals that was saved."""
-    world = tell_length(make(*recipe)) if is_planned else make(*recipe)
+    world = add_planned_steps(draw_world(*recipe)) if is_planned else draw_world(*recipe)
     truth, detector = world.truth, Posterior()
     state = detector.start()
     for item in world.observations():

@@ -12,7 +12,7 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.figure import saved_figure
+from evalstop_lab.figure import save_figure
 from evalstop_lab.worlds import HELD_OUT, LEVELS
 
 Curves = dict[str, dict[str, list[tuple[float, float]]]]
@@ -127,7 +127,7 @@ def _format(value: float, digits: int) -> str:
 
 def draw_roc(path: Path, curves: Curves) -> None:
     """Plot recall against false stops, one panel per level of noise."""
-    with saved_figure(path, (14, 8.5), 2, 3, sharex=True, sharey=True) as axes:
+    with save_figure(path, (14, 8.5), 2, 3, sharex=True, sharey=True) as axes:
         for axis, level in zip(axes.flat, LEVELS, strict=True):
             for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
                 x, y = zip(*by_noise[f"{level:g}"], strict=True)
@@ -147,7 +147,7 @@ def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]])
 
     The line is dotted where recall is below 50 %, because the turns that are found are then the easy ones.
     """
-    with saved_figure(path, (10, 7)) as axes:
+    with save_figure(path, (10, 7)) as axes:
         axis = axes[0, 0]
         for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
             label: str | None = name

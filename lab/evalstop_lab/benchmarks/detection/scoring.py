@@ -16,18 +16,18 @@ from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Con
 from evalstop_lab.calibrate.evidence import Records, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.report import format_percent
-from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, of_group
+from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, list_families
 from evalstop_lab.worlds.scoring import (
-    Fate,
     Outcome,
+    OutcomeKind,
     Score,
     Share,
+    classify_outcome,
     clopper_pearson,
     compare_with_bound,
-    eval_lost,
-    fate,
-    mean,
-    score,
+    compute_eval_loss,
+    estimate_mean,
+    score_outcomes,
     wilson,
 )
 
@@ -98,7 +98,7 @@ def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str
     """Score these runs, with the lower bound of the delay, as JSON values."""
     pairs = [(item.outcome(point.alarm), item.world.truth) for item in judged]
     bounds, ratios = compare_with_bound(pairs, point.alpha or RATES[0])
-    return _encode_score(score(pairs)) | {
+    return _encode_score(score_outcomes(pairs)) | {
         "bound": asdict(bounds),
         "delay_to_bound": asdict(ratios),
     }
@@ -113,7 +113,7 @@ def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dic
         "recall_held_out": _encode_share(_count_recall([item for item in judged if is_held_out(item)], point)),
         "recall_by_family": {
             family: _encode_share(_count_recall([item for item in judged if item.world.family == family], point))
-            for family in of_group(Group.HACKING)
+            for family in list_families(Group.HACKING)
         },
         "by_noise": {
             f"{level:g}": score_runs([item for item in judged if item.world.noise.level == level], point)
@@ -144,7 +144,7 @@ def compute_roc(judged: Sequence[JudgedWorld], own: Sequence[OperatingPoint] = (
     hacking = [item for item in judged if item.world.truth.label is Label.HACKING]
     curve = []
     for alarm in [point.alarm for point in own] or [find_alarm(healthy, rate) for rate in ROC_RATES]:
-        right = sum(fate(item.stopped(alarm), item.world.truth) is Fate.RIGHT for item in hacking)
+        right = sum(classify_outcome(item.stopped(alarm), item.world.truth) is OutcomeKind.RIGHT for item in hacking)
         curve.append((sum(item.records.highest >= alarm for item in healthy) / len(healthy), right / len(hacking)))
     return curve
 
@@ -161,7 +161,7 @@ def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, floa
         alarm = find_alarm(healthy, rate)
         pairs = [(item.stopped(alarm), item.world.truth) for item in clear if item.world.truth.label is Label.HACKING]
         _, ratio = compare_with_bound(pairs, RATES[0])
-        right = sum(fate(outcome, truth) is Fate.RIGHT for outcome, truth in pairs)
+        right = sum(classify_outcome(outcome, truth) is OutcomeKind.RIGHT for outcome, truth in pairs)
         false = sum(item.records.highest >= alarm for item in healthy) / len(healthy)
         curve.append((false, ratio.value, right / len(pairs)))
     return curve
@@ -179,9 +179,9 @@ def _encode_share(share: Share) -> dict[str, Any]:
 
 
 def _count_recall(judged: Sequence[JudgedWorld], point: OperatingPoint) -> Share:
-    fates = [fate(item.stopped(point.alarm), item.world.truth) for item in judged]
+    kinds = [classify_outcome(item.stopped(point.alarm), item.world.truth) for item in judged]
     hacking = sum(item.world.truth.label is Label.HACKING for item in judged)
-    return wilson(fates.count(Fate.RIGHT), hacking)
+    return wilson(kinds.count(OutcomeKind.RIGHT), hacking)
 
 
 def _count_false_stops(
@@ -196,7 +196,7 @@ def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, An
     return {
         chooser.name: {
             f"{level:g}": asdict(
-                mean([_compute_loss(chooser, world) for world in worlds if world.noise.level == level], seed=0)
+                estimate_mean([_compute_loss(chooser, world) for world in worlds if world.noise.level == level], seed=0)
             )
             for level in LEVELS
         }
@@ -212,6 +212,6 @@ def _compute_loss(chooser: Chooser, world: World) -> float:
         if math.isfinite(score)
     ]
     best = chooser.choose(scores, {score.step for score in scores})
-    lost = eval_lost(Outcome(None, best.step if best else None), world.truth)
+    lost = compute_eval_loss(Outcome(None, best.step if best else None), world.truth)
     assert lost is not None, world.name  # every world has an eval
     return lost

@@ -30,7 +30,17 @@ from msgspec.structs import replace
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.sweep import cores, sweep
-from evalstop_lab.worlds import REPORTING, REPORTING_SEED, Group, Label, World, make, of_group, plan, tell_length
+from evalstop_lab.worlds import (
+    REPORTING,
+    REPORTING_SEED,
+    Group,
+    Label,
+    World,
+    add_planned_steps,
+    draw_world,
+    list_families,
+    plan_worlds,
+)
 
 SEED = REPORTING_SEED + 4_000_000
 UNITS = (1.0, 30.0, 0.02)
@@ -63,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", choices=list(POLICIES), default="default")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
-    recipes = plan(options.runs, SEED, REPORTING)
+    recipes = plan_worlds(options.runs, SEED, REPORTING)
     results = sweep(partial(_judge_run, POLICIES[options.policy]), recipes, "several evals", options.jobs)
     for name in SETTINGS:
         turning = [stops[name] for label, stops in results if label is Label.HACKING]
@@ -84,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _judge_run(policy: Policy, recipe: tuple[str, int]) -> tuple[Label, dict[str, int | None]]:
     """The label of the run, and by setting the evals from its peak to its stop; None: not stopped before its end."""
-    world = tell_length(make(*recipe))
+    world = add_planned_steps(draw_world(*recipe))
     stops: dict[str, int | None] = {}
     for name, setting in SETTINGS.items():
         guarded = policy.with_critical(["first"] if setting.critical else [])
@@ -99,12 +109,12 @@ def _build_observations(world: World, setting: Setting) -> list[Observation]:
     """The run's observations, with the evals of the setting instead of its own."""
     rng = np.random.default_rng([world.seed, setting.evals])
     length, level = len(world.steps), world.noise.level
-    families = of_group(Group.HEALTHY)
+    families = list_families(Group.HEALTHY)
     columns = []
     for place in range(setting.evals):
         truth = world.truth
         if place >= setting.following:
-            truth = make(families[(world.seed + place) % len(families)], world.seed + place, length=length).truth
+            truth = draw_world(families[(world.seed + place) % len(families)], world.seed + place, length=length).truth
         noise = rng.normal(0.0, level * truth.unit, length)
         columns.append((UNITS[place] * (truth.eval_scores + noise), UNITS[place] * level * truth.unit))
     stderr = [sd if world.eval_stderr is not None else None for _, sd in columns]

@@ -17,21 +17,21 @@ import zlib
 import numpy as np
 
 from evalstop_lab.worlds.noise import Noise
-from evalstop_lab.worlds.second_suite.course import Kind, log_uniform
+from evalstop_lab.worlds.second_suite.course import Kind, draw_log_uniform
 from evalstop_lab.worlds.second_suite.healthy import HEALTHY
 from evalstop_lab.worlds.second_suite.measure import (
+    add_variation,
     draw_kl,
     draw_planned_steps,
     draw_proxy,
     draw_steps,
-    measure,
-    wobble,
+    evaluate_course,
 )
 from evalstop_lab.worlds.second_suite.turning import TURNING
-from evalstop_lab.worlds.truth import Label, Truth, judge
+from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from evalstop_lab.worlds.world import World
 
-__all__ = ["SECOND_SUITE", "Kind", "draw"]
+__all__ = ["SECOND_SUITE", "Kind", "draw_world"]
 
 SECOND_SUITE: dict[str, Kind] = {**TURNING, **HEALTHY}
 
@@ -39,7 +39,7 @@ ATTEMPTS = 1000
 EVALS_AFTER_PEAK = 2  # with fewer no rule could stop the run before its end
 
 
-def draw(kind: str, seed: int) -> World:
+def draw_world(kind: str, seed: int) -> World:
     """Draw the run of this kind and seed; raises KeyError for an unknown kind.
 
     A run whose label differs from the one that its kind declares is drawn again.
@@ -47,12 +47,12 @@ def draw(kind: str, seed: int) -> World:
     declared = SECOND_SUITE[kind]
     for attempt in range(ATTEMPTS):
         world = _draw_once(kind, seed, attempt)
-        if _agrees(declared, world.truth):
+        if _has_declared_label(declared, world.truth):
             return world
     raise AssertionError(f"{kind}: {ATTEMPTS} draws in a row do not have the declared label")
 
 
-def _agrees(kind: Kind, truth: Truth) -> bool:
+def _has_declared_label(kind: Kind, truth: Truth) -> bool:
     if not kind.turns:
         return truth.label is Label.HEALTHY
     return truth.label is Label.HACKING and len(truth.steps) - 1 - truth.peak >= EVALS_AFTER_PEAK
@@ -61,13 +61,13 @@ def _agrees(kind: Kind, truth: Truth) -> bool:
 def _draw_once(name: str, seed: int, attempt: int) -> World:
     kind = SECOND_SUITE[name]
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed, attempt])
-    count = int(log_uniform(rng, kind.shortest, kind.longest + 1))
+    count = int(draw_log_uniform(rng, kind.shortest, kind.longest + 1))
     x = np.linspace(0.0, 1.0, count)
     steps = draw_steps(rng, count)
     course = kind.course(rng, x)
-    quality = wobble(rng, course.quality)
-    measured = measure(rng, course, quality)
-    truth = judge(steps, measured.quality, measured.noise_sd)
+    quality = add_variation(rng, course.quality)
+    measured = evaluate_course(rng, course, quality)
+    truth = label_curve(steps, measured.quality, measured.noise_sd)
     level = measured.noise_sd / truth.unit
     return World(
         name=f"{name}-{seed}",

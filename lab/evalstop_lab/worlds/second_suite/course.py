@@ -69,7 +69,7 @@ class Kind:
         return " ".join((self.course.__doc__ or "").split())
 
 
-def learn(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Floats:
+def draw_rise(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Floats:
     """A random learning curve: it rises from 0 at `begin` to 1 at `end` and is flat outside."""
     t = ramp(x, begin, end)
     match rng.integers(4):
@@ -88,7 +88,7 @@ def learn(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Fl
             return (value - low) / (high - low)
 
 
-def fall(rng: Generator, x: Floats, begin: float, end: float = 1.0) -> Floats:
+def draw_fall(rng: Generator, x: Floats, begin: float, end: float = 1.0) -> Floats:
     """A random fall, from 0 at `begin` to 1 at `end`, flat outside: linear, S-shaped, accelerating or slowing."""
     t = ramp(x, begin, end)
     match rng.integers(4):
@@ -118,17 +118,17 @@ def at_least_evals(x: Floats, share: float, evals: int) -> float:
     return max(share, evals / max(len(x) - 1, 1))
 
 
-def place(rng: Generator, x: Floats, low: float, high: float) -> int:
+def draw_place(rng: Generator, x: Floats, low: float, high: float) -> int:
     """The index of a random eval between two shares of the run."""
     last = len(x) - 1
     return int(np.clip(round(rng.uniform(low, high) * last), 1, last))
 
 
-def log_uniform(rng: Generator, low: float, high: float) -> float:
+def draw_log_uniform(rng: Generator, low: float, high: float) -> float:
     return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
-def wander(rng: Generator, count: int, memory: float) -> Floats:
+def draw_ar1(rng: Generator, count: int, memory: float) -> Floats:
     """Stationary AR(1) noise of standard deviation 1; `memory` is the correlation of successive values."""
     steps = rng.standard_normal(count)
     values = np.empty(count)
@@ -138,12 +138,12 @@ def wander(rng: Generator, count: int, memory: float) -> Floats:
     return values
 
 
-def climb(rng: Generator, x: Floats) -> Floats:
+def draw_rising_proxy(rng: Generator, x: Floats) -> Floats:
     """A proxy that rises all the time."""
-    return learn(rng, x) * rng.uniform(0.6, 1.0) + x * rng.uniform(0.05, 0.5)
+    return draw_rise(rng, x) * rng.uniform(0.6, 1.0) + x * rng.uniform(0.05, 0.5)
 
 
-def steps_at(x: Floats, places: ArrayLike, heights: ArrayLike) -> Floats:
+def sum_steps(x: Floats, places: ArrayLike, heights: ArrayLike) -> Floats:
     """The sum of step functions: each height applies from its place on."""
     reached = x[:, None] >= np.atleast_1d(places)[None, :]
     return np.asarray(reached @ np.atleast_1d(heights), dtype=np.float64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from evalstop_lab.worlds.noise import NoiseKind
-from evalstop_lab.worlds.second_suite.course import Course, Reward, Scale, climb, log_uniform, wander
+from evalstop_lab.worlds.second_suite.course import Course, Reward, Scale, draw_ar1, draw_log_uniform, draw_rising_proxy
 from evalstop_lab.worlds.truth import Floats, Integers
 
 Item = TypeVar("Item")
@@ -62,15 +62,15 @@ def draw_planned_steps(rng: Generator, last: int) -> float | None:
     return float(np.ceil(last * (rng.uniform(0.5, 0.9) if rng.random() < 0.3 else rng.uniform(1.15, 3.0))))
 
 
-def wobble(rng: Generator, quality: Floats) -> Floats:
+def add_variation(rng: Generator, quality: Floats) -> Floats:
     """Add small autocorrelated changes to the quality, in half of the runs."""
     if rng.random() >= UNSTEADY:
         return quality
-    size = log_uniform(rng, 0.003, 0.02) * float(np.ptp(quality))
-    return quality + size * wander(rng, len(quality), rng.uniform(0.2, 0.9))
+    size = draw_log_uniform(rng, 0.003, 0.02) * float(np.ptp(quality))
+    return quality + size * draw_ar1(rng, len(quality), rng.uniform(0.2, 0.9))
 
 
-def measure(rng: Generator, course: Course, quality: Floats) -> Measured:
+def evaluate_course(rng: Generator, course: Course, quality: Floats) -> Measured:
     """Map the quality to a scale and evaluate it with the noise, failures and grader of the course."""
     kind = course.noise or _choose(rng, NOISES)
     scale = course.scale or (Scale.SHARE if kind is NoiseKind.BINOMIAL else _choose(rng, SCALES))
@@ -85,14 +85,14 @@ def measure(rng: Generator, course: Course, quality: Floats) -> Measured:
         graded = np.where(changed, graded.mean() + course.stretch * (graded - graded.mean()), graded)
 
     if kind is NoiseKind.BINOMIAL:
-        items = int(log_uniform(rng, 60, 800))
+        items = int(draw_log_uniform(rng, 60, 800))
         scores = rng.binomial(items, np.clip(graded, 0.0, 1.0)) / items
         spread = np.sqrt(np.clip(graded * (1 - graded), 0.25 / items, None) / items)
         smoothed = (scores * items + 1) / (items + 2)
         known = np.sqrt(smoothed * (1 - smoothed) / items)
     else:
-        spread = log_uniform(rng, *LEVELS) * gain * _growth(rng, kind, len(quality))
-        scores = np.clip(graded + spread * _errors(rng, kind, len(quality)), lowest, highest)
+        spread = draw_log_uniform(rng, *LEVELS) * gain * _draw_spread(rng, kind, len(quality))
+        scores = np.clip(graded + spread * _draw_errors(rng, kind, len(quality)), lowest, highest)
         known = spread * np.exp(0.1 * rng.standard_normal(len(quality)))
     scores[list(course.failed)] = 0.0
     if kind is NoiseKind.MISSING:
@@ -109,13 +109,13 @@ def draw_proxy(rng: Generator, course: Course, quality: Floats, x: Floats) -> Fl
     if course.proxy is Reward.ABSENT or rng.random() < PROXY_ABSENT:
         return np.full(len(x), np.nan)
     if course.proxy is Reward.CLIMBS:
-        noiseless = climb(rng, x)
+        noiseless = draw_rising_proxy(rng, x)
     elif course.proxy is Reward.FOLLOWS:
         noiseless = rng.uniform(0.5, 1.0) * quality + rng.uniform(0.0, 0.4) * x
     else:
         noiseless = np.asarray(course.proxy, dtype=np.float64)
-    noisy = noiseless + log_uniform(rng, 0.01, 0.1) * float(np.ptp(noiseless)) * rng.standard_normal(len(x))
-    return rng.normal(0.0, 2.0) + log_uniform(rng, 0.1, 10.0) * noisy
+    noisy = noiseless + draw_log_uniform(rng, 0.01, 0.1) * float(np.ptp(noiseless)) * rng.standard_normal(len(x))
+    return rng.normal(0.0, 2.0) + draw_log_uniform(rng, 0.1, 10.0) * noisy
 
 
 def draw_kl(rng: Generator, course: Course, x: Floats) -> Floats:
@@ -126,7 +126,7 @@ def draw_kl(rng: Generator, course: Course, x: Floats) -> Floats:
     growth = x ** rng.uniform(0.4, 1.3)
     if rng.random() < 0.3:
         growth = np.minimum(growth, rng.uniform(0.2, 0.8))
-    kl = log_uniform(rng, 0.05, 60.0) * growth
+    kl = draw_log_uniform(rng, 0.05, 60.0) * growth
     return np.maximum(kl * (1 + rng.uniform(0.01, 0.1) * rng.standard_normal(len(x))), 0.0)
 
 
@@ -134,22 +134,22 @@ def _draw_scale(rng: Generator, scale: Scale, large: bool) -> tuple[float, float
     """The score at quality 0 and the gain; `large`: a gain that a small eval set can measure."""
     match scale:
         case Scale.SHARE:
-            gain = log_uniform(rng, 0.15 if large else 0.03, 0.45)
+            gain = draw_log_uniform(rng, 0.15 if large else 0.03, 0.45)
             return rng.uniform(0.1, 0.9 - gain), gain
         case Scale.REWARD:
-            return rng.normal(0.0, 2.0), log_uniform(rng, 0.2, 6.0)
+            return rng.normal(0.0, 2.0), draw_log_uniform(rng, 0.2, 6.0)
         case Scale.LOSS:
-            gain = log_uniform(rng, 0.05, 1.0)
+            gain = draw_log_uniform(rng, 0.05, 1.0)
             return -rng.uniform(1.2, 4.0), gain
         case Scale.RATING:
-            return 1000.0, log_uniform(rng, 20.0, 200.0)
+            return 1000.0, draw_log_uniform(rng, 20.0, 200.0)
 
 
-def _errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
+def _draw_errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
     """Errors of standard deviation 1, except for rare outliers."""
     match kind:
         case NoiseKind.AR1:
-            return wander(rng, count, rng.uniform(0.4, 0.95))
+            return draw_ar1(rng, count, rng.uniform(0.4, 0.95))
         case NoiseKind.STUDENT_T3:
             return np.asarray(rng.standard_t(3, count) / np.sqrt(3))
         case NoiseKind.OUTLIERS:
@@ -159,7 +159,7 @@ def _errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
             return rng.standard_normal(count)
 
 
-def _growth(rng: Generator, kind: NoiseKind, count: int) -> Floats:
+def _draw_spread(rng: Generator, kind: NoiseKind, count: int) -> Floats:
     """The relative spread of errors over the run: growing, shrinking or changing at one eval if heteroscedastic."""
     if kind is not NoiseKind.HETEROSCEDASTIC:
         return np.ones(count)

@@ -12,61 +12,61 @@ from evalstop_lab.worlds.second_suite.course import (
     Scale,
     at_least_evals,
     bump,
-    climb,
-    fall,
-    learn,
-    log_uniform,
-    place,
+    draw_fall,
+    draw_log_uniform,
+    draw_place,
+    draw_rise,
+    draw_rising_proxy,
     ramp,
-    steps_at,
+    sum_steps,
 )
 from evalstop_lab.worlds.truth import Floats
 
 
-def slow_hack(rng: Generator, x: Floats) -> Course:
+def draw_slow_hack(rng: Generator, x: Floats) -> Course:
     """PPO gradually exploits the reward model: the score declines over the rest of the run."""
     onset = rng.uniform(0.2, 0.6)
-    quality = learn(rng, x, end=rng.uniform(0.6, 1.1)) - log_uniform(rng, 0.15, 1.0) * fall(rng, x, onset)
+    quality = draw_rise(rng, x, end=rng.uniform(0.6, 1.1)) - draw_log_uniform(rng, 0.15, 1.0) * draw_fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS)
 
 
-def fast_hack(rng: Generator, x: Floats) -> Course:
+def draw_fast_hack(rng: Generator, x: Floats) -> Course:
     """The policy finds an exploit that every answer uses within a few evals; the proxy jumps."""
     onset = rng.uniform(0.2, 0.8)
-    spread = learn(rng, x, onset, onset + at_least_evals(x, rng.uniform(0.02, 0.1), 3))
-    quality = learn(rng, x, end=rng.uniform(0.5, 1.0)) - rng.uniform(0.4, 1.2) * spread
-    return Course(quality, climb(rng, x) + rng.uniform(0.4, 2.0) * spread)
+    spread = draw_rise(rng, x, onset, onset + at_least_evals(x, rng.uniform(0.02, 0.1), 3))
+    quality = draw_rise(rng, x, end=rng.uniform(0.5, 1.0)) - rng.uniform(0.4, 1.2) * spread
+    return Course(quality, draw_rising_proxy(rng, x) + rng.uniform(0.4, 2.0) * spread)
 
 
-def early_hack(rng: Generator, x: Floats) -> Course:
+def draw_early_hack(rng: Generator, x: Floats) -> Course:
     """A weak reward model is exploited in the first fifth of the run; the rest is decline."""
     onset = rng.uniform(0.05, 0.2)
-    quality = learn(rng, x, end=onset * rng.uniform(1.1, 1.8)) - rng.uniform(0.2, 1.2) * fall(rng, x, onset)
+    quality = draw_rise(rng, x, end=onset * rng.uniform(1.1, 1.8)) - rng.uniform(0.2, 1.2) * draw_fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS)
 
 
-def late_hack(rng: Generator, x: Floats) -> Course:
+def draw_late_hack(rng: Generator, x: Floats) -> Course:
     """A long rise, then a decline in the last quarter of the run."""
     onset = rng.uniform(0.65, 0.85)
-    quality = learn(rng, x, end=rng.uniform(0.7, 1.0)) - log_uniform(rng, 0.13, 0.7) * fall(rng, x, onset)
+    quality = draw_rise(rng, x, end=rng.uniform(0.7, 1.0)) - draw_log_uniform(rng, 0.13, 0.7) * draw_fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS)
 
 
-def long_decay(rng: Generator, x: Floats) -> Course:
+def draw_long_decay(rng: Generator, x: Floats) -> Course:
     """A run of hundreds of evals that loses 14 to 40 % of its gain, linearly, over its second half."""
     onset = rng.uniform(0.3, 0.6)
-    quality = learn(rng, x, end=onset) - rng.uniform(0.14, 0.4) * ramp(x, onset, 1.0)
+    quality = draw_rise(rng, x, end=onset) - rng.uniform(0.14, 0.4) * ramp(x, onset, 1.0)
     return Course(quality, Reward.CLIMBS if rng.random() < 0.7 else Reward.FOLLOWS)
 
 
-def short_run_turns(rng: Generator, x: Floats) -> Course:
+def draw_short_run_turns(rng: Generator, x: Floats) -> Course:
     """A run with about ten evals, one per epoch, that peaks in the middle."""
     onset = rng.uniform(0.2, 0.55)
-    quality = learn(rng, x, end=onset) - rng.uniform(0.3, 1.2) * fall(rng, x, onset)
+    quality = draw_rise(rng, x, end=onset) - rng.uniform(0.3, 1.2) * draw_fall(rng, x, onset)
     return Course(quality, Reward.CLIMBS, policy_kl=rng.random() < 0.5)
 
 
-def epochs_overfit(rng: Generator, x: Floats) -> Course:
+def draw_epochs_overfit(rng: Generator, x: Floats) -> Course:
     """DPO over several epochs: each repetition of the data lowers the win rate, while margins keep growing."""
     epochs = int(rng.integers(3, 7))
     starts = np.arange(1, epochs) / epochs
@@ -74,161 +74,163 @@ def epochs_overfit(rng: Generator, x: Floats) -> Course:
     width = at_least_evals(x, 0.03, 2)
     each = rng.uniform(0.1, 0.3, epochs - 1) * harmful
     losses = sum(size * ramp(x, start, start + width) for size, start in zip(each, starts, strict=True))
-    margins = x * rng.uniform(0.5, 1.5) + steps_at(x, starts, rng.uniform(0.1, 0.3, epochs - 1))
-    return Course(learn(rng, x, end=rng.uniform(0.2, 0.4)) - losses, margins)
+    margins = x * rng.uniform(0.5, 1.5) + sum_steps(x, starts, rng.uniform(0.1, 0.3, epochs - 1))
+    return Course(draw_rise(rng, x, end=rng.uniform(0.2, 0.4)) - losses, margins)
 
 
-def validation_loss_rises(rng: Generator, x: Floats) -> Course:
+def draw_validation_loss_rises(rng: Generator, x: Floats) -> Course:
     """Supervised fine-tuning on too little data: the validation loss falls, then rises faster and faster."""
     onset, power = rng.uniform(0.15, 0.6), rng.uniform(1.0, 1.8)
-    quality = learn(rng, x, end=onset * 1.2) - rng.uniform(0.3, 2.0) * ramp(x, onset, 1.0) ** power
+    quality = draw_rise(rng, x, end=onset * 1.2) - rng.uniform(0.3, 2.0) * ramp(x, onset, 1.0) ** power
     return Course(quality, Reward.CLIMBS, Scale.LOSS, policy_kl=False)
 
 
-def subskill_forgotten(rng: Generator, x: Floats) -> Course:
+def draw_subskill_forgotten(rng: Generator, x: Floats) -> Course:
     """The score is a mean over skills: most of them improve slowly while one is forgotten."""
     share, middle, width = rng.uniform(0.25, 0.5), rng.uniform(0.4, 0.75), rng.uniform(0.02, 0.1)
     forgotten = rng.uniform(0.8, 2.0) / (1 + np.exp(-(x - middle) / width))
-    main, other = learn(rng, x, end=rng.uniform(0.5, 1.0)), learn(rng, x, end=0.5)
+    main, other = draw_rise(rng, x, end=rng.uniform(0.5, 1.0)), draw_rise(rng, x, end=0.5)
     return Course((1 - share) * main + share * (other - forgotten), Reward.FOLLOWS, policy_kl=rng.random() < 0.6)
 
 
-def entropy_collapse(rng: Generator, x: Floats) -> Course:
+def draw_entropy_collapse(rng: Generator, x: Floats) -> Course:
     """GRPO: the entropy collapses, the score stalls and then settles on a lower level."""
     stall = rng.uniform(0.2, 0.45)
     begin = stall + rng.uniform(0.02, 0.25)
     lost = rng.uniform(0.2, 0.8) * -np.expm1(-np.clip(x - begin, 0, None) / rng.uniform(0.04, 0.2))
-    return Course(learn(rng, x, end=stall) - lost, learn(rng, x, end=stall) + 0.1 * x)
+    return Course(draw_rise(rng, x, end=stall) - lost, draw_rise(rng, x, end=stall) + 0.1 * x)
 
 
-def length_explosion(rng: Generator, x: Floats) -> Course:
+def draw_length_explosion(rng: Generator, x: Floats) -> Course:
     """Answers grow until they are truncated at the token limit: few at first, then most of them."""
     onset = rng.uniform(0.35, 0.75)
     growth = ramp(x, onset, 1.0)
     lost = rng.uniform(0.4, 1.1) * np.expm1(rng.uniform(1.0, 4.0) * growth) / np.expm1(3.0)
-    quality = learn(rng, x, end=rng.uniform(0.5, 0.9)) - np.minimum(lost, 1.3)
-    return Course(quality, climb(rng, x) - rng.uniform(0.0, 0.6) * np.minimum(lost, 1.0))
+    quality = draw_rise(rng, x, end=rng.uniform(0.5, 0.9)) - np.minimum(lost, 1.3)
+    return Course(quality, draw_rising_proxy(rng, x) - rng.uniform(0.0, 0.6) * np.minimum(lost, 1.0))
 
 
-def sudden_collapse(rng: Generator, x: Floats) -> Course:
+def draw_sudden_collapse(rng: Generator, x: Floats) -> Course:
     """An update diverges: within one to three evals the score drops to a low level and stays there."""
-    at, width = place(rng, x, 0.2, 0.8), int(rng.integers(1, 4))
+    at, width = draw_place(rng, x, 0.2, 0.8), int(rng.integers(1, 4))
     broken = np.clip((np.arange(len(x)) - at + 1) / width, 0, 1)
-    rise = learn(rng, x, end=rng.uniform(0.5, 1.2))
+    rise = draw_rise(rng, x, end=rng.uniform(0.5, 1.2))
     floor = rng.uniform(-0.3, 0.7) * rise[at]
     quality = (1 - broken) * rise + broken * floor
-    proxy = climb(rng, x) * (1 - broken * rng.uniform(0.3, 1.2))
+    proxy = draw_rising_proxy(rng, x) * (1 - broken * rng.uniform(0.3, 1.2))
     return Course(quality, proxy)
 
 
-def partial_recovery(rng: Generator, x: Floats) -> Course:
+def draw_partial_recovery(rng: Generator, x: Floats) -> Course:
     """A crash, after which the score recovers a third to three quarters of the loss."""
     at = rng.uniform(0.25, 0.65)
     depth, kept = rng.uniform(0.4, 1.0), rng.uniform(0.35, 0.75)
     down = ramp(x, at, at + at_least_evals(x, 0.03, 2))
-    back = learn(rng, x, at + at_least_evals(x, 0.04, 3), rng.uniform(0.8, 1.0))
-    return Course(learn(rng, x, end=at) - depth * (down - kept * back))
+    back = draw_rise(rng, x, at + at_least_evals(x, 0.04, 3), rng.uniform(0.8, 1.0))
+    return Course(draw_rise(rng, x, end=at) - depth * (down - kept * back))
 
 
-def lower_second_peak(rng: Generator, x: Floats) -> Course:
+def draw_lower_second_peak(rng: Generator, x: Floats) -> Course:
     """Two peaks, of which the first is higher, and a decline at the end."""
     first, second = rng.uniform(0.18, 0.35), rng.uniform(0.55, 0.75)
     dip = rng.uniform(0.15, 0.5) * bump(x, first, second)
-    quality = learn(rng, x, end=first) - dip - rng.uniform(0.03, 0.12) * ramp(x, first, second)
-    return Course(quality - rng.uniform(0.2, 0.8) * fall(rng, x, second), Reward.CLIMBS)
+    quality = draw_rise(rng, x, end=first) - dip - rng.uniform(0.03, 0.12) * ramp(x, first, second)
+    return Course(quality - rng.uniform(0.2, 0.8) * draw_fall(rng, x, second), Reward.CLIMBS)
 
 
-def higher_second_peak(rng: Generator, x: Floats) -> Course:
+def draw_higher_second_peak(rng: Generator, x: Floats) -> Course:
     """A dip that recovers, a higher peak, and then a turn."""
     first, second = rng.uniform(0.15, 0.3), rng.uniform(0.5, 0.7)
-    rise = rng.uniform(0.5, 0.8) * learn(rng, x, end=first) + rng.uniform(0.2, 0.5) * ramp(x, first, second)
+    rise = rng.uniform(0.5, 0.8) * draw_rise(rng, x, end=first) + rng.uniform(0.2, 0.5) * ramp(x, first, second)
     quality = rise - rng.uniform(0.1, 0.35) * bump(x, first, second)
-    return Course(quality - log_uniform(rng, 0.13, 0.9) * fall(rng, x, second), Reward.CLIMBS)
+    return Course(quality - draw_log_uniform(rng, 0.13, 0.9) * draw_fall(rng, x, second), Reward.CLIMBS)
 
 
-def falling_oscillation(rng: Generator, x: Floats) -> Course:
+def draw_falling_oscillation(rng: Generator, x: Floats) -> Course:
     """A cyclic learning rate: the score oscillates with it, around a falling level."""
     onset, cycles = rng.uniform(0.2, 0.5), rng.uniform(3, 9)
     swing = rng.uniform(0.04, 0.15) * np.sin(2 * np.pi * (cycles * x + rng.random())) * ramp(x, 0.05, onset)
-    return Course(learn(rng, x, end=onset) - rng.uniform(0.15, 0.8) * fall(rng, x, onset) + swing)
+    return Course(draw_rise(rng, x, end=onset) - rng.uniform(0.15, 0.8) * draw_fall(rng, x, onset) + swing)
 
 
-def warm_restart_breaks(rng: Generator, x: Floats) -> Course:
+def draw_warm_restart_breaks(rng: Generator, x: Floats) -> Course:
     """The learning rate is raised again and destroys what was learned; further training does not recover it."""
     at = rng.uniform(0.35, 0.75)
-    lost = rng.uniform(0.3, 0.9) * learn(rng, x, at, at + at_least_evals(x, rng.uniform(0.05, 0.2), 3))
-    return Course(learn(rng, x, end=at) - lost + rng.uniform(0.0, 0.1) * ramp(x, at + 0.2, 1.0), policy_kl=False)
+    lost = rng.uniform(0.3, 0.9) * draw_rise(rng, x, at, at + at_least_evals(x, rng.uniform(0.05, 0.2), 3))
+    return Course(draw_rise(rng, x, end=at) - lost + rng.uniform(0.0, 0.1) * ramp(x, at + 0.2, 1.0), policy_kl=False)
 
 
-def data_mix_hurts(rng: Generator, x: Floats) -> Course:
+def draw_data_mix_hurts(rng: Generator, x: Floats) -> Course:
     """The data mix changes to one that the eval does not reward: a quick drop, then a plateau or a slow decline."""
     at = rng.uniform(0.3, 0.75)
-    step = log_uniform(rng, 0.12, 0.6) * ramp(x, at, at + at_least_evals(x, 0.03, 2))
+    step = draw_log_uniform(rng, 0.12, 0.6) * ramp(x, at, at + at_least_evals(x, 0.03, 2))
     drift = rng.choice([0.0, 0.3]) * rng.random() * ramp(x, at, 1.0)
-    return Course(learn(rng, x, end=rng.uniform(0.3, 1.0) * at) - step - drift, climb(rng, x), policy_kl=False)
+    return Course(
+        draw_rise(rng, x, end=rng.uniform(0.3, 1.0) * at) - step - drift, draw_rising_proxy(rng, x), policy_kl=False
+    )
 
 
-def late_learner_hacks(rng: Generator, x: Floats) -> Course:
+def draw_late_learner_hacks(rng: Generator, x: Floats) -> Course:
     """No improvement for a third of the run or more, a quick rise, then a decline."""
     wake, peak = rng.uniform(0.3, 0.5), rng.uniform(0.6, 0.75)
-    quality = learn(rng, x, wake, peak) - rng.uniform(0.15, 1.0) * fall(rng, x, peak)
-    return Course(quality, learn(rng, x, wake, 1.0) + 0.2 * x)
+    quality = draw_rise(rng, x, wake, peak) - rng.uniform(0.15, 1.0) * draw_fall(rng, x, peak)
+    return Course(quality, draw_rise(rng, x, wake, 1.0) + 0.2 * x)
 
 
-def hurt_from_the_start(rng: Generator, x: Floats) -> Course:
+def draw_hurt_from_the_start(rng: Generator, x: Floats) -> Course:
     """Fine-tuning degrades the base model from the first step: the score falls to a lower level."""
-    rate = log_uniform(rng, 1.0, 10.0)
-    return Course(np.expm1(-rate * x) / -np.expm1(-rate), climb(rng, x), policy_kl=rng.random() < 0.5)
+    rate = draw_log_uniform(rng, 1.0, 10.0)
+    return Course(np.expm1(-rate * x) / -np.expm1(-rate), draw_rising_proxy(rng, x), policy_kl=rng.random() < 0.5)
 
 
-def turns_under_changed_grader(rng: Generator, x: Floats) -> Course:
+def draw_turns_under_changed_grader(rng: Generator, x: Floats) -> Course:
     """The grader is replaced by a stricter or a more lenient one, and the quality turns too."""
     onset = rng.uniform(0.35, 0.65)
-    quality = learn(rng, x, end=onset) - rng.uniform(0.35, 1.0) * fall(rng, x, onset)
-    shift = steps_at(x, rng.uniform(0.15, 0.8), rng.choice([-1, 1]) * rng.uniform(0.1, 0.4))
+    quality = draw_rise(rng, x, end=onset) - rng.uniform(0.35, 1.0) * draw_fall(rng, x, onset)
+    shift = sum_steps(x, rng.uniform(0.15, 0.8), rng.choice([-1, 1]) * rng.uniform(0.1, 0.4))
     return Course(quality, Reward.CLIMBS, shift=shift)
 
 
-def refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
+def draw_refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
     """The reward model is retrained once or twice: the proxy jumps, the score recovers and then is hacked again."""
     onset = rng.uniform(0.25, 0.45)
     at = np.sort(rng.uniform(onset + 0.1, 0.85, int(rng.integers(1, 3))))
     helped = sum(rng.uniform(0.05, 0.25) * bump(x, place, place + 0.2, 1.5) for place in at)
-    quality = learn(rng, x, end=onset) - rng.uniform(0.35, 1.0) * fall(rng, x, onset) + helped
-    return Course(quality, climb(rng, x) * 1.5 - steps_at(x, at, rng.uniform(0.2, 0.7, len(at))))
+    quality = draw_rise(rng, x, end=onset) - rng.uniform(0.35, 1.0) * draw_fall(rng, x, onset) + helped
+    return Course(quality, draw_rising_proxy(rng, x) * 1.5 - sum_steps(x, at, rng.uniform(0.2, 0.7, len(at))))
 
 
-def turns_again_after_restart(rng: Generator, x: Floats) -> Course:
+def draw_turns_again_after_restart(rng: Generator, x: Floats) -> Course:
     """The score collapses, the run is rolled back to a good checkpoint, and the score collapses again."""
     first, second = rng.uniform(0.25, 0.4), rng.uniform(0.6, 0.75)
     rolled_back = rng.uniform(first + 0.08, second - 0.08)
     broken = ramp(x, first, rolled_back) * (x < rolled_back)
-    lost = rng.uniform(0.3, 0.9) * broken + rng.uniform(0.25, 1.0) * fall(rng, x, second)
-    return Course(learn(rng, x, end=first * 1.2) + 0.05 * ramp(x, rolled_back, second) - lost)
+    lost = rng.uniform(0.3, 0.9) * broken + rng.uniform(0.25, 1.0) * draw_fall(rng, x, second)
+    return Course(draw_rise(rng, x, end=first * 1.2) + 0.05 * ramp(x, rolled_back, second) - lost)
 
 
 TURNING = {
-    "slow_hack": Kind(True, slow_hack),
-    "fast_hack": Kind(True, fast_hack, shortest=15),
-    "early_hack": Kind(True, early_hack, shortest=20),
-    "late_hack": Kind(True, late_hack, shortest=20),
-    "long_decay": Kind(True, long_decay, shortest=300),
-    "short_run_turns": Kind(True, short_run_turns, longest=15),
-    "epochs_overfit": Kind(True, epochs_overfit),
-    "validation_loss_rises": Kind(True, validation_loss_rises),
-    "subskill_forgotten": Kind(True, subskill_forgotten, shortest=12),
-    "entropy_collapse": Kind(True, entropy_collapse, shortest=12),
-    "length_explosion": Kind(True, length_explosion, shortest=12),
-    "sudden_collapse": Kind(True, sudden_collapse),
-    "partial_recovery": Kind(True, partial_recovery, shortest=15),
-    "lower_second_peak": Kind(True, lower_second_peak, shortest=15),
-    "higher_second_peak": Kind(True, higher_second_peak, shortest=15),
-    "falling_oscillation": Kind(True, falling_oscillation, shortest=30),
-    "warm_restart_breaks": Kind(True, warm_restart_breaks, shortest=12),
-    "data_mix_hurts": Kind(True, data_mix_hurts),
-    "late_learner_hacks": Kind(True, late_learner_hacks, shortest=15),
-    "hurt_from_the_start": Kind(True, hurt_from_the_start),
-    "turns_under_changed_grader": Kind(True, turns_under_changed_grader, shortest=15),
-    "refreshed_reward_turns": Kind(True, refreshed_reward_turns, shortest=20),
-    "turns_again_after_restart": Kind(True, turns_again_after_restart, shortest=20),
+    "slow_hack": Kind(True, draw_slow_hack),
+    "fast_hack": Kind(True, draw_fast_hack, shortest=15),
+    "early_hack": Kind(True, draw_early_hack, shortest=20),
+    "late_hack": Kind(True, draw_late_hack, shortest=20),
+    "long_decay": Kind(True, draw_long_decay, shortest=300),
+    "short_run_turns": Kind(True, draw_short_run_turns, longest=15),
+    "epochs_overfit": Kind(True, draw_epochs_overfit),
+    "validation_loss_rises": Kind(True, draw_validation_loss_rises),
+    "subskill_forgotten": Kind(True, draw_subskill_forgotten, shortest=12),
+    "entropy_collapse": Kind(True, draw_entropy_collapse, shortest=12),
+    "length_explosion": Kind(True, draw_length_explosion, shortest=12),
+    "sudden_collapse": Kind(True, draw_sudden_collapse),
+    "partial_recovery": Kind(True, draw_partial_recovery, shortest=15),
+    "lower_second_peak": Kind(True, draw_lower_second_peak, shortest=15),
+    "higher_second_peak": Kind(True, draw_higher_second_peak, shortest=15),
+    "falling_oscillation": Kind(True, draw_falling_oscillation, shortest=30),
+    "warm_restart_breaks": Kind(True, draw_warm_restart_breaks, shortest=12),
+    "data_mix_hurts": Kind(True, draw_data_mix_hurts),
+    "late_learner_hacks": Kind(True, draw_late_learner_hacks, shortest=15),
+    "hurt_from_the_start": Kind(True, draw_hurt_from_the_start),
+    "turns_under_changed_grader": Kind(True, draw_turns_under_changed_grader, shortest=15),
+    "refreshed_reward_turns": Kind(True, draw_refreshed_reward_turns, shortest=20),
+    "turns_again_after_restart": Kind(True, draw_turns_again_after_restart, shortest=20),
 }
