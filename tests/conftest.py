@@ -9,7 +9,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -17,16 +17,18 @@ from typing import Protocol
 # wait for each other in loops, which costs a small product of matrices five times its processor time.
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
-import psycopg
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store import schema, tables
+from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
+from tests.fixtures.empty_databases import EmptyDatabases, EmptyFiles, EmptyPostgres
 from tests.fixtures.postgres_server import NoPostgres, connected, postgres
 from tests.service import committers
+
+gc.disable()  # until all tests are collected: what they import stays
 
 os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # what is to be stopped is stopped, unless a test is about chance
 os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
@@ -50,29 +52,15 @@ settings.load_profile("tests")
 BACKENDS = ("sqlite", "postgresql")
 
 # Most of what the tests do is commit. In memory a flush to disk costs nothing; a process that is killed loses nothing.
-MEMORY = Path("/dev/shm")
+MEMORY: Path | None = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+else:
+    MEMORY = None
 
 UNFLUSHED = ("fsync=off", "full_page_writes=off", "max_wal_size=128MB", "autovacuum=off")
 """Of the PostgreSQL that the tests share: it may lose its data to a loss of power alone."""
-
-IN_USE = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-SHAPE = """
-SELECT md5(string_agg(part, ',' ORDER BY part)) FROM (
-    SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace
-    UNION ALL SELECT format('%s %s', tgname, tgenabled) FROM pg_trigger WHERE NOT tgisinternal
-    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-    UNION ALL SELECT conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace
-    UNION ALL SELECT setconfig::text FROM pg_db_role_setting
-) AS parts (part)
-"""
-
-CLEARING = "; ".join(
-    ["SET session_replication_role = replica", *(f"DELETE FROM {table}" for table in tables.metadata.tables)]
-)
-"""In any order, since no foreign key is looked at, and in one round trip."""
 
 
 class ClonePostgres(Protocol):
@@ -111,6 +99,8 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what was imported: it stays, and looking through it takes an eighth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # a server's routes and compiled statements stay, too
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +118,7 @@ def postgres_url() -> Iterator[str]:
     """The URL of a real PostgreSQL, one a test process; skips where there is none, and fails in CI."""
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(postgres(UNFLUSHED))
+            url = stack.enter_context(postgres(UNFLUSHED, MEMORY))
         except NoPostgres as error:
             if os.environ.get("CI") == "true":
                 raise
@@ -163,73 +153,46 @@ def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
-class EmptyDatabases:
-    """PostgreSQL databases at head and without rows: used again where a test left no trace but rows."""
-
-    def __init__(self, clone: ClonePostgres) -> None:
-        self._clone = clone
-        self._free: list[str] = []
-        self._shape: str | None = None
-
-    @contextmanager
-    def borrow(self) -> Iterator[str]:
-        """The URL of one that nobody else has."""
-        url = self._free.pop() if self._free else self._clone()
-        self._shape = self._shape or self._shape_of(url)
-        yield url
-        if self._empty(url):
-            self._free.append(url)
-
-    def _shape_of(self, url: str) -> str:
-        with connected(url) as connection:
-            return str(connection.execute(SHAPE).fetchone())
-
-    def _empty(self, url: str) -> bool:
-        """Delete all rows; whether the database is now as it was."""
-        try:
-            with connected(url) as connection:
-                if connection.execute(IN_USE).fetchone() != (0,) or self._shape_of(url) != self._shape:
-                    return False
-                connection.execute(CLEARING.encode())
-                return True
-        except psycopg.OperationalError:  # the test lets nobody in anymore
-            return False
+@pytest.fixture(scope="session")
+def empty_postgres(clone_postgres: ClonePostgres) -> Iterator[EmptyPostgres]:
+    """PostgreSQL databases at head, which tests use one after another."""
+    databases = EmptyPostgres(clone_postgres)
+    yield databases
+    databases.close()
 
 
 @pytest.fixture(scope="session")
-def empty_databases(clone_postgres: ClonePostgres) -> EmptyDatabases:
-    """PostgreSQL databases at head, which tests use one after another."""
-    return EmptyDatabases(clone_postgres)
+def empty_files(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> EmptyFiles:
+    """Embedded databases at head, which tests use one after another."""
+    return EmptyFiles(migrated_file, tmp_path_factory.mktemp("databases"))
 
 
 @pytest.fixture(params=BACKENDS)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a migrated database of the test's own: the embedded one, then PostgreSQL."""
-    if request.param == "sqlite":
-        file = tmp_path / "evalstop.db"
-        shutil.copyfile(request.getfixturevalue("migrated_file"), file)
-        yield f"sqlite:///{file}"
-        return
-    databases: EmptyDatabases = request.getfixturevalue("empty_databases")
-    with databases.borrow() as url:
+    with empty_databases(request, request.param).borrow() as url:
         yield url
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest, database_url: str) -> Database:
     """A migrated database of the test's own: the embedded one, then PostgreSQL."""
-    database = Database(database_url)
-    yield database
-    database.close()
+    return empty_databases(request, database_url).lent(database_url)
+
+
+def empty_databases(request: pytest.FixtureRequest, kind: str) -> EmptyDatabases:
+    """Where databases of a kind, or with such a URL, come from."""
+    databases: EmptyDatabases = request.getfixturevalue(
+        "empty_files" if kind.startswith("sqlite") else "empty_postgres"
+    )
+    return databases
 
 
 @pytest.fixture
-def postgres_database(empty_databases: EmptyDatabases) -> Iterator[Database]:
+def postgres_database(empty_postgres: EmptyPostgres) -> Iterator[Database]:
     """A migrated PostgreSQL of the test's own, for what only it can do."""
-    with empty_databases.borrow() as url:
-        database = Database(url)
-        yield database
-        database.close()
+    with empty_postgres.borrow() as url:
+        yield empty_postgres.lent(url)
 
 
 @pytest.fixture
@@ -239,10 +202,7 @@ def empty_postgres_url(clone_postgres: ClonePostgres) -> str:
 
 
 @pytest.fixture
-def embedded_database(migrated_file: Path, tmp_path: Path) -> Iterator[Database]:
+def embedded_database(empty_files: EmptyFiles) -> Iterator[Database]:
     """A migrated embedded database of the test's own, for what only it can do."""
-    file = tmp_path / "embedded.db"
-    shutil.copyfile(migrated_file, file)
-    database = Database(f"sqlite:///{file}")
-    yield database
-    database.close()
+    with empty_files.borrow() as url:
+        yield empty_files.lent(url)

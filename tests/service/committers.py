@@ -61,6 +61,14 @@ def close_all() -> None:
             _running.pop().close()
 
 
+def close_those_of(database: Database) -> None:
+    """Close the committers that are open on this database."""
+    with _lock:
+        for running in [one for one in _running if one.database is database]:
+            _running.remove(running)
+            running.close()
+
+
 def on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """What comes of a coroutine that runs on the loop."""
     global _loop
