@@ -6,8 +6,10 @@ Commands are imported on demand: together they import the web framework and the 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,22 @@ MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure, 2 on wrong usage."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = parser(words).parse_args(words)
-    return int(import_module("evalstop_service.cli.execution").execute(options))
+    with _without_garbage_collection():
+        options = parser(words).parse_args(words)
+        execution = import_module("evalstop_service.cli.execution")
+    return int(execution.execute(options))
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """For imports: what is imported stays, and looking through it again and again takes a fifth of their time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:

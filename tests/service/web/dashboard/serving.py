@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from evalstop_service.app import create_app
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.fixtures.serving import served
+
 SECRET = "a secret of the tests"
 
 EMBEDDED = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For tests that ask nothing of the database that others did not ask of both."""
-
-START_SECONDS = 30.0
 
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
@@ -45,22 +42,8 @@ class NoChromium(Exception):
 @contextmanager
 def serving(database: Database, clock: Clock = utc_now, settings: Settings | None = None) -> Iterator[str]:
     """A server on a database at head; yields its address."""
-    app = create_app(settings or Settings(), database, clock, session_secret=SECRET)
-    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_config=None, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + START_SECONDS
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > deadline:
-            raise RuntimeError("the server did not start")
-        time.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(START_SECONDS)
+    with served(create_app(settings or Settings(), database, clock, session_secret=SECRET)) as address:
+        yield address
 
 
 def token_of(visitor: httpx.Client, path: str = "/runs") -> str:
