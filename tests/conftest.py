@@ -52,12 +52,20 @@ settings.load_profile("tests")
 BACKENDS = ("sqlite", "postgresql")
 
 # Most of what the tests do is commit. In memory a flush to disk costs nothing; a process that is killed loses nothing.
-MEMORY: Path | None = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
-if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+
+
+def memory() -> Path | None:
+    """A folder in memory with room for the tests' files; None where there is none."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir() or shutil.disk_usage(folder).free < MEMORY_BYTES:
+        return None
+    return None if os.statvfs(folder).f_flag & os.ST_NOEXEC else folder
+
+
+MEMORY = memory()
+if MEMORY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-else:
-    MEMORY = None
 
 UNFLUSHED = ("fsync=off", "full_page_writes=off", "max_wal_size=128MB", "autovacuum=off")
 """Of the PostgreSQL that the tests share: it may lose its data to a loss of power alone."""
