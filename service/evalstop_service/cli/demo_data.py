@@ -219,7 +219,7 @@ class Script:
         status = "failed" if self.chance.random() < 0.05 else "completed"
         commands.finish_run(self.database, self.project.id, story.run.id, status, at)
         decision = self._decision(story)
-        if self.chance.random() < (0.15 if decision is None else 0.7):
+        if self.chance.random() < (0.15 if decision is None else 0.9):
             later = at + timedelta(hours=self.chance.uniform(1, 40))
             self.schedule(later, partial(self._judge, story, decision))
 
