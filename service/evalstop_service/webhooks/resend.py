@@ -7,7 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.store import endpoints
 from evalstop_service.store.audit import Author
@@ -64,8 +64,10 @@ def replay_events(
 ) -> Replay:
     """Send again the events of a period that the endpoint subscribes to, at most `MAX_REPLAYED_EVENTS`.
 
-    Raises NotFound, and Conflict when the endpoint is disabled.
+    Raises Invalid when the period ends before it begins, NotFound, and Conflict when the endpoint is disabled.
     """
+    if until < since:
+        raise Invalid(f"the period would end at {rfc3339(until)}, before it begins at {rfc3339(since)}")
     with database.transaction() as tx:
         endpoint = require_enabled(tx, author.project_id, endpoint_id)
         replayed = replays.replay_range(

@@ -227,9 +227,12 @@ def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:
         if form not in list(Format):
             raise ValueError(f"a format is one of {', '.join(Format)}")
         types = [webhooks.check_event_type(name) for name in dict.fromkeys(event_types)]
-        return {"url": webhooks.check_url(url), "event_types": types, "format": form}
     except ValueError as error:
         raise Invalid(str(error)) from None
+    try:
+        return {"url": webhooks.check_url(url), "event_types": types, "format": form}
+    except ValueError as error:
+        raise Invalid(f"URL: {error}") from None
 
 
 def _indent(body: str) -> str:

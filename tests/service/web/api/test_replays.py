@@ -103,6 +103,8 @@ def test_a_time_is_replayed(service: Service, admin: httpx.Client) -> None:
         only = said(admin.post(path, json={"since": LONG_AGO, "types": ["run.stop_requested"]}), 200)
         assert only["replayed"] == 1
         assert said(admin.post(path, json={"since": LONG_AGO, "until": LONG_AGO}), 200)["replayed"] == 0
+        turned = {"since": LONG_AGO, "until": "1999-01-01T00:00:00Z"}
+        assert "before it begins" in problem(admin.post(path, json=turned), 422)["detail"]
 
 
 def test_a_stop_that_holds_no_longer_is_not_replayed(service: Service) -> None:

@@ -139,7 +139,7 @@ def test_an_endpoint_is_made_and_its_secret_shown_once(desk: Desk) -> None:
     assert "whsec_" in rotated
     assert "whsec_" not in desk.get("/webhooks")
     for wrong, words in (
-        ({"url": "ftp://x"}, "absolute http or https"),
+        ({"url": "ftp://x"}, "URL: an absolute http or https"),
         ({"url": "http://10.0.0.1/"}, "not a public address"),
         ({"url": url, "event_types": []}, "at least one event type"),
         ({"url": url, "event_types": ["run.nonsense"]}, "or one of"),
@@ -210,6 +210,10 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
         assert len(deliveries.list_deliveries(tx, desk.tenant.project.id)) == 2 * len(before) + 1
     for odd in ("yesterday", "0001-01-01T00:00+14:00"):
         desk.post(f"/webhooks/endpoints/{endpoint}/replay", 422, since=odd)
+    turned = desk.post(
+        f"/webhooks/endpoints/{endpoint}/replay", 422, since="2026-02-02T00:00", until="2026-02-01T00:00"
+    )
+    assert "would end at 2026-02-01T00:00:00Z, before it begins at 2026-02-02T00:00:00Z" in turned.text
     assert desk.actions()[1:] == ["delivery.replayed", "endpoint.replayed"]
 
 
