@@ -9,7 +9,7 @@ import sys
 from datetime import timedelta
 from uuid import UUID
 
-from evalstop_detectors.wording import format_percent
+from evalstop_detectors.wording import format_count, format_percent
 
 from evalstop_service import configuration
 from evalstop_service.cli import demo_data as demonstration
@@ -191,7 +191,8 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
         )
     finally:
         database.close()
-    text = "\n".join(f"{name}: {count} runs" for name, count in sorted(done.runs.items())) or "no run is that old"
+    lines = [f"{name}: {format_count(count, 'run')}" for name, count in sorted(done.runs.items())]
+    text = "\n".join(lines) or "no run is that old"
     tell(options, {"runs": done.runs, "rows": done.rows, "dry_run": options.dry_run}, f"{text}; {done.rows} rows")
     return OK
 

@@ -361,7 +361,10 @@ def test_a_veto_and_a_label_by_keyboard(house: House) -> None:
     press_until(page, "input[name=outcome]")
     page.keyboard.press("Space")
     press_until(page, "#turn-label")
-    page.keyboard.type("230")
+    page.keyboard.type("soon")
+    page.keyboard.press("Enter")
+    assert page.locator("#turn-label").evaluate("field => field.validity.patternMismatch")  # said beside the field
+    page.locator("#turn-label").fill("230")
     page.keyboard.press("Enter")
     expect(page.get_by_text("Outcome: right, turn at step 230")).to_be_visible()
     assert [one for one in house.complaints if "404" not in one] == []
