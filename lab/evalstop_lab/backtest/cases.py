@@ -23,17 +23,17 @@ from evalstop_lab.sweep import sweep_chunks
 
 
 @dataclass(frozen=True)
-class Passed:
+class PolicyOutcome:
     """What one policy would have done to one run.
 
-    `said`: whether stopping it there, or never stopping it, was right. `saved`: the share of the run's steps that would
-    not have been run, 0 without a stop. `gpu_hours`: the same in GPU-hours at an even pace; None if the run's GPUs or
-    length are unknown. `later`: how much higher the best mean of evals after the stop is than the best before it,
-    as a share of the range of the means; None without a stop or with too few evals on either side.
+    `outcome`: whether the stop, or the lack of one, was right. `saved`: the share of the run's steps after the stop, 0
+    without a stop. `gpu_hours`: the same in GPU-hours at a constant pace; None if the run's GPUs or length are unknown.
+    `later`: how much higher the best mean of evals after the stop is than the best before it, as a share of the range
+    of the means; None without a stop or with too few evals on either side.
     """
 
     judged: Judged
-    said: DecisionOutcome
+    outcome: DecisionOutcome
     saved: float
     gpu_hours: float | None
     later: float | None
@@ -48,59 +48,63 @@ class Case:
     """A past run, its outcome, and what each policy would have done to it, by the policy's label."""
 
     run: Run
-    found: RunAssessment
-    passed: Mapping[str, Passed]
+    assessment: RunAssessment
+    passed: Mapping[str, PolicyOutcome]
 
     @property
     def turn_step(self) -> int | None:
         """The step where the run turned, if it did."""
-        return locate_turn(self.found)[0] if self.found.run_outcome is RunOutcome.TURNED else None
+        return locate_turn(self.assessment)[0] if self.assessment.run_outcome is RunOutcome.TURNED else None
 
 
-def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
-    """The cases of these settled runs under labeled policies, with a progress bar."""
+def judge_cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
+    """Judge these settled runs under labeled policies, with a progress bar."""
     title = f"judging under {' and '.join(policies)}"
-    found = sweep_chunks(partial(_judge_cases, policies), runs, title, choose_jobs(jobs, runs), CHUNK)
-    return [Case(run, *item) for run, item in zip(runs, found, strict=True)]
+    results = sweep_chunks(partial(_judge_chunk, policies), runs, title, choose_jobs(jobs, runs), CHUNK)
+    return [Case(run, *item) for run, item in zip(runs, results, strict=True)]
 
 
-def _judge_cases(policies: Mapping[str, Policy], runs: Sequence[Run]) -> list[tuple[RunAssessment, dict[str, Passed]]]:
+def _judge_chunk(
+    policies: Mapping[str, Policy], runs: Sequence[Run]
+) -> list[tuple[RunAssessment, dict[str, PolicyOutcome]]]:
     """The outcome of each run, and what each policy would have done to it."""
-    truths = [assess(run) for run in runs]
-    passed_by = [
-        [passed(*item) for item in zip(runs, truths, judge_runs(policy, runs), strict=True)]
+    assessments = [assess_outcome(run) for run in runs]
+    by_policy = [
+        [judge_case(*item) for item in zip(runs, assessments, judge_runs(policy, runs), strict=True)]
         for policy in policies.values()
     ]
-    return [(found, dict(zip(policies, each, strict=True))) for found, *each in zip(truths, *passed_by, strict=True)]
+    return [
+        (assessment, dict(zip(policies, outcomes, strict=True)))
+        for assessment, *outcomes in zip(assessments, *by_policy, strict=True)
+    ]
 
 
-def assess(run: Run) -> RunAssessment:
-    """The outcome of the run from all of its evals."""
+def assess_outcome(run: Run) -> RunAssessment:
+    """Assess the outcome of the run from all of its evals."""
     return assess_run(run.scores())
 
 
-def passed(run: Run, found: RunAssessment, judged: Judged) -> Passed:
+def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOutcome:
     """Compare a policy's verdict on the run with the run's outcome."""
     stop, scores = judged.stop_step, run.scores()
     if stop is None:
-        said = judge_decision(found.run_outcome, None, None)
-        return Passed(judged, said, 0.0, 0.0 if run.gpu_hours is not None else None, None)
+        outcome = judge_decision(assessment.run_outcome, None, None)
+        return PolicyOutcome(judged, outcome, 0.0, 0.0 if run.gpu_hours is not None else None, None)
     if judged.ground == Ground.LEVELLED_OFF:
-        said = judge_levelled_off(scores, stop)
+        outcome = judge_levelled_off(scores, stop)
     else:
-        found = assess_run(scores, stop)
-        turn = locate_turn(found) if found.run_outcome is RunOutcome.TURNED else None
-        said = judge_decision(found.run_outcome, stop, turn)
+        assessment = assess_run(scores, stop)
+        turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
+        outcome = judge_decision(assessment.run_outcome, stop, turn)
     last = run.last_step
     saved = (last - stop) / last if last else 0.0
     hours = run.gpu_hours
-    return Passed(
-        judged, said, saved, None if hours is None else hours * saved, _later(select_version(scores, stop), stop, found)
-    )
+    later = _compute_later_gain(select_version(scores, stop), stop, assessment)
+    return PolicyOutcome(judged, outcome, saved, None if hours is None else hours * saved, later)
 
 
-def _later(scores: Sequence[Score], stop: int, found: RunAssessment) -> float | None:
-    width = found.window
+def _compute_later_gain(scores: Sequence[Score], stop: int, assessment: RunAssessment) -> float | None:
+    width = assessment.window
     if len(scores) < 2 * width:
         return None
     values = np.clip([score.value for score in scores], -1e150, 1e150)

@@ -1,5 +1,4 @@
-"""`evalstop-lab backtest`: which past runs a policy would have stopped, when, what that saves, and which stops are
-wrong."""
+"""`evalstop-lab backtest`: the past runs that a policy would have stopped, the savings, and which stops are wrong."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.backtest import page
-from evalstop_lab.backtest.cases import Case, Passed, cases
-from evalstop_lab.backtest.figures import Summary, difference, summary
+from evalstop_lab.backtest.cases import Case, PolicyOutcome, judge_cases
+from evalstop_lab.backtest.figures import Summary, compare_policies, summarize_policy
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import Run, Runs, Troubles, load_policy, read
+from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
 from evalstop_lab.replay.command import report_conflicts
-from evalstop_lab.replay.sources import add_policy_options, add_source_parser, asked_by
+from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles
 from evalstop_lab.report import format_percent, new_table, to_json_values
 from evalstop_lab.worlds.scoring import Share
 
-MOST_TROUBLES_SHOWN = 20
+MOST_ERRORS_SHOWN = 20
 
 EXAMPLES = """examples:
   evalstop-lab backtest runs.jsonl --policy default --against paper
@@ -55,18 +54,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab backtest`; return its exit code."""
-    policies = _policies(args.policy, args.against)
-    runs, troubles = history(args)
+    policies = _load_policies(args.policy, args.against)
+    runs, errors = read_history(args)
     for item in runs.by_name.values():
         item.gpus = args.gpus if item.gpus is None else item.gpus
-    found = cases(list(runs.by_name.values()), policies, args.jobs)
+    cases = judge_cases(list(runs.by_name.values()), policies, args.jobs)
     labels = list(policies)
-    report = report_of(found, labels, troubles.found, "evalstop-lab " + shlex.join(sys.argv[1:]))
+    report = build_report(cases, labels, errors.collected, "evalstop-lab " + shlex.join(sys.argv[1:]))
     if args.json:
-        sys.stdout.write(json.dumps(report | {"cases": [_case(case) for case in found]}, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(report | {"cases": [_encode_case(case) for case in cases]}, allow_nan=False) + "\n")
         return 0
     try:
-        page.write(args.html, report, found, labels)
+        page.write_page(args.html, report, cases, labels)
     except OSError as error:
         raise UnusableArguments(f"--html {args.html}: {error.strerror}; choose a writable file.") from error
     console = Console()
@@ -75,49 +74,49 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def history(args: argparse.Namespace) -> tuple[Runs, Troubles]:
-    """The settled runs of the sources, read with these options, and what could not be read.
+def read_history(args: argparse.Namespace) -> tuple[Runs, ReadErrors]:
+    """The settled runs of the sources, read with these options, and the read errors.
 
     Raises UnreadableInput if there are no runs.
     """
-    troubles = Troubles(strict=False)
-    runs = read(args.sources, asked_by(args), troubles)
+    errors = ReadErrors(strict=False)
+    runs = read_runs(args.sources, get_requested_roles(args), errors)
     report_conflicts(runs.settle())
-    for error in troubles.found[:MOST_TROUBLES_SHOWN]:
+    for error in errors.collected[:MOST_ERRORS_SHOWN]:
         sys.stderr.write(f"evalstop-lab: {error}\n")
-    if len(troubles.found) > MOST_TROUBLES_SHOWN:
-        sys.stderr.write(f"evalstop-lab: and {len(troubles.found) - MOST_TROUBLES_SHOWN} more like these\n")
+    if len(errors.collected) > MOST_ERRORS_SHOWN:
+        sys.stderr.write(f"evalstop-lab: and {len(errors.collected) - MOST_ERRORS_SHOWN} more like these\n")
     runs.by_name = {name: item for name, item in runs.by_name.items() if item.series}
     if not runs.by_name:
         raise UnreadableInput(args.sources[0], "it has no readable run")
     for item in runs.by_name.values():
         item.total_steps = item.total_steps or args.total_steps
-    return runs, troubles
+    return runs, errors
 
 
-def report_of(
-    found: Sequence[Case], labels: Sequence[str], troubles: Sequence[UnreadableInput], command: str
+def build_report(
+    cases: Sequence[Case], labels: Sequence[str], errors: Sequence[UnreadableInput], command: str
 ) -> dict[str, Any]:
     """The report on all runs, as plain values; NaN is null."""
-    runs = [case.run for case in found]
-    summaries = [summary(found, label) for label in labels]
+    runs = [case.run for case in cases]
+    summaries = [summarize_policy(cases, label) for label in labels]
     report: dict[str, Any] = {
         "command": command,
-        "runs": len(found),
-        "truths": {str(truth): sum(case.found.run_outcome is truth for case in found) for truth in RunOutcome},
+        "runs": len(cases),
+        "truths": {str(truth): sum(case.assessment.run_outcome is truth for case in cases) for truth in RunOutcome},
         "without_eval": sum(MetricRole.EVAL not in run.series for run in runs),
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
-        "roles": _roles(runs),
-        "policies": [_summary(item) for item in summaries],
-        "difference": asdict(difference(found, *labels)) if len(labels) == 2 else None,
-        "troubles": [str(error) for error in troubles],
+        "roles": _list_roles(runs),
+        "policies": [_encode_summary(item) for item in summaries],
+        "difference": asdict(compare_policies(cases, *labels)) if len(labels) == 2 else None,
+        "troubles": [str(error) for error in errors],
     }
     whole: dict[str, Any] = to_json_values(report)
-    return whole | {"story": [_story(item, len(found)) for item in summaries]}
+    return whole | {"story": [_describe(item, len(cases)) for item in summaries]}
 
 
-def _policies(name: str, against: str | None) -> dict[str, Policy]:
+def _load_policies(name: str, against: str | None) -> dict[str, Policy]:
     policies = {(first := load_policy(name)).name: first}
     if against is not None:
         second = load_policy(against)
@@ -125,8 +124,8 @@ def _policies(name: str, against: str | None) -> dict[str, Policy]:
     return policies
 
 
-def _roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Which columns had which role, in how many runs."""
+def _list_roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The columns, their roles, and the number of runs with each."""
     count = Counter(
         (str(role), run.roles.columns[role], run.roles.sign(role) < 0) for run in runs for role in run.series
     )
@@ -136,56 +135,56 @@ def _roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _summary(item: Summary) -> dict[str, Any]:
-    shares = {name: _share(getattr(item, name)) for name in ("precision", "false_stops", "caught")}
+def _encode_summary(item: Summary) -> dict[str, Any]:
+    shares = {name: _encode_share(getattr(item, name)) for name in ("precision", "false_stops", "caught")}
     return asdict(item) | {"stopped": item.stopped} | shares
 
 
-def _share(share: Share) -> dict[str, Any]:
+def _encode_share(share: Share) -> dict[str, Any]:
     return asdict(share) | {"value": share.value}
 
 
-def _story(item: Summary, runs: int) -> str:
-    """The figures as sentences."""
+def _describe(item: Summary, runs: int) -> str:
+    """Describe the figures in sentences."""
     if not item.stopped:
-        return f"{item.policy} would have stopped none of {_counted(runs)}."
+        return f"{item.policy} would have stopped none of {_format_runs(runs)}."
     right, wrong, unknown = (
-        item.stops[said] for said in (DecisionOutcome.RIGHT, DecisionOutcome.WRONG, DecisionOutcome.UNKNOWN)
+        item.stops[outcome] for outcome in (DecisionOutcome.RIGHT, DecisionOutcome.WRONG, DecisionOutcome.UNKNOWN)
     )
     return (
-        f"{item.policy} would have stopped {item.stopped:,} of {_counted(runs)}: {right:,} rightly, {wrong:,} wrongly"
-        f" as far as their own later evals show, {unknown:,} too late or too close to tell. Right stops would have"
-        f" saved {format_percent(item.saved.value)} of all steps a run;"
-        f" wrong ones would have cut off {format_percent(item.cut.value)}."
+        f"{item.policy} would have stopped {item.stopped:,} of {_format_runs(runs)}. By their later evals {right:,} of"
+        f" the stops are right, {wrong:,} are wrong, and {unknown:,} are unknown, because too few evals follow or they"
+        f" are too noisy. Right stops would have saved {format_percent(item.saved.value)} of the steps of all runs;"
+        f" wrong stops would have lost {format_percent(item.cut.value)}."
     )
 
 
-def _counted(runs: int) -> str:
+def _format_runs(runs: int) -> str:
     return f"{runs:,} run" if runs == 1 else f"{runs:,} runs"
 
 
-def _case(case: Case) -> dict[str, Any]:
+def _encode_case(case: Case) -> dict[str, Any]:
     document: dict[str, Any] = to_json_values(
         {
             "run": case.run.name,
-            "truth": case.found.run_outcome,
-            "why": case.found.reason,
+            "truth": case.assessment.run_outcome,
+            "why": case.assessment.reason,
             "turn_step": case.turn_step,
             "last_step": case.run.last_step,
             "gpu_hours": case.run.gpu_hours,
-            "policies": {label: _passed(item) for label, item in case.passed.items()},
+            "policies": {label: _encode_outcome(item) for label, item in case.passed.items()},
         }
     )
     return document
 
 
-def _passed(item: Passed) -> dict[str, Any]:
+def _encode_outcome(item: PolicyOutcome) -> dict[str, Any]:
     judged = item.judged
     return {
         "stop_step": judged.stop_step,
         "suspect_step": judged.suspect_step,
         "best_step": judged.best_step,
-        "said": item.said,
+        "said": item.outcome,
         "saved": item.saved,
         "gpu_hours": item.gpu_hours,
         "later": item.later,
@@ -197,7 +196,7 @@ ROWS = (
     ("false_stops", "healthy runs stopped wrongly"),
     ("caught", "turned runs stopped rightly"),
     ("saved", "steps saved by right stops"),
-    ("cut", "steps cut off by wrong stops"),
+    ("cut", "steps lost by wrong stops"),
 )
 """The compared figures: the field of `Summary` and `Difference`, and its label."""
 
@@ -205,22 +204,22 @@ ROWS = (
 def _table(report: Mapping[str, Any]) -> Table:
     truths = report["truths"]
     caption = (
-        f"{_counted(report['runs'])}: {truths['turned']:,} turned, {truths['healthy']:,} healthy,"
+        f"{_format_runs(report['runs'])}: {truths['turned']:,} turned, {truths['healthy']:,} healthy,"
         f" {truths['undecided']:,} undecided"
     )
     columns = [item["policy"] for item in report["policies"]] + (["difference"] if report["difference"] else [])
     table = new_table("backtest", "", *columns, caption=caption)
-    for word in ("stopped", *DecisionOutcome):
-        cells = (item["stopped"] if word == "stopped" else item["stops"][word] for item in report["policies"])
-        label = "runs stopped" if word == "stopped" else f"  {word}"
+    for row in ("stopped", *DecisionOutcome):
+        cells = (item["stopped"] if row == "stopped" else item["stops"][row] for item in report["policies"])
+        label = "runs stopped" if row == "stopped" else f"  {row}"
         table.add_row(label, *(f"{cell:,}" for cell in cells), *([""] if report["difference"] else []))
-    for name, words in ROWS:
+    for name, label in ROWS:
         columns = [*report["policies"], *([report["difference"]] if report["difference"] else [])]
-        table.add_row(words, *(_interval(item[name]) for item in columns))
+        table.add_row(label, *(_format_interval(item[name]) for item in columns))
     return table
 
 
-def _interval(cell: Mapping[str, Any]) -> str:
+def _format_interval(cell: Mapping[str, Any]) -> str:
     if cell["value"] is None or not cell["n"]:
         return "-"
     if cell["low"] == cell["high"]:  # the bootstrap gives no interval for identical runs

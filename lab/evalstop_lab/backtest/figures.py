@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
-from evalstop_lab.backtest.cases import Case, Passed
+from evalstop_lab.backtest.cases import Case, PolicyOutcome
 from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, estimate_mean, wilson
 
 
@@ -16,9 +16,8 @@ class Summary:
     """A policy over all runs. Shares and means have 95 % intervals.
 
     `precision`: right stops among right and wrong ones. `false_stops`: wrong stops per healthy run. `caught`: right
-    stops
-    per turned run. `saved` and `cut`: the mean share of a run's steps that right, and wrong, stops would not have run.
-    `gpu_hours`: the same in GPU-hours by outcome, over the runs with known costs.
+    stops per turned run. `saved`, `cut`: the mean share of a run's steps that are saved by right stops, and lost by
+    wrong ones. `gpu_hours`: the same in GPU-hours by outcome, over the runs with known costs.
     """
 
     policy: str
@@ -50,10 +49,10 @@ class Difference:
     second_alone: int
 
 
-def summary(cases: Sequence[Case], label: str) -> Summary:
-    """The figures of one policy."""
-    healthy, turned = _of(cases, RunOutcome.HEALTHY), _of(cases, RunOutcome.TURNED)
-    stops = {said: sum(_stopped(case.passed[label], said) for case in cases) for said in DecisionOutcome}
+def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
+    """Compute the figures of one policy."""
+    healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
+    stops = {outcome: sum(_stopped(case.passed[label], outcome) for case in cases) for outcome in DecisionOutcome}
     return Summary(
         label,
         stops,
@@ -63,36 +62,40 @@ def summary(cases: Sequence[Case], label: str) -> Summary:
         estimate_mean([_steps(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
         estimate_mean([_steps(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
         {
-            said: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _stopped(case.passed[label], said))
-            for said in DecisionOutcome
+            outcome: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _stopped(case.passed[label], outcome))
+            for outcome in DecisionOutcome
         },
     )
 
 
-def difference(cases: Sequence[Case], first: str, second: str) -> Difference:
-    """The difference between two policies."""
+def compare_policies(cases: Sequence[Case], first: str, second: str) -> Difference:
+    """Compute the difference between two policies."""
 
-    def paired(some: Sequence[Case], figure: Callable[[Passed], float]) -> Figure:
-        return estimate_mean([figure(case.passed[first]) - figure(case.passed[second]) for case in some], seed=0)
+    def estimate_difference(among: Sequence[Case], figure: Callable[[PolicyOutcome], float]) -> Figure:
+        return estimate_mean([figure(case.passed[first]) - figure(case.passed[second]) for case in among], seed=0)
 
     stopped = [(case.passed[first].stop_step is not None, case.passed[second].stop_step is not None) for case in cases]
     return Difference(
-        paired(_of(cases, RunOutcome.HEALTHY), lambda item: float(_stopped(item, DecisionOutcome.WRONG))),
-        paired(_of(cases, RunOutcome.TURNED), lambda item: float(_stopped(item, DecisionOutcome.RIGHT))),
-        paired(cases, lambda item: _steps(item, DecisionOutcome.RIGHT)),
-        paired(cases, lambda item: _steps(item, DecisionOutcome.WRONG)),
-        sum(one and not other for one, other in stopped),
-        sum(other and not one for one, other in stopped),
+        estimate_difference(
+            _select(cases, RunOutcome.HEALTHY), lambda item: float(_stopped(item, DecisionOutcome.WRONG))
+        ),
+        estimate_difference(
+            _select(cases, RunOutcome.TURNED), lambda item: float(_stopped(item, DecisionOutcome.RIGHT))
+        ),
+        estimate_difference(cases, lambda item: _steps(item, DecisionOutcome.RIGHT)),
+        estimate_difference(cases, lambda item: _steps(item, DecisionOutcome.WRONG)),
+        sum(by_first and not by_second for by_first, by_second in stopped),
+        sum(by_second and not by_first for by_first, by_second in stopped),
     )
 
 
-def _of(cases: Sequence[Case], truth: RunOutcome) -> list[Case]:
-    return [case for case in cases if case.found.run_outcome is truth]
+def _select(cases: Sequence[Case], outcome: RunOutcome) -> list[Case]:
+    return [case for case in cases if case.assessment.run_outcome is outcome]
 
 
-def _stopped(passed: Passed, said: DecisionOutcome) -> bool:
-    return passed.stop_step is not None and passed.said is said
+def _stopped(passed: PolicyOutcome, outcome: DecisionOutcome) -> bool:
+    return passed.stop_step is not None and passed.outcome is outcome
 
 
-def _steps(passed: Passed, said: DecisionOutcome) -> float:
-    return passed.saved if _stopped(passed, said) else 0.0
+def _steps(passed: PolicyOutcome, outcome: DecisionOutcome) -> float:
+    return passed.saved if _stopped(passed, outcome) else 0.0

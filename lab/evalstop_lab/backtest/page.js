@@ -43,27 +43,27 @@
     for (const label of labels) put(head, "th", label).scope = "col";
     if (report.difference) put(head, "th", "difference").scope = "col";
     const body = put(table, "tbody");
-    const line = (words) => {
+    const line = (text) => {
       const row = put(body, "tr");
-      put(row, "th", words).scope = "row";
+      put(row, "th", text).scope = "row";
       return row;
     };
-    const total = (words, count, alone) => {
-      const row = line(words);
+    const total = (text, count, alone) => {
+      const row = line(text);
       for (const item of report.policies) put(row, "td", number(count(item)));
       if (report.difference) put(row, "td", alone || "");
     };
     const alone = report.difference && `${number(report.difference.first_alone)} alone, ${number(report.difference.second_alone)} alone`;
     total("runs stopped", (item) => item.stopped, alone);
     for (const said of ["right", "wrong", "unknown"]) total(`… ${said}`, (item) => item.stops[said]);
-    for (const [name, words] of [
+    for (const [name, text] of [
       ["precision", "stops that were right"],
       ["false_stops", "healthy runs stopped wrongly"],
       ["caught", "turned runs stopped rightly"],
       ["saved", "steps saved by right stops"],
       ["cut", "steps cut off by wrong stops"],
     ]) {
-      const row = line(words);
+      const row = line(text);
       for (const item of report.policies) interval(row, item[name]);
       if (report.difference) {
         if (report.difference[name]) interval(row, report.difference[name], true);
@@ -83,13 +83,13 @@
     if (report.without_gpu_hours) more.push(`${number(report.without_gpu_hours)} do not say their GPU-hours`);
     document.getElementById("counts").textContent =
       `${counted(report.runs)}: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
-      more.map((words) => `; ${words}`).join("") + ".";
+      more.map((text) => `; ${text}`).join("") + ".";
     const story = document.getElementById("story");
-    for (const words of report.story) put(story, "p", words);
+    for (const text of report.story) put(story, "p", text);
     document.getElementById("command").textContent = report.command;
     const table = document.getElementById("roles");
     const row = put(put(table, "thead"), "tr");
-    for (const words of ["metric", "role", "better", "runs"]) put(row, "th", words).scope = "col";
+    for (const text of ["metric", "role", "better", "runs"]) put(row, "th", text).scope = "col";
     const body = put(table, "tbody");
     for (const item of report.roles) {
       const cells = put(body, "tr");
@@ -102,7 +102,7 @@
       const place = document.getElementById("troubles");
       put(place, "h3", `What could not be read (${number(report.troubles.length)})`);
       const list = put(place, "ul");
-      for (const words of report.troubles.slice(0, 200)) put(list, "li", words);
+      for (const text of report.troubles.slice(0, 200)) put(list, "li", text);
       if (report.troubles.length > 200) put(list, "li", `and ${number(report.troubles.length - 200)} more`);
     }
   }
@@ -287,16 +287,16 @@
 
   function chips() {
     const place = document.getElementById("groups");
-    const chip = (which, words) => {
+    const chip = (which, text) => {
       const count = runs.filter((run) => fits(run, which)).length;
       if (!count) return;
-      const button = put(place, "button", `${words} ${number(count)}`);
+      const button = put(place, "button", `${text} ${number(count)}`);
       button.type = "button";
       button.which = which;
       button.addEventListener("click", () => choose(which));
     };
     chip(null, "all");
-    GROUPS.forEach((words, index) => chip(index, words));
+    GROUPS.forEach((text, index) => chip(index, text));
     chip("differ", "stopped differently");
   }
 

@@ -1,4 +1,4 @@
-"""The page of a backtest: one self-contained HTML file with every run, drawn when it scrolls into view."""
+"""Writes the page of a backtest: one self-contained HTML file with every run, plotted when it scrolls into view."""
 
 from __future__ import annotations
 
@@ -15,81 +15,81 @@ from evalstop_detectors import MetricRole
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 from plotly.offline import get_plotlyjs
 
-from evalstop_lab.backtest.cases import Case, Passed
+from evalstop_lab.backtest.cases import Case, PolicyOutcome
 from evalstop_lab.replay.runs import Run
 
 MOST_POINTS = 160
-"""Longer series are drawn as the means of blocks of equal length."""
+"""Longer series are plotted as the means of blocks of equal length."""
 
 MOST_DRAWN = 5_000
-"""Maximum number of runs with curves: some 50 MB; a larger page is slow to open."""
+"""The maximum number of runs with curves: about 50 MB; larger pages are slow to open."""
 
 _DIGITS = 4
 
 
-def write(
+def write_page(
     path: Path, report: Mapping[str, Any], cases: Sequence[Case], labels: Sequence[str], most_drawn: int = MOST_DRAWN
 ) -> None:
-    """Write the page: the report on all runs, and the runs, worst first for the first of these policies.
+    """Write the page: the report on all runs, and the runs, sorted by `rank_harm` under the first of these policies.
 
     Every run is listed; `most_drawn` of them have curves.
     """
-    ordered = sorted(cases, key=lambda case: harm(case, labels[0]))
+    ordered = sorted(cases, key=lambda case: rank_harm(case, labels[0]))
     parts = {
         "title": "Backtest of " + html.escape(" against ".join(labels)),
-        "style": _file("page.css"),
+        "style": _read_resource("page.css"),
         "plotly": get_plotlyjs(),
-        "report": _json(report),
-        "runs": _json([_run(case, labels, place < most_drawn) for place, case in enumerate(ordered)]),
-        "script": _file("page.js"),
+        "report": _to_json(report),
+        "runs": _to_json([_encode_run(case, labels, place < most_drawn) for place, case in enumerate(ordered)]),
+        "script": _read_resource("page.js"),
     }
-    text = _file("page.html")
+    text = _read_resource("page.html")
     for name, part in parts.items():
         text = text.replace(f"@@{name}@@", part)
     path.write_text(text, encoding="utf-8")
 
 
-def harm(case: Case, label: str) -> tuple[int, float]:
+def rank_harm(case: Case, label: str) -> tuple[int, float]:
     """The sort key: worst case first.
 
-    Wrong stops come first, by what they cut off, then missed turns by what was wasted after them, stops of unknown
-    outcome, right stops by their delay, healthy runs that were not stopped, and undecided runs that were not stopped.
+    Wrong stops come first, by the lost steps, then missed turns by the wasted steps, stops of unknown outcome, right
+    stops by their delay, healthy runs that were not stopped, and undecided runs that were not stopped.
     """
     passed, last = case.passed[label], case.run.last_step or 1
     if passed.stop_step is None:
-        if case.found.run_outcome is RunOutcome.TURNED:
+        if case.assessment.run_outcome is RunOutcome.TURNED:
             return 1, (case.turn_step or 0) / last
-        return (4 if case.found.run_outcome is RunOutcome.HEALTHY else 5), 0.0
-    order = {DecisionOutcome.WRONG: 0, DecisionOutcome.UNKNOWN: 2, DecisionOutcome.RIGHT: 3}[passed.said]
-    return order, passed.saved if passed.said is DecisionOutcome.RIGHT else -passed.saved
+        return (4 if case.assessment.run_outcome is RunOutcome.HEALTHY else 5), 0.0
+    order = {DecisionOutcome.WRONG: 0, DecisionOutcome.UNKNOWN: 2, DecisionOutcome.RIGHT: 3}[passed.outcome]
+    return order, passed.saved if passed.outcome is DecisionOutcome.RIGHT else -passed.saved
 
 
-def _run(case: Case, labels: Sequence[str], is_drawn: bool) -> dict[str, Any]:
+def _encode_run(case: Case, labels: Sequence[str], is_drawn: bool) -> dict[str, Any]:
     run = case.run
     drawn = {
-        str(role): _series(run, role)
+        str(role): _thin_series(run, role)
         for role in (MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL)
         if is_drawn and role in run.series
     }
     return {
         "name": run.name,
-        "truth": case.found.run_outcome,
-        "why": case.found.reason,
+        "truth": case.assessment.run_outcome,
+        "why": case.assessment.reason,
         "turn": case.turn_step,
         "last": run.last_step,
         "lower": run.roles.sign(MetricRole.EVAL) < 0,
-        "group": harm(case, labels[0])[0],
+        "group": rank_harm(case, labels[0])[0],
         "series": drawn,
-        "passed": [_passed(case.passed[label]) for label in labels],
+        "passed": [_encode_outcome(case.passed[label]) for label in labels],
     }
 
 
-def _passed(passed: Passed) -> dict[str, Any]:
+def _encode_outcome(passed: PolicyOutcome) -> dict[str, Any]:
     return {
         "stop": passed.stop_step,
         "suspect": passed.judged.suspect_step,
         "best": passed.judged.best_step,
-        "said": passed.said,
+        "said": passed.outcome,
         "saved": _short(passed.saved),
         "hours": _short(passed.gpu_hours),
         "later": _short(passed.later),
@@ -97,8 +97,8 @@ def _passed(passed: Passed) -> dict[str, Any]:
     }
 
 
-def _series(run: Run, role: MetricRole) -> list[list[float | None]]:
-    """Steps and logged values."""
+def _thin_series(run: Run, role: MetricRole) -> list[list[float | None]]:
+    """The steps and logged values of at most `MOST_POINTS` blocks."""
     series = run.series[role]
     steps, values = np.frombuffer(series.steps, dtype=np.int64), np.frombuffer(series.values)
     length = -(-len(steps) // MOST_POINTS)
@@ -114,11 +114,11 @@ def _short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
 
 
-def _json(data: object) -> str:
-    """JSON that is safe in a script of a page, whatever a run is called."""
+def _to_json(data: object) -> str:
+    """Encode as JSON that is safe within a script element, whatever the names of runs."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
-def _file(name: str) -> str:
+def _read_resource(name: str) -> str:
     return resources.files("evalstop_lab.backtest").joinpath(name).read_text(encoding="utf-8")

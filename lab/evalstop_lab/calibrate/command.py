@@ -21,10 +21,10 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.calibrate import own_history
-from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, records_of_run, to_alarm
-from evalstop_lab.calibrate.thresholds import Threshold, threshold
+from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run, to_alarm
+from evalstop_lab.calibrate.thresholds import Threshold, calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
+from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import (
@@ -51,36 +51,35 @@ EXAMPLES = """examples:
   evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
   evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 --output ours.json
 
-With --false-stops the later evals of the runs of a SOURCE show whether each is healthy or turned; the threshold is
-found
-on one half of the healthy ones and reported on the other. --output writes a policy.
+With --false-stops the later evals of the runs of a SOURCE show whether each is healthy or turned. The threshold is
+calibrated on half of the healthy runs and evaluated on the others. --output writes a policy.
 
-A history holds runs that were healthy, in any format that `evalstop-lab replay` reads, such as JSON lines:
+A history has healthy runs in any format that `evalstop-lab replay` reads, such as JSON lines:
   {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}
-Runs of JSON lines with a "label" other than "healthy" are left out.
+Runs of JSON lines with a "label" other than "healthy" are ignored.
 
 """
 
 
-PLANNED_SHARE = 0.5  # of the runs tell their planned length
+PLANNED_SHARE = 0.5  # the share of runs that report their planned length
 
 
-def highest_evidence(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
+def record_worlds(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
     """The records of the detector over worlds of these families and seeds, in order."""
-    return sweep(partial(_records_of_world, detector), recipes, f"calibrating {detector.name}", jobs)
+    return sweep(partial(_record_world, detector), recipes, f"calibrating {detector.name}", jobs)
 
 
-def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
+def calibrate_thresholds(records: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
     """The kind of the evidence, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
-    kind = next((item.kind for item in found if item.kind is not None), None)
+    kind = next((item.kind for item in records if item.kind is not None), None)
     if kind is None:
-        raise UnusableArguments("The detector saw none of its roles in any of the runs; give runs that have them.")
-    highest = [item.highest for item in found]
-    return kind, [threshold(kind, highest, rate) for rate in rates]
+        raise UnusableArguments("No run has a metric with a role of the detector; give runs that have one.")
+    highest = [item.highest for item in records]
+    return kind, [calibrate_threshold(kind, highest, rate) for rate in rates]
 
 
-def _records_of_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
-    return records(detector, add_planned_steps(draw_world(*recipe), PLANNED_SHARE).observations())
+def _record_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
+    return record_evidence(detector, add_planned_steps(draw_world(*recipe), PLANNED_SHARE).observations())
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -144,15 +143,15 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments("Give one detector, or past runs and --false-stops.")
     detector = _detector(args.sources[0], args.params)
     if args.history is not None:
-        runs = healthy_runs(args.history, asked_by(args))
-        found = sweep(partial(records_of_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
+        runs = read_healthy_runs(args.history, get_requested_roles(args))
+        found = sweep(partial(record_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:
         if args.first_seed + args.runs > REPORTING_SEED:
             raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
         recipes = plan_worlds(args.runs, args.first_seed, args.families)
-        found = highest_evidence(detector, recipes, args.jobs)
+        found = record_worlds(detector, recipes, args.jobs)
         groups = [family for family, _ in recipes]
         data = {
             "source": "worlds",
@@ -161,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
             "families": args.families,
             "held_out": sorted(HELD_OUT),
         }
-    kind, results = thresholds(found, args.rates)
+    kind, results = calibrate_thresholds(found, args.rates)
     document = {
         "detector": detector.name,
         "params": msgspec.to_builtins(detector),
@@ -191,7 +190,8 @@ def versions() -> dict[str, str]:
 def _detector(name: str, params: str) -> Detector[Any]:
     if name not in DETECTORS:
         raise UnusableArguments(
-            f"There is no detector {name!r}; there are {', '.join(sorted(DETECTORS))}. Past runs go with --false-stops."
+            f"There is no detector {name!r}; choose from {', '.join(sorted(DETECTORS))}."
+            " With past runs give --false-stops."
         )
     try:
         detector: Detector[Any] = msgspec.convert(json.loads(params), DETECTORS[name])
@@ -210,11 +210,11 @@ def _threshold_document(item: Threshold) -> dict[str, Any]:
 
 
 def _by_family(
-    kind: Kind, results: Sequence[Threshold], found: Sequence[Records], groups: Sequence[str]
+    kind: Kind, results: Sequence[Threshold], records: Sequence[Records], groups: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """The families of the stopped runs: the hardest of them determine the threshold."""
+    """The numbers of runs and of stopped runs by family; the hardest families determine the threshold."""
     highest: dict[str, list[float]] = {}
-    for group, item in zip(groups, found, strict=True):
+    for group, item in zip(groups, records, strict=True):
         highest.setdefault(group, []).append(item.highest)
     return {
         group: {"runs": len(values)}
@@ -233,8 +233,8 @@ def _table(document: dict[str, Any]) -> Table:
         f"thresholds of {document['detector']}",
         "healthy runs stopped, at most",
         "threshold",
-        "its interval",
-        "stopped of these",
+        "interval of the threshold",
+        "stopped in calibration",
         "interval",
         left=0,
         caption=caption,
@@ -243,7 +243,7 @@ def _table(document: dict[str, Any]) -> Table:
         stopped = row["stopped"]
         table.add_row(
             format_percent(row["rate"]),
-            "none is strict enough" if row["threshold"] is None else f"{row['threshold']:.6g}",
+            "none strict enough" if row["threshold"] is None else f"{row['threshold']:.6g}",
             f"{row['interval'][0]:.4g} - {row['interval'][1]:.4g}",
             f"{stopped['hits']} of {stopped['n']}",
             f"{format_percent(stopped['low'], 2)} - {format_percent(stopped['high'], 2)}",

@@ -16,25 +16,25 @@ from typing import Any
 
 from evalstop_detectors import Detector, Kind, Observation
 
-from evalstop_lab.replay import Asked, Run, read
-from evalstop_lab.replay.lines import lines
+from evalstop_lab.replay import RequestedRoles, Run, read_runs
+from evalstop_lab.replay.lines import read_lines
 
 HEALTHY = "healthy"
 
 
-def healthy_runs(paths: Sequence[Path], asked: Asked | None = None) -> dict[str, Run]:
+def read_healthy_runs(paths: Sequence[Path], requested: RequestedRoles | None = None) -> dict[str, Run]:
     """The settled runs of these files by name; raises UnreadableInput with file and line.
 
     A run of JSON lines with a `label` other than "healthy" on any of its lines is left out.
     """
-    runs = read(paths, asked)
+    runs = read_runs(paths, requested)
     runs.settle()
-    left_out = {run for path in paths if path.suffix == ".jsonl" for run in _otherwise_labeled(path)}
+    left_out = {run for path in paths if path.suffix == ".jsonl" for run in _list_unhealthy(path)}
     return {name: run for name, run in runs.by_name.items() if name not in left_out}
 
 
-def _otherwise_labeled(path: Path) -> Iterator[str]:
-    for _, line in lines(path):
+def _list_unhealthy(path: Path) -> Iterator[str]:
+    for _, line in read_lines(path):
         if '"label"' in line:
             row = json.loads(line)
             if row.get("label", HEALTHY) != HEALTHY:
@@ -43,11 +43,10 @@ def _otherwise_labeled(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Records:
-    """`alarms` rise strictly, from the first evidence on; `steps` are where each was reached.
+    """The strictly increasing `alarms` of a run, and the `steps` at which each was reached.
 
     An alarm is the value of an evidence, or the negative of a p-value, so that larger is always more alarming. `kind`
-    is
-    None for a run without evidence. Evidence of the run's last step is left out: stopping there saves nothing.
+    is None for a run without evidence. Evidence of the run's last step is ignored: stopping there saves nothing.
     """
 
     kind: Kind | None
@@ -65,7 +64,7 @@ class Records:
         return self.steps[index] if index < len(self.steps) else None
 
 
-def records(detector: Detector[Any], observations: Iterable[Observation]) -> Records:
+def record_evidence(detector: Detector[Any], observations: Iterable[Observation]) -> Records:
     """Run the detector over a whole run, given in order."""
     watched = [item for item in observations if item.role in detector.roles]
     last = watched[-1].step if watched else 0
@@ -84,9 +83,9 @@ def records(detector: Detector[Any], observations: Iterable[Observation]) -> Rec
     return Records(kind, tuple(steps), tuple(alarms))
 
 
-def records_of_run(detector: Detector[Any], run: Run) -> Records:
+def record_run(detector: Detector[Any], run: Run) -> Records:
     """Run the detector over a settled run."""
-    return records(detector, run.observations())
+    return record_evidence(detector, run.observations())
 
 
 def to_alarm(kind: Kind | None, value: float) -> float:

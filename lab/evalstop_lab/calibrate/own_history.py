@@ -1,8 +1,7 @@
-"""`evalstop-lab calibrate SOURCE`: thresholds for your own past runs, and how well they hold.
+"""`evalstop-lab calibrate SOURCE`: calibrates thresholds on your own past runs, and evaluates them on others.
 
-The healthy runs, by their later evals, are split in two by a hash of their names. The threshold is found on one part;
-the
-stops are counted on the other, which was not used. Right stops are counted on the turned runs of the second part.
+Runs that are healthy by their later evals are split in two by a hash of their names. The threshold is calibrated on one
+part, and false stops are counted on the other. Right stops are counted on the turned runs of the second part.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from evalstop_service.rules.outcome import Turn, judge_decision, locate_turn
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 from rich.console import Console
 
-from evalstop_lab.backtest.cases import assess
-from evalstop_lab.backtest.command import history
-from evalstop_lab.calibrate.evidence import Records, records_of_run, to_alarm
-from evalstop_lab.calibrate.thresholds import threshold
+from evalstop_lab.backtest.cases import assess_outcome
+from evalstop_lab.backtest.command import read_history
+from evalstop_lab.calibrate.evidence import Records, record_run, to_alarm
+from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
 from evalstop_lab.report import format_percent
@@ -39,134 +38,134 @@ SUSPECT_TIMES = 5
 
 def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
     """Run `evalstop-lab calibrate SOURCE --false-stops SHARE`; return its exit code."""
-    runs, _ = history(args)
-    document = calibrated(list(runs.by_name.values()), detector, args.false_stops, args.jobs, args.name)
+    runs, _ = read_history(args)
+    document = calibrate_policy(list(runs.by_name.values()), detector, args.false_stops, args.jobs, args.name)
     if args.output is not None:
         args.output.write_text(json.dumps(document["policy"], indent=2) + "\n", encoding="utf-8")
     if args.json:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         console = Console(soft_wrap=True, highlight=False)
-        for words in document["words"]:
-            console.print(words, markup=False)
+        for sentence in document["words"]:
+            console.print(sentence, markup=False)
         if args.output is None:
             console.print(json.dumps(document["policy"], indent=2), markup=False)
     return 0
 
 
-def calibrated(
+def calibrate_policy(
     runs: Sequence[Run], detector: Detector[Any], rate: float, jobs: int | None = None, name: str = "ours"
 ) -> dict[str, Any]:
     """The policy that stops at most `rate` of the healthy runs of the first part, and its results on the second.
 
     Raises UnusableArguments if there are too few runs to find a threshold.
     """
-    truths = sweep(assess, runs, "assessing outcomes")
-    healthy = [run for run, found in zip(runs, truths, strict=True) if found.run_outcome is RunOutcome.HEALTHY]
+    assessments = sweep(assess_outcome, runs, "assessing outcomes")
+    healthy = [run for run, item in zip(runs, assessments, strict=True) if item.run_outcome is RunOutcome.HEALTHY]
     turned = [
-        (run, locate_turn(found))
-        for run, found in zip(runs, truths, strict=True)
-        if found.run_outcome is RunOutcome.TURNED and not is_first(run.name)
+        (run, locate_turn(item))
+        for run, item in zip(runs, assessments, strict=True)
+        if item.run_outcome is RunOutcome.TURNED and not is_first(run.name)
     ]
     first = [run for run in healthy if is_first(run.name)]
     second = [run for run in healthy if not is_first(run.name)]
     if not first or not second:
         raise UnusableArguments(
-            f"Of {len(runs)} runs {len(healthy)} are healthy by their later evals, which is too few to split in two;"
+            f"Only {len(healthy)} of {len(runs)} runs are healthy by their later evals, too few to split in two;"
             " add more runs, or set the column of the eval score with --eval."
         )
     jobs = jobs or cores()
-    seen = {
-        run.name: found
-        for some in (first, second, [run for run, _ in turned])
-        for run, found in zip(
-            some, sweep(partial(records_of_run, detector), some, f"calibrating {detector.name}", jobs), strict=True
+    records = {
+        run.name: item
+        for part in (first, second, [run for run, _ in turned])
+        for run, item in zip(
+            part, sweep(partial(record_run, detector), part, f"calibrating {detector.name}", jobs), strict=True
         )
     }
-    kind = next((found.kind for found in seen.values() if found.kind is not None), None)
+    kind = next((item.kind for item in records.values() if item.kind is not None), None)
     if kind is None:
-        raise UnusableArguments("The detector saw none of its roles in any of the runs; give runs that have them.")
-    highest = [seen[run.name].highest for run in first]
-    found = threshold(kind, highest, rate)
-    if found.value is None:
+        raise UnusableArguments("No run has a metric with a role of the detector; give runs that have one.")
+    highest = [records[run.name].highest for run in first]
+    threshold = calibrate_threshold(kind, highest, rate)
+    if threshold.value is None:
         raise UnusableArguments(
             f"No threshold of {detector.name} is strict enough for {format_percent(rate, 2)};"
             " try another detector or parameters."
         )
-    alarm = to_alarm(kind, found.value)
-    suspect = threshold(kind, highest, min(SUSPECT_TIMES * rate, 0.5)).value
-    stopped = clopper_pearson(sum(seen[run.name].highest >= alarm for run in second), len(second))
-    caught = wilson(sum(_rightly(seen[run.name], alarm, turn) for run, turn in turned), len(turned))
+    alarm = to_alarm(kind, threshold.value)
+    suspect = calibrate_threshold(kind, highest, min(SUSPECT_TIMES * rate, 0.5)).value
+    stopped = clopper_pearson(sum(records[run.name].highest >= alarm for run in second), len(second))
+    caught = wilson(sum(_is_right_stop(records[run.name], alarm, turn) for run, turn in turned), len(turned))
     document: dict[str, Any] = {
         "rate": rate,
         "runs": len(runs),
         "healthy": len(healthy),
         "calibrated_on": len(first),
         "reported_on": len(second),
-        "threshold": found.value,
-        "interval": [found.low, found.high],
+        "threshold": threshold.value,
+        "interval": [threshold.low, threshold.high],
         "false_stops": asdict(stopped) | {"value": stopped.value},
         "caught": asdict(caught) | {"value": None if math.isnan(caught.value) else caught.value},
-        "runs_needed": runs_needed(rate),
-        "promise": promise(rate, len(first), stopped.hits, len(second)),
+        "runs_needed": count_runs_needed(rate),
+        "promise": assess_claim(rate, len(first), stopped.hits, len(second)),
     }
-    document["words"] = _words(document, detector.name)
-    member = {"detector": detector.name, "params": msgspec.to_builtins(detector), "stop_at": found.value}
-    if suspect is not None and suspect != found.value:
+    document["words"] = _describe(document, detector.name)
+    member = {"detector": detector.name, "params": msgspec.to_builtins(detector), "stop_at": threshold.value}
+    if suspect is not None and suspect != threshold.value:
         member["suspect_at"] = suspect
     policy = {"name": name, "description": " ".join(document["words"]), "members": [member]}
     return document | {"policy": policy_to_document(policy_from_document(policy))}
 
 
 def is_first(name: str) -> bool:
-    """Whether the run of this name belongs to the part for finding thresholds; the same on every machine."""
+    """Whether the run of this name is in the calibration part; the same on every machine."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
 
 
-def runs_needed(rate: float) -> int:
-    """How many healthy runs without a stop it takes to show that at most `rate` are stopped."""
+def count_runs_needed(rate: float) -> int:
+    """The number of healthy runs, none of them stopped, that are needed to show that at most `rate` are stopped."""
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(1 - rate))
 
 
-def promise(rate: float, first: int, stopped: int, second: int) -> str:
-    """`shown`: the interval lies below the rate; `broken`: above it; `open`: it contains the rate, and there are enough
-    runs to show it; `too_few`: there are not enough runs to show it or to find such a threshold."""
+def assess_claim(rate: float, first: int, stopped: int, second: int) -> str:
+    """Compare the interval of false stops with the rate: `shown` if it is below, `broken` if above, `open` if it
+    contains the rate, `too_few` if there are not enough runs to show the rate or to calibrate such a threshold."""
     share = clopper_pearson(stopped, second)
     if share.low > rate:
         return "broken"
     if share.high <= rate:
         return "shown"
-    return "too_few" if second < runs_needed(rate) or first * rate < 1 else "open"
+    return "too_few" if second < count_runs_needed(rate) or first * rate < 1 else "open"
 
 
-def _rightly(found: Records, alarm: float, turn: Turn) -> bool:
-    step = found.first_at(alarm)
+def _is_right_stop(records: Records, alarm: float, turn: Turn) -> bool:
+    step = records.first_at(alarm)
     return step is not None and judge_decision(RunOutcome.TURNED, step, turn) is DecisionOutcome.RIGHT
 
 
-def _words(found: dict[str, Any], detector: str) -> list[str]:
-    stopped, caught, rate = found["false_stops"], found["caught"], format_percent(found["rate"], 2)
-    words = [
-        f"{detector} stops at {found['threshold']:.6g}, found on {found['calibrated_on']:,} healthy runs for at most"
-        f" {rate} of them (by chance of these runs anything from {found['interval'][0]:.4g} to"
-        f" {found['interval'][1]:.4g}).",
-        f"Of {found['reported_on']:,} other healthy runs it stops {stopped['hits']:,}:"
+def _describe(document: dict[str, Any], detector: str) -> list[str]:
+    stopped, caught, rate = document["false_stops"], document["caught"], format_percent(document["rate"], 2)
+    low, high = document["interval"]
+    sentences = [
+        f"{detector} stops at {document['threshold']:.6g}, calibrated on {document['calibrated_on']:,} healthy runs to"
+        f" stop at most {rate} of them (95 % interval of the threshold: {low:.4g} to {high:.4g}).",
+        f"Of {document['reported_on']:,} other healthy runs it stops {stopped['hits']:,}:"
         f" {format_percent(stopped['value'], 2)}"
         f" [{format_percent(stopped['low'], 2)}, {format_percent(stopped['high'], 2)}].",
     ]
     if caught["n"]:
-        words.append(
-            f"Of {caught['n']:,} turned ones it stops {caught['hits']:,} rightly: {format_percent(caught['value'])}"
+        sentences.append(
+            f"Of {caught['n']:,} turned runs it stops {caught['hits']:,} rightly: {format_percent(caught['value'])}"
             f" [{format_percent(caught['low'])}, {format_percent(caught['high'])}]."
         )
-    words.append(
+    sentences.append(
         {
-            "shown": f"That no more than {rate} are stopped is shown.",
-            "broken": f"More than {rate} are stopped: the threshold does not hold on runs that it has not seen.",
-            "open": f"Whether no more than {rate} are stopped is open: the interval holds it.",
-            "too_few": f"There are too few runs for this promise: even if none were stopped it would take"
-            f" {found['runs_needed']:,} healthy runs to report on to show {rate},"
-            f" and {math.ceil(1 / found['rate']):,} to find the threshold on.",
-        }[found["promise"]]
+            "shown": f"This shows that it stops at most {rate} of healthy runs.",
+            "broken": f"It stops more than {rate} of healthy runs that were not used for calibration.",
+            "open": f"The interval contains {rate}: whether it stops at most {rate} of healthy runs remains open.",
+            "too_few": f"There are too few runs to show that it stops at most {rate} of healthy runs. This takes at"
+            f" least {document['runs_needed']:,} other healthy runs, even if it stops none of them, and"
+            f" {math.ceil(1 / document['rate']):,} for calibration.",
+        }[document["promise"]]
     )
-    return words
+    return sentences

@@ -1,8 +1,7 @@
 """`python -m evalstop_lab.calibrate.shipped`: calibrates the shipped policies and writes the results.
 
-The module that it writes into the detectors is a list of outputs of `evalstop-lab calibrate`: one calibration per
-detector
-and parameters, with its seeds, families, versions and the command that reproduces it.
+The module that it writes is a list of outputs of `evalstop-lab calibrate`: one calibration per detector and parameters,
+with its seeds, families, versions and the command that reproduces it.
 """
 
 from __future__ import annotations
@@ -35,51 +34,51 @@ CALIBRATIONS: list[dict[str, Any]] = {literal}
 
 _RATES = (0.01, 0.05, 0.1)
 
-# Calibrated although no shipped policy uses it: its default thresholds come from a calibration.
-_BESIDES = ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')
+# Not used by a shipped policy, but its default thresholds are calibrated.
+_WITHOUT_POLICY = ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')
 
 
-def asked_for(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
-    """The risks that policies request, by detector and parameters (as JSON), and the usual ones."""
-    found: dict[tuple[str, str], set[float]] = {_BESIDES: set(_RATES)}
+def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
+    """The risks that policies request, and those of `_RATES`, by detector and parameters (as JSON)."""
+    by_detector: dict[tuple[str, str], set[float]] = {_WITHOUT_POLICY: set(_RATES)}
     for document in documents.values():
         for member in document["members"]:
             given = (member.get("suspect_at"), member.get("stop_at"))
             risks = {threshold["risk"] for threshold in given if isinstance(threshold, dict)}
             if risks:
                 params = json.dumps(member.get("params", {}))
-                found.setdefault((member["detector"], params), set(_RATES)).update(risks)
-    return {key: sorted(risks) for key, risks in found.items()}
+                by_detector.setdefault((member["detector"], params), set(_RATES)).update(risks)
+    return {key: sorted(risks) for key, risks in by_detector.items()}
 
 
-def module_text(calibrations: Iterable[dict[str, Any]]) -> str:
+def format_module(calibrations: Iterable[dict[str, Any]]) -> str:
     """The source of evalstop_detectors.policy.shipped_calibrations with these calibrations."""
     literal = pprint.pformat(list(calibrations), width=_WIDTH, sort_dicts=False)
     return _HEAD.format(docstring=f'"""{(shipped_calibrations.__doc__ or "").strip()}"""', literal=literal)
 
 
-def calibrate(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
+def run_calibration(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
     """Run `evalstop-lab calibrate` on simulated runs and return its result."""
     command = ["calibrate", detector, "--params", params, "--runs", str(runs), "--rates", *map(str, rates)]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "calibration.json"
         if code := cli.main([*command, "--output", str(output)]):
             sys.exit(code)
-        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    return found | {"command": "evalstop-lab " + shlex.join(command)}
+        calibration: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return calibration | {"command": "evalstop-lab " + shlex.join(command)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate and write the module; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--runs", type=positive_number, default=10_000, help="how many to draw (default: 10000)")
+    parser.add_argument("--runs", type=positive_number, default=10_000, help="number of runs (default: 10000)")
     parser.add_argument(
-        "--output", type=Path, default=Path(shipped_calibrations.__file__), metavar="FILE", help="write it here"
+        "--output", type=Path, default=Path(shipped_calibrations.__file__), metavar="FILE", help="file to write"
     )
     args = parser.parse_args(arguments)
-    wanted = asked_for(shipped.DOCUMENTS)
-    found = [calibrate(detector, params, rates, args.runs) for (detector, params), rates in wanted.items()]
-    args.output.write_text(module_text(found), encoding="utf-8")
+    wanted = collect_risks(shipped.DOCUMENTS)
+    calibrations = [run_calibration(detector, params, rates, args.runs) for (detector, params), rates in wanted.items()]
+    args.output.write_text(format_module(calibrations), encoding="utf-8")
     return 0
 
 

@@ -28,7 +28,7 @@ class Threshold:
     stopped: Share
 
 
-def threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:
+def calibrate_threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:
     """Find the most lenient threshold that stops at most `rate` of the runs with these `highest` alarms, one per run.
 
     It lies halfway between two observed values. Beyond the highest one, or with few runs above it, it is as uncertain

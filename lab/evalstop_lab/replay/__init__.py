@@ -2,18 +2,18 @@
 
 from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.policy_file import load_policy, policy_from_file
-from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
-from evalstop_lab.replay.sources import Asked, read
+from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
+from evalstop_lab.replay.sources import RequestedRoles, read_runs
 
 __all__ = [
-    "Asked",
     "Judged",
+    "ReadErrors",
+    "RequestedRoles",
     "Roles",
     "Run",
     "Runs",
-    "Troubles",
     "judge_runs",
     "load_policy",
     "policy_from_file",
-    "read",
+    "read_runs",
 ]

@@ -16,7 +16,7 @@ from rich.text import Text
 from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
-from evalstop_lab.replay.sources import add_policy_options, add_source_parser, asked_by, read
+from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles, read_runs
 from evalstop_lab.sweep import cores, sweep_chunks
 
 FEW_RUNS = 500
@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab replay`; return its exit code."""
     policy = load_policy(args.policy)
-    runs = read(args.sources, asked_by(args))
+    runs = read_runs(args.sources, get_requested_roles(args))
     report_conflicts(runs.settle())
     logged = list(runs.by_name.values())
     for item in logged:

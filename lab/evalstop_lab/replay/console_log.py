@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_in, step_of
-from evalstop_lab.replay.lines import lines
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.cells import add_row, parse_step, parse_text_number
+from evalstop_lab.replay.lines import read_lines
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -37,35 +37,35 @@ _NEMO_NAMES = {
 }
 
 
-def metrics(path: Path, troubles: Troubles) -> set[str]:
-    """The printed metrics."""
-    found = {"step"}
-    for _, _, row in _rows(path, troubles):
-        found.update(row)
-    return found
+def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
+    """The names of the printed metrics."""
+    names = {"step"}
+    for _, _, row in _rows(path, errors):
+        names.update(row)
+    return names
 
 
-def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read the printed values."""
     run = runs.run(name, roles)
-    for number, step, row in _rows(path, troubles):
+    for number, step, row in _rows(path, errors):
         try:
-            add_row(run, step_of(step), row, number_in)
+            add_row(run, parse_step(step), row, parse_text_number)
         except ValueError as error:
-            troubles.add(UnreadableInput(path, str(error), number))
+            errors.add(UnreadableInput(path, str(error), number))
 
 
-def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, str, dict[str, str]]]:
+def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Line number, step and cells."""
     step: str | None = None
-    for number, raw in lines(path, troubles):
+    for number, raw in read_lines(path, errors):
         line = _COLORS.sub("", raw).strip()
-        if found := _VERL.search(line):
-            cells = (cell.rpartition(":") for cell in found[2].split(" - "))
-            yield number, found[1], {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))}
-        elif found := _OPENRLHF.search(line):
-            yield number, found[1], dict(_OPENRLHF_CELL.findall(found[2]))
-        elif found := _NEMO_STEP.search(line) or _NEMO_VALIDATION.search(line):
-            step = found[1]
-        elif step is not None and (found := _NEMO_CELL.search(line)):
-            yield number, step, {_NEMO_NAMES[found[1]]: found[2]}
+        if match := _VERL.search(line):
+            cells = (cell.rpartition(":") for cell in match[2].split(" - "))
+            yield number, match[1], {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))}
+        elif match := _OPENRLHF.search(line):
+            yield number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))
+        elif match := _NEMO_STEP.search(line) or _NEMO_VALIDATION.search(line):
+            step = match[1]
+        elif step is not None and (match := _NEMO_CELL.search(line)):
+            yield number, step, {_NEMO_NAMES[match[1]]: match[2]}

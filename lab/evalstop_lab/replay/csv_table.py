@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import STEPS, add_row, number_in, run_of, step_of
+from evalstop_lab.replay.cells import STEPS, add_row, parse_run_name, parse_step, parse_text_number
 from evalstop_lab.replay.lines import NumberedLines
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 BETWEEN = " - "
 _ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart merged into one
 
 
-def metrics(path: Path, troubles: Troubles) -> set[str]:
+def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The columns; for a chart the metrics."""
-    header = next((cells for _, cells in _rows(path, troubles)), [])
+    header = next((cells for _, cells in _rows(path, errors)), [])
     return {metric for _, metric in _chart(header).values()} | set(header[:1]) if _chart(header) else set(header)
 
 
-def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read every row. Without a column `run` the run is called `name`."""
     header: list[str] = []
     chart: dict[str, tuple[str, str]] = {}
-    for number, cells in _rows(path, troubles):
+    for number, cells in _rows(path, errors):
         try:
             if not header:
                 header, chart = cells, _chart(cells)
@@ -40,36 +40,36 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
                 row = dict(zip(header, cells, strict=True))
                 if chart:
                     for column, (run, metric) in chart.items():
-                        add_row(runs.run(run, roles), step_of(cells[0]), {metric: row[column]}, number_in)
+                        add_row(runs.run(run, roles), parse_step(cells[0]), {metric: row[column]}, parse_text_number)
                     continue
-                run = run_of(row["run"]) if "run" in row else name
-                add_row(runs.run(run, roles), step_of(row[roles.step]), row, number_in)
+                run = parse_run_name(row["run"]) if "run" in row else name
+                add_row(runs.run(run, roles), parse_step(row[roles.step]), row, parse_text_number)
         except ValueError as error:
-            troubles.add(UnreadableInput(path, str(error), number))
+            errors.add(UnreadableInput(path, str(error), number))
 
 
-def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
     """The validated header, and the rows."""
-    numbered = NumberedLines(path, troubles)
+    numbered = NumberedLines(path, errors)
     rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     first = True
     while True:
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            troubles.add(UnreadableInput(path, str(error), numbered.number))
+            errors.add(UnreadableInput(path, str(error), numbered.number))
             continue
         if cells is None:
             return
         if first:
             first, cells = False, [cell.strip() for cell in cells]
-            if twice := {cell for cell in cells if cells.count(cell) > 1}:
-                words = f"the header has {', '.join(sorted(twice))} twice; name each column once"
-                troubles.add(UnreadableInput(path, words, 1))
+            if repeated := {cell for cell in cells if cells.count(cell) > 1}:
+                problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
+                errors.add(UnreadableInput(path, problem, 1))
                 return
             if not _chart(cells) and not set(STEPS) & set(cells):
-                words = f"the header has no column `step`, but {', '.join(cells)[:200]}"
-                troubles.add(UnreadableInput(path, words, 1))
+                problem = f"the header has no column `step`, but {', '.join(cells)[:200]}"
+                errors.add(UnreadableInput(path, problem, 1))
                 return
         yield numbered.number, cells
 

@@ -15,9 +15,9 @@ from evalstop_detectors import MetricRole
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay.cells import add_row, gpus_in, number_of, step_of
-from evalstop_lab.replay.remote import Remote, environment
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.cells import add_row, parse_gpus, parse_number, parse_step
+from evalstop_lab.replay.remote import Remote, get_environment
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 RUNS_A_PAGE = 200
 POINTS_A_PAGE = 10_000
@@ -28,37 +28,37 @@ class ServiceRun:
     """A run as the service lists it."""
 
     remote: Remote
-    said: Mapping[str, Any]
+    document: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        return str(self.said["name"])
+        return str(self.document["name"])
 
     @property
     def roles(self) -> Roles:
         """The roles that the run gave its metrics."""
-        return read_roles(self.said["metrics"])
+        return read_roles(self.document["metrics"])
 
-    def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the observations that count, without those of superseded attempts."""
         run = runs.run(self.name, roles)
-        run.total_steps = self.said.get("total_steps")
-        run.eval_changes = [int(change["step"]) for change in self.said.get("eval_changes", ())]
-        began, ended = (datetime.fromisoformat(self.said[key] or self.said["updated_at"]) for key in _MOMENTS)
-        run.seconds = max((ended - began).total_seconds(), 0.0)
-        run.gpus = gpus_in(str(self.said.get("labels", {}).get("gpus", "")))
+        run.total_steps = self.document.get("total_steps")
+        run.eval_changes = [int(change["step"]) for change in self.document.get("eval_changes", ())]
+        started, ended = (datetime.fromisoformat(self.document[key] or self.document["updated_at"]) for key in _MOMENTS)
+        run.seconds = max((ended - started).total_seconds(), 0.0)
+        run.gpus = parse_gpus(str(self.document.get("labels", {}).get("gpus", "")))
         for column in roles.columns.values():
             for point in self._read_values(column):
                 if point["superseded_by"] is not None:
                     continue
                 try:
                     row = {column: point["value"], f"{column}_stderr": point["stderr"]}
-                    add_row(run, step_of(point["step"]), row, number_of)
+                    add_row(run, parse_step(point["step"]), row, parse_number)
                 except ValueError as error:
-                    troubles.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+                    errors.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
 
     def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
-        path = f"/api/v1/runs/{self.said['id']}/observations"
+        path = f"/api/v1/runs/{self.document['id']}/observations"
         return self.remote.pages(
             lambda cursor: self.remote.get(path, metric=metric, limit=POINTS_A_PAGE, cursor=cursor),
             "items",
@@ -66,11 +66,11 @@ class ServiceRun:
         )
 
 
-def read_roles(said: Mapping[str, Mapping[str, Any]]) -> Roles:
+def read_roles(metrics: Mapping[str, Mapping[str, Any]]) -> Roles:
     """The roles of a run's metrics; several evals are judged by the mean that the service stores."""
-    minimized = frozenset(metric for metric, role in said.items() if role.get("direction") == "minimize")
-    columns = {MetricRole(role["role"]): metric for metric, role in said.items()}
-    if sum(role["role"] == MetricRole.EVAL for role in said.values()) > 1:
+    minimized = frozenset(metric for metric, role in metrics.items() if role.get("direction") == "minimize")
+    columns = {MetricRole(role["role"]): metric for metric, role in metrics.items()}
+    if sum(role["role"] == MetricRole.EVAL for role in metrics.values()) > 1:
         columns[MetricRole.EVAL] = COMBINED_METRIC
     return Roles(columns, minimized)
 
@@ -78,9 +78,9 @@ def read_roles(said: Mapping[str, Mapping[str, Any]]) -> Roles:
 _MOMENTS = ("created_at", "ended_at")
 
 
-def runs_of(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
+def list_runs(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
     """The runs of the project, newest first, readable until `open_until` closes; pruned runs are left out."""
-    key = environment("EVALSTOP_KEY")
+    key = get_environment("EVALSTOP_KEY")
     if key is None:
         raise UnusableArguments(f"{address} needs a key with the scope read; set EVALSTOP_KEY.")
     remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))

@@ -13,72 +13,72 @@ from typing import Any
 import msgspec
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_of, run_of, shown, step_of
-from evalstop_lab.replay.lines import lines
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.cells import add_row, format_cell, parse_number, parse_run_name, parse_step
+from evalstop_lab.replay.lines import read_lines
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 ROW = 'one row is {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}'
 
 _decode = msgspec.json.Decoder().decode
 
 
-def metrics(path: Path, troubles: Troubles) -> set[str]:
-    """The keys that occur."""
+def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
+    """The keys of all rows."""
     keys: set[str] = set()
-    for _, row in _rows(path, troubles):
+    for _, row in _rows(path, errors):
         keys.update(row)
     return keys
 
 
-def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read every row.
 
     A file whose first row names no run holds one run, called `name`; otherwise every row must name its run.
     """
     alone: bool | None = None
     reached: dict[str, int] = {}
-    for number, row in _rows(path, troubles):
+    for number, row in _rows(path, errors):
         try:
             alone = "run" not in row if alone is None else alone
-            run = name if alone and "run" not in row else run_of(row.get("run"))
+            run = name if alone and "run" not in row else parse_run_name(row.get("run"))
             cell = row.get(roles.step)
             if cell is None and roles.step != "step":
                 cell = reached.get(run)  # W&B logs a step in several rows, some without the step
                 if cell is None:
                     continue
-            step = reached[run] = step_of(cell)
-            add_row(runs.run(run, roles), step, row, number_of)
+            step = reached[run] = parse_step(cell)
+            add_row(runs.run(run, roles), step, row, parse_number)
         except ValueError as error:
-            troubles.add(UnreadableInput(path, f"{error}; {ROW}", number))
+            errors.add(UnreadableInput(path, f"{error}; {ROW}", number))
 
 
-def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in lines(path, troubles):
+def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in read_lines(path, errors):
         try:
-            row = _row(path, number, line)
+            row = _parse_row(path, number, line)
         except UnreadableInput as error:
-            troubles.add(error)
+            errors.add(error)
             continue
         if type(data := row.get("data")) is dict:
             row = {"step": row.get("step")} | data
         yield number, row
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = _decode(line)
     except (msgspec.DecodeError, RecursionError):
-        row = _with_bare_tokens(path, number, line)
+        row = _parse_nonfinite(path, number, line)
     if not isinstance(row, dict):
-        raise UnreadableInput(path, f"{shown(row)} is no JSON object; {ROW}", number)
+        raise UnreadableInput(path, f"{format_cell(row)} is not a JSON object; {ROW}", number)
     return row
 
 
-def _with_bare_tokens(path: Path, number: int, line: str) -> object:
+def _parse_nonfinite(path: Path, number: int, line: str) -> object:
     """Parse NaN and Infinity without quotes, which Python writes although they are not JSON."""
     try:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
     except (ValueError, RecursionError) as error:
-        raise UnreadableInput(path, f"this is no JSON ({error}); {ROW}", number) from error
+        raise UnreadableInput(path, f"it is not JSON ({error}); {ROW}", number) from error
     return row

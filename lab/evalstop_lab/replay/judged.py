@@ -47,13 +47,13 @@ def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     """Replay settled runs, each up to its stop: later observations change no verdict."""
     columns = [run.columns() for run in runs]
     together = iter(replay_runs(policy, [item for item in columns if item is not None]))
-    found = (
-        _step_through(policy, run) if item is None else next(together) for run, item in zip(runs, columns, strict=True)
+    past_runs = (
+        _replay_steps(policy, run) if item is None else next(together) for run, item in zip(runs, columns, strict=True)
     )
-    return [_judge(policy, run, past) for run, past in zip(runs, found, strict=True)]
+    return [_judge_run(policy, run, past) for run, past in zip(runs, past_runs, strict=True)]
 
 
-def _step_through(policy: Policy, run: Run) -> PastRun:
+def _replay_steps(policy: Policy, run: Run) -> PastRun:
     state = start(policy)
     for observation in run.observations():
         state, verdict = step(policy, state, observation)
@@ -62,7 +62,7 @@ def _step_through(policy: Policy, run: Run) -> PastRun:
     return PastRun(state.verdict, state.suspect_step, state.evidence)
 
 
-def _judge(policy: Policy, run: Run, past: PastRun) -> Judged:
+def _judge_run(policy: Policy, run: Run, past: PastRun) -> Judged:
     verdict = past.verdict
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(stop_step)
@@ -79,15 +79,15 @@ def _judge(policy: Policy, run: Run, past: PastRun) -> Judged:
         best_step=None if best is None else best.step,
         reason=verdict.reason,
         ground=verdict.ground,
-        detectors=_by_member(policy, past.evidence),
+        detectors=_encode_members(policy, past.evidence),
     )
 
 
-def _by_member(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, dict[str, Any]]:
+def _encode_members(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, dict[str, Any]]:
     """The evidence and thresholds of each member; members without evidence are left out."""
-    found = {}
+    by_member = {}
     for name, member, item in zip(policy.ids, policy.members, evidence, strict=True):
         if item is not None:
             thresholds = msgspec.to_builtins(member.thresholds)
-            found[name] = {"detector": member.detector.name} | msgspec.to_builtins(item) | thresholds
-    return found
+            by_member[name] = {"detector": member.detector.name} | msgspec.to_builtins(item) | thresholds
+    return by_member

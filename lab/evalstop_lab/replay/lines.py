@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.runs import Troubles
+from evalstop_lab.replay.runs import ReadErrors
 
 LONGEST_LINE = 1 << 20
 STANDARD_INPUT = Path("-")
@@ -23,33 +23,33 @@ _LONG_FILE = 16 << 20
 _LINES_BETWEEN_UPDATES = 10_000
 
 
-def lines(path: Path, troubles: Troubles | None = None) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[int, str]]:
     """Yield each nonblank line with its number, from 1; invalid text is reported to `troubles`."""
-    troubles = troubles or Troubles()
+    errors = errors or ReadErrors()
     try:
-        with nullcontext(_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:
+        with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:
             size = 0 if path == STANDARD_INPUT else path.stat().st_size
             for number, line in _with_progress(file, path, size):
                 if len(line) > LONGEST_LINE:
-                    words = f"the line is longer than {LONGEST_LINE:,} bytes; one row a line"
-                    troubles.add(UnreadableInput(path, words, number))
-                    return  # a file without line ends is not text
+                    problem = f"the line is longer than {LONGEST_LINE:,} bytes; write one row per line"
+                    errors.add(UnreadableInput(path, problem, number))
+                    return  # a file without line breaks is not text
                 if line.isspace():
                     continue
                 try:
-                    yield number, _text(path, number, line)
+                    yield number, _decode_line(path, number, line)
                 except UnreadableInput as error:
-                    troubles.add(error)
+                    errors.add(error)
     except OSError as error:
-        troubles.add(UnreadableInput(path, f"{error.strerror}; give a file that can be read"))
+        errors.add(UnreadableInput(path, f"{error.strerror}; give a readable file"))
 
 
 class NumberedLines:
     """The lines of a file for a reader that counts rows; `number` is that of the last line read."""
 
-    def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
+    def __init__(self, path: Path, errors: ReadErrors | None = None) -> None:
         self.number = 0
-        self._lines = lines(path, troubles)
+        self._lines = read_lines(path, errors)
 
     def __iter__(self) -> Iterator[str]:
         for number, line in self._lines:
@@ -57,12 +57,12 @@ class NumberedLines:
             yield line
 
 
-def _standard_input() -> BinaryIO:
-    """Standard input from its beginning; a pipe is copied to disk first."""
+def _rewind_standard_input() -> BinaryIO:
+    """Standard input from its start; a pipe is copied to disk first."""
     if not sys.stdin.seekable():
-        kept = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
-        shutil.copyfileobj(sys.stdin.buffer, kept)
-        sys.stdin = io.TextIOWrapper(kept)
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        sys.stdin = io.TextIOWrapper(copy)
     sys.stdin.buffer.seek(0)
     return sys.stdin.buffer
 
@@ -81,11 +81,13 @@ def _with_progress(file: BinaryIO, path: Path, size: int) -> Iterator[tuple[int,
                 progress.update(task, completed=file.tell())
 
 
-def _text(path: Path, number: int, line: bytes) -> str:
+def _decode_line(path: Path, number: int, line: bytes) -> str:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableInput(path, f"byte {error.start + 1} is no UTF-8; give a text file in UTF-8", number) from error
+        raise UnreadableInput(
+            path, f"byte {error.start + 1} is not valid UTF-8; give a text file in UTF-8", number
+        ) from error
     if "\0" in text:
-        raise UnreadableInput(path, "it holds NUL bytes; give a text file in UTF-8", number)
+        raise UnreadableInput(path, "it has NUL bytes; give a text file in UTF-8", number)
     return text

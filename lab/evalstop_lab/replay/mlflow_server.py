@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, urlsplit
 from evalstop_detectors import find_total_steps
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_of, step_of
-from evalstop_lab.replay.mlflow_files import called, set_cost
-from evalstop_lab.replay.remote import Remote, environment
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.cells import add_row, parse_number, parse_step
+from evalstop_lab.replay.mlflow_files import name_run, set_cost
+from evalstop_lab.replay.remote import Remote, get_environment
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 API = "/api/2.0/mlflow"
 RUNS_A_PAGE = 1000
@@ -38,7 +38,7 @@ class ServerRun:
     params: Mapping[str, str]
     tags: Mapping[str, str]
 
-    def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the histories of the metrics with a role."""
         run = runs.run(self.name, roles)
         gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
@@ -48,14 +48,14 @@ class ServerRun:
             if column not in self.metrics:
                 continue
             beside = f"{column}_stderr"
-            stderrs = dict(self._read_values(beside, Troubles(strict=False))) if beside in self.metrics else {}
-            for step, value in self._read_values(column, troubles):
+            stderrs = dict(self._read_values(beside, ReadErrors(strict=False))) if beside in self.metrics else {}
+            for step, value in self._read_values(column, errors):
                 try:
-                    add_row(run, step, {column: value, beside: stderrs.get(step)}, number_of)
+                    add_row(run, step, {column: value, beside: stderrs.get(step)}, parse_number)
                 except ValueError as error:
-                    self._trouble(troubles, error)
+                    self._add_error(errors, error)
 
-    def _read_values(self, metric: str, troubles: Troubles) -> Iterator[tuple[int, object]]:
+    def _read_values(self, metric: str, errors: ReadErrors) -> Iterator[tuple[int, object]]:
         def ask(token: str | None) -> dict[str, Any]:
             return self.remote.get(
                 f"{API}/metrics/get-history",
@@ -67,21 +67,20 @@ class ServerRun:
 
         for point in self.remote.pages(ask, "metrics", "next_page_token"):
             try:
-                yield step_of(point.get("step") or 0), point.get("value")  # protobuf omits zeros
+                yield parse_step(point.get("step") or 0), point.get("value")  # protobuf omits zeros
             except ValueError as error:
-                self._trouble(troubles, error)
+                self._add_error(errors, error)
 
-    def _trouble(self, troubles: Troubles, error: ValueError) -> None:
-        troubles.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+    def _add_error(self, errors: ReadErrors, error: ValueError) -> None:
+        errors.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
 
 
-def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
-    """The runs of the server at this address, which may end in `?experiment=NAME`; readable until `open_until`
-    closes."""
+def list_runs(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
+    """The runs of the server, readable until `open_until` closes; the address may end in `?experiment=NAME`."""
     parts = urlsplit(address)
-    wanted = parse_qs(parts.query).get("experiment")
-    user, password = environment("MLFLOW_TRACKING_USERNAME"), environment("MLFLOW_TRACKING_PASSWORD")
-    token = environment("MLFLOW_TRACKING_TOKEN")
+    requested = parse_qs(parts.query).get("experiment")
+    user, password = get_environment("MLFLOW_TRACKING_USERNAME"), get_environment("MLFLOW_TRACKING_PASSWORD")
+    token = get_environment("MLFLOW_TRACKING_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     auth = (user, password or "") if user else None
     remote = open_until.enter_context(Remote(parts._replace(query="").geturl(), headers, auth))
@@ -91,12 +90,12 @@ def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
         return remote.post(f"{API}/experiments/search", body)
 
     listed = remote.pages(experiments, "experiments", "next_page_token")
-    found = {str(item.get("name")): str(item.get("experiment_id")) for item in listed}
-    if missing := sorted(set(wanted or ()) - found.keys()):
+    by_name = {str(item.get("name")): str(item.get("experiment_id")) for item in listed}
+    if missing := sorted(set(requested or ()) - by_name.keys()):
         raise UnreadableInput(
-            remote.url, f"there is no experiment {missing[0]!r}; there are {', '.join(sorted(found)[:30])}"
+            remote.url, f"there is no experiment {missing[0]!r}; there are {', '.join(sorted(by_name)[:30])}"
         )
-    ids = [found[name] for name in wanted or found]
+    ids = [by_name[name] for name in requested or by_name]
 
     def search(page: str | None) -> dict[str, Any]:
         return remote.post(
@@ -105,29 +104,29 @@ def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
 
     for item in remote.pages(search, "runs", "next_page_token") if ids else ():
         try:
-            yield _run(remote, item)
+            yield _parse_run(remote, item)
         except (KeyError, TypeError, AttributeError) as error:
-            raise UnreadableInput(remote.url, f"it tells of a run otherwise than MLflow does: {error!r}") from error
+            raise UnreadableInput(remote.url, f"a run is not in MLflow's format: {error!r}") from error
 
 
-def _run(remote: Remote, item: Mapping[str, Any]) -> ServerRun:
+def _parse_run(remote: Remote, item: Mapping[str, Any]) -> ServerRun:
     info, data = item["info"], item.get("data") or {}
     run_id = str(info.get("run_id") or info.get("run_uuid"))
     return ServerRun(
         remote,
         run_id,
-        called(info.get("run_name"), run_id),
-        {key: _whole(info.get(key)) for key in ("start_time", "end_time")},
+        name_run(info.get("run_name"), run_id),
+        {key: _parse_milliseconds(info.get(key)) for key in ("start_time", "end_time")},
         frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
-        _pairs(data.get("params")),
-        _pairs(data.get("tags")),
+        _to_dict(data.get("params")),
+        _to_dict(data.get("tags")),
     )
 
 
-def _pairs(said: Any) -> dict[str, str]:
-    return {str(pair["key"]): str(pair.get("value", "")) for pair in said or ()}
+def _to_dict(pairs: Any) -> dict[str, str]:
+    return {str(pair["key"]): str(pair.get("value", "")) for pair in pairs or ()}
 
 
-def _whole(cell: object) -> int | None:
-    """A time in milliseconds; some servers write 64-bit numbers as text."""
+def _parse_milliseconds(cell: object) -> int | None:
+    """Parse a time in milliseconds; some servers write 64-bit numbers as text."""
     return int(cell) if isinstance(cell, int | str) and str(cell).isdecimal() and len(str(cell)) < 20 else None

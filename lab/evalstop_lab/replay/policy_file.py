@@ -10,7 +10,7 @@ import yaml
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.cells import shown
+from evalstop_lab.replay.cells import format_cell
 
 LARGEST = 4 << 20
 
@@ -22,8 +22,8 @@ def load_policy(name_or_file: str) -> Policy:
     path = Path(name_or_file)
     if not path.is_file():
         raise UnusableArguments(
-            f"There is no policy and no file {name_or_file!r}; the policies are {', '.join(POLICIES)}, and a file holds"
-            " one in JSON or YAML."
+            f"There is no policy and no file {name_or_file!r}; give one of {', '.join(POLICIES)}, or a file with a"
+            " policy in JSON or YAML."
         )
     return policy_from_file(path)
 
@@ -32,14 +32,14 @@ def policy_from_file(path: Path) -> Policy:
     """Read a policy; raises UnusableArguments with file, line, column, the key and its valid values."""
     try:
         if path.stat().st_size > LARGEST:
-            raise UnusableArguments(f"{path}: it is larger than {LARGEST:,} bytes; that is no policy.")
+            raise UnusableArguments(f"{path}: it is larger than {LARGEST:,} bytes; give a policy.")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableArguments(f"{path}: {error}; give a policy in JSON or YAML.") from error
     node = None
     try:
         if path.suffix == ".json":
-            document = json.loads(text, object_pairs_hook=_without_repeats)
+            document = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
         else:
             node = yaml.compose(text, yaml.SafeLoader)
             _check(node)
@@ -73,8 +73,8 @@ def _place(node: yaml.Node | None, path: tuple[str | int, ...]) -> str:
 
 def _inner(node: yaml.Node, step: str | int) -> yaml.Node | None:
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-        found: yaml.Node = node.value[step]
-        return found
+        item: yaml.Node = node.value[step]
+        return item
     if isinstance(node, yaml.MappingNode):
         # A scalar is located by its key, so that a value on the next line is not shown without its name.
         return next((key if not _deep(value) else value for key, value in node.value if key.value == step), None)
@@ -92,7 +92,7 @@ def _check(node: yaml.Node | None) -> None:
     while waiting:
         here = waiting.pop()
         if id(here) in seen:
-            raise yaml.MarkedYAMLError(problem="an alias has no place in a policy", problem_mark=here.start_mark)
+            raise yaml.MarkedYAMLError(problem="a policy must not have aliases", problem_mark=here.start_mark)
         seen.add(id(here))
         if isinstance(here, yaml.SequenceNode):
             waiting.extend(here.value)
@@ -100,17 +100,18 @@ def _check(node: yaml.Node | None) -> None:
             keys = set()
             for key, value in here.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    raise yaml.MarkedYAMLError(problem="a key is one word", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem="a key must be a string", problem_mark=key.start_mark)
                 if key.value in keys:
-                    words = f"the key {shown(key.value)} stands here twice"
-                    raise yaml.MarkedYAMLError(problem=words, problem_mark=key.start_mark)
+                    problem = f"the key {format_cell(key.value)} occurs twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 keys.add(key.value)
                 waiting.append(value)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {shown(next(name for name in names if names.count(name) > 1))} stands there twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {format_cell(repeated)} occurs twice")
     return document

@@ -1,4 +1,4 @@
-"""JSON over HTTP from a server that keeps runs, read only."""
+"""Reads JSON from a server of runs over HTTP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TIMEOUT_SECONDS = 30.0
 
 
 class Remote:
-    """A server at `url`, until the end of the block.
+    """A client of the server at `url`, closed at the end of the block.
 
-    What fails in passing is tried again; what it refuses is said with its own words.
+    Transient errors are retried; other errors are raised with the server's message.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None) -> None:
@@ -35,57 +35,57 @@ class Remote:
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """GET; parameters that are None are left out."""
-        return self._ask("GET", path, params={key: value for key, value in query.items() if value is not None})
+        return self._request("GET", path, params={key: value for key, value in query.items() if value is not None})
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST, for servers that search by it."""
-        return self._ask("POST", path, json={key: value for key, value in body.items() if value is not None})
+        """POST, for servers whose search uses it."""
+        return self._request("POST", path, json={key: value for key, value in body.items() if value is not None})
 
     def pages(self, ask: Callable[[str | None], dict[str, Any]], items: str, token: str) -> Iterator[dict[str, Any]]:
         """All items of a listing: `ask` gets the token of the next page, None for the first."""
         following: str | None = None
         while True:
             page = ask(following)
-            found = page.get(items) or []
-            if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-                raise UnreadableInput(self.url, f"its `{items}` is no list of objects; is it the right kind of server")
-            yield from found
+            listed = page.get(items) or []
+            if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+                raise UnreadableInput(self.url, f"`{items}` is not a list of objects; check the kind of server")
+            yield from listed
             before, following = following, page.get(token)
             if not following:
                 return
             if following == before:
-                raise UnreadableInput(self.url, f"its list of {items} does not end: the same page comes again")
+                raise UnreadableInput(self.url, f"the list of {items} does not end: a page was returned twice")
 
-    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
-        said = ""
+    def _request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        problem = ""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(0.25 * 2**attempt)
             try:
                 answer = self._client.request(method, path, **more)
             except httpx.HTTPError as error:
-                said = str(error) or type(error).__name__
+                problem = str(error) or type(error).__name__
                 continue
             if answer.status_code == 429 or answer.status_code >= 500:
-                said = f"it answers {answer.status_code}"
+                problem = f"it answered {answer.status_code}"
                 continue
             return self._read(answer, path)
-        raise UnreadableInput(self.url, f"{path}: {said}, {TRIES} times; is it the right address, and is it up")
+        raise UnreadableInput(self.url, f"{path}: {problem}, {TRIES} times; check the address and the server")
 
     def _read(self, answer: httpx.Response, path: str) -> dict[str, Any]:
         if not answer.is_success:
-            words = f"{path}: it answers {answer.status_code}: {answer.text[:200].strip()!r}"
-            hint = "; give a key that may read" if answer.status_code in (401, 403) else ""
-            raise UnreadableInput(self.url, words + hint)
+            problem = f"{path}: it answered {answer.status_code}: {answer.text[:200].strip()!r}"
+            hint = "; give a key with read access" if answer.status_code in (401, 403) else ""
+            raise UnreadableInput(self.url, problem + hint)
         try:
-            found = answer.json()
+            document = answer.json()
         except ValueError as error:
-            raise UnreadableInput(self.url, f"{path}: the answer is no JSON ({error})") from error
-        if not isinstance(found, dict):
-            raise UnreadableInput(self.url, f"{path}: the answer is no JSON object")
-        return found
+            raise UnreadableInput(self.url, f"{path}: the answer is not JSON ({error})") from error
+        if not isinstance(document, dict):
+            raise UnreadableInput(self.url, f"{path}: the answer is not a JSON object")
+        return document
 
 
-def environment(*names: str) -> str | None:
-    """The first of these variables that is set."""
+def get_environment(*names: str) -> str | None:
+    """The first of these environment variables that is set."""
     return next((value for name in names if (value := os.environ.get(name))), None)

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalstop_lab.replay import Asked, Troubles
+from evalstop_lab.replay import ReadErrors, RequestedRoles
 from evalstop_lab.replay.cells import NO_METRICS
-from evalstop_lab.replay.sources import Log, add_source_parser, asked_by, choose, logs_of
+from evalstop_lab.replay.sources import Log, add_source_parser, choose_roles, get_requested_roles, list_logs
 
 EXAMPLES = """examples:
   evalstop-lab roles out/trainer_state.json
@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 
 """
 
-ASKED, LITERAL, SAID = "an option says so", "it is called so", "its run says so"
+REQUESTED, NAMED, DECLARED = "set by an option", "named like the role", "declared by the run"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,55 +39,55 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab roles`; return its exit code."""
-    troubles = Troubles(strict=False)
-    found = explained(args.sources, asked_by(args), troubles)
-    for error in troubles.found:
+    errors = ReadErrors(strict=False)
+    explanations = explain_roles(args.sources, get_requested_roles(args), errors)
+    for error in errors.collected:
         sys.stderr.write(f"evalstop-lab: {error}\n")
-    for item in found:
+    for item in explanations:
         if args.json:
             sys.stdout.write(json.dumps(item) + "\n")
         else:
             _print(item)
-    return 0 if found else 1
+    return 0 if explanations else 1
 
 
-def explained(sources: Sequence[str], asked: Asked, troubles: Troubles) -> list[dict[str, Any]]:
+def explain_roles(sources: Sequence[str], requested: RequestedRoles, errors: ReadErrors) -> list[dict[str, Any]]:
     """The roles of the metrics of these sources; logs with the same metrics are explained once."""
     kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
     with ExitStack() as stack:
-        for log in (log for source in sources for log in logs_of(source, stack)):
-            metrics = frozenset(log.metrics(troubles))
+        for log in (log for source in sources for log in list_logs(source, stack)):
+            metrics = frozenset(log.metrics(errors))
             if not metrics - NO_METRICS:
                 continue
-            said = () if log.roles is None else tuple(f"{a}={b}" for a, b in sorted(log.roles.columns.items()))
-            first, count = kinds.get((metrics, said), (log, 0))
-            kinds[metrics, said] = (first, count + 1)
-    return [_explained(log, set(metrics), count, asked) for (metrics, _), (log, count) in kinds.items()]
+            declared = () if log.roles is None else tuple(f"{a}={b}" for a, b in sorted(log.roles.columns.items()))
+            first, count = kinds.get((metrics, declared), (log, 0))
+            kinds[metrics, declared] = (first, count + 1)
+    return [_explain_log(log, set(metrics), count, requested) for (metrics, _), (log, count) in kinds.items()]
 
 
-def _explained(log: Log, metrics: set[str], count: int, asked: Asked) -> dict[str, Any]:
-    roles, recognised = choose(asked, metrics, log.tags, log.roles)
-    taken = {}
+def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRoles) -> dict[str, Any]:
+    roles, recognised = choose_roles(requested, metrics, log.tags, log.roles)
+    chosen = {}
     for role, metric in roles.columns.items():
         if metric not in metrics:
             continue
-        why = ASKED if role in asked.named else SAID if log.roles is not None else None
-        why = why or (LITERAL if metric == role else recognised.reasons.get(metric, ""))
+        reason = REQUESTED if role in requested.named else DECLARED if log.roles is not None else None
+        reason = reason or (NAMED if metric == role else recognised.reasons.get(metric, ""))
         direction = "minimize" if role is MetricRole.KL or metric in roles.minimized else "maximize"
-        said = why in (ASKED, SAID, LITERAL)
-        origin = RoleOrigin.DECLARED if said else recognised.origins.get(metric, RoleOrigin.DECLARED)
-        taken[metric] = {"role": str(role), "direction": direction, "origin": str(origin), "reason": why}
-    warnings = [words for words in recognised.warnings if words != NO_EVAL]
-    if not any(item["role"] == MetricRole.EVAL for item in taken.values()):
+        declared = reason in (REQUESTED, DECLARED, NAMED)
+        origin = RoleOrigin.DECLARED if declared else recognised.origins.get(metric, RoleOrigin.DECLARED)
+        chosen[metric] = {"role": str(role), "direction": direction, "origin": str(origin), "reason": reason}
+    warnings = [warning for warning in recognised.warnings if warning != NO_EVAL]
+    if not any(item["role"] == MetricRole.EVAL for item in chosen.values()):
         warnings.append(NO_EVAL)
     return {
         "log": str(log.place),
         "logs": count,
         "preset": recognised.preset,
         "step": roles.step,
-        "roles": taken,
-        "refused": {metric: reason for metric, reason in sorted(recognised.reasons.items()) if metric not in taken},
-        "ignored": sorted(metrics - NO_METRICS - taken.keys() - recognised.reasons.keys()),
+        "roles": chosen,
+        "refused": {metric: reason for metric, reason in sorted(recognised.reasons.items()) if metric not in chosen},
+        "ignored": sorted(metrics - NO_METRICS - chosen.keys() - recognised.reasons.keys()),
         "warnings": warnings,
     }
 
@@ -96,8 +96,8 @@ def _print(item: dict[str, Any]) -> None:
     console = Console()
     more = f" and {item['logs'] - 1:,} more with the same metrics" if item["logs"] > 1 else ""
     console.print(Text(item["log"] + more, style="bold"))
-    preset = f"the names are those of {item['preset']}" if item["preset"] else "no trainer's own names were seen"
-    console.print(Text(f"{preset}; steps are counted by {item['step']}"))
+    preset = f"metric names of {item['preset']}" if item["preset"] else "no metric names of a known trainer"
+    console.print(Text(f"{preset}; steps: {item['step']}"))
     table = Table()
     for heading in ("metric", "role", "better", "origin", "why"):
         table.add_column(heading, overflow="fold")
@@ -109,6 +109,6 @@ def _print(item: dict[str, Any]) -> None:
     console.print(table)
     if item["ignored"]:
         names = ", ".join(item["ignored"][:20]) + (" ..." if len(item["ignored"]) > 20 else "")
-        console.print(Text(f"not looked at: {names}"))
-    for words in item["warnings"]:
-        console.print(Text(f"Warning: {words}", style="yellow"))
+        console.print(Text(f"ignored: {names}"))
+    for warning in item["warnings"]:
+        console.print(Text(f"Warning: {warning}", style="yellow"))

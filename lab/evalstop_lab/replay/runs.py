@@ -1,4 +1,4 @@
-"""The runs that were read: each role's points in step order; the first value of a step stands."""
+"""Runs as read from logs: the points of each role in step order; of a step that occurs twice the first value counts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MAX_STEP = 2**53 - 1
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column (JSON key, TensorBoard tag) has which role, which are minimized, and which counts steps.
+    """The columns (JSON keys, TensorBoard tags) by role, those that are minimized, and the one that counts steps.
 
-    The standard error of a column is in a column of its name with the suffix `_stderr`. A role without a column was not
+    The standard error of a column is in the column with the suffix `_stderr`. A role without a column was not
     recognized in the log.
     """
 
@@ -71,14 +71,14 @@ class Series:
         self.stderrs.append(math.nan if stderr is None else stderr)
 
     def settle(self) -> list[tuple[int, float, float]]:
-        """Sort the points by step; the first one read of a step stands. Returns conflicting points."""
+        """Sort the points by step; of a step that occurs twice the first one counts. Returns conflicting points."""
         if self.ascending:
             return []
         first: dict[int, int] = {}
         conflicts = []
         for index, step in enumerate(self.steps):
-            kept = first.setdefault(step, index)
-            before, after = self.values[kept], self.values[index]
+            first_index = first.setdefault(step, index)
+            before, after = self.values[first_index], self.values[index]
             if before != after and not (math.isnan(before) and math.isnan(after)):
                 conflicts.append((step, before, after))
         order = [first[step] for step in sorted(first)]
@@ -93,9 +93,8 @@ class Series:
 class Run:
     """One run. `total_steps` is its planned end; None if unknown, like `gpus` and `seconds`.
 
-    `seconds`: how long it ran, from its first recorded time to its last. `eval_versions`: the eval version at a step,
-    if
-    known; `eval_changes`: steps from which it was a different one.
+    `seconds`: its duration, from the first recorded time to the last. `eval_versions`: the eval version at a step, if
+    known. `eval_changes`: the steps from which the eval was another one.
     """
 
     name: str
@@ -126,8 +125,8 @@ class Run:
 
     def observations(self) -> list[Observation]:
         """The observations of the settled run for detectors, in order, with higher values being better."""
-        found = [item for role in self.series for item in self._of(role)]
-        return sorted(found, key=lambda item: item.order)
+        observations = [item for role in self.series for item in self._list_observations(role)]
+        return sorted(observations, key=lambda item: item.order)
 
     def columns(self) -> Columns | None:
         """The same by role; None if the eval was measured in several ways."""
@@ -137,11 +136,11 @@ class Run:
         """The finite eval scores of the settled run, up to the step at which it was stopped."""
         return [
             Score(item.step, item.value, item.stderr, item.eval_version)
-            for item in self._of(MetricRole.EVAL)
+            for item in self._list_observations(MetricRole.EVAL)
             if item.finite and (until is None or item.step <= until)
         ]
 
-    def _of(self, role: MetricRole) -> Iterator[Observation]:
+    def _list_observations(self, role: MetricRole) -> Iterator[Observation]:
         if role not in self.series:
             return
         column, changes = self._column(role), self._list_changes()
@@ -164,17 +163,17 @@ class Run:
 
 
 @dataclass
-class Troubles:
-    """Read errors. A strict reader raises the first one, a lenient one collects them and continues."""
+class ReadErrors:
+    """Read errors: `strict` raises the first one; otherwise they are collected and reading continues."""
 
     strict: bool = True
-    found: list[UnreadableInput] = field(default_factory=list)
+    collected: list[UnreadableInput] = field(default_factory=list)
 
     def add(self, error: UnreadableInput) -> None:
         """Raise the error, or collect it."""
         if self.strict:
             raise error
-        self.found.append(error)
+        self.collected.append(error)
 
 
 @dataclass

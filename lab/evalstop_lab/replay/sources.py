@@ -31,7 +31,7 @@ from evalstop_lab.replay import (
 )
 from evalstop_lab.replay.cells import NO_METRICS, STEPS
 from evalstop_lab.replay.lines import STANDARD_INPUT
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +65,10 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=positive_number, help="processes (default: one per core for many runs)")
 
 
-def asked_by(args: argparse.Namespace) -> Asked:
+def get_requested_roles(args: argparse.Namespace) -> RequestedRoles:
     """The roles in these options."""
     named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
-    return Asked(named, frozenset(args.minimize), args.step)
+    return RequestedRoles(named, frozenset(args.minimize), args.step)
 
 
 EVENTS = "events.out.tfevents"
@@ -90,19 +90,20 @@ _BY_SUFFIX: Mapping[str, ModuleType] = {
 }
 
 SOURCES = """A source is a file or a folder, or the address of a server:
-  runs.jsonl, runs.csv          a row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; what W&B
-                                exports, too, and what verl's file logger writes
-  trainer_state.json            of the Hugging Face Trainer
-  logs/                         TensorBoard events, trainer states, an MLflow file store and W&B's offline runs in it
-  train.log                     the console of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
-  mlflow+http://host:5000       an MLflow server; ?experiment=NAME behind it for one experiment
-  evalstop+http://host:8000     the service itself, with a key in EVALSTOP_KEY
+  runs.jsonl, runs.csv          one row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; also
+                                exports of W&B, and files of verl's file logger
+  trainer_state.json            the log of the Hugging Face Trainer
+  logs/                         a folder with TensorBoard events, trainer states, an MLflow file store or W&B's
+                                offline runs
+  train.log                     the console output of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
+  mlflow+http://host:5000       an MLflow server; append ?experiment=NAME for one experiment
+  evalstop+http://host:8000     an EvalStop service, with a key in EVALSTOP_KEY
   -                             JSON lines from standard input
 """
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedRoles:
     """The roles in the options: a column by role, columns to minimize, and the column of steps."""
 
     named: Mapping[MetricRole, str] = field(default_factory=dict)
@@ -118,154 +119,157 @@ class Log:
     """
 
     place: Path | str
-    metrics: Callable[[Troubles], set[str]]
-    read: Callable[[Runs, Roles, Troubles], None]
+    metrics: Callable[[ReadErrors], set[str]]
+    read: Callable[[Runs, Roles, ReadErrors], None]
     tags: Mapping[str, str] = field(default_factory=dict)
     roles: Roles | None = None
     remote: bool = False
 
 
-def read(sources: Sequence[str | Path], asked: Asked | None = None, troubles: Troubles | None = None) -> Runs:
+def read_runs(
+    sources: Sequence[str | Path], requested: RequestedRoles | None = None, errors: ReadErrors | None = None
+) -> Runs:
     """Read all runs of these sources. Rows with the same run name form one run.
 
     Raises UnreadableInput with file and line, unless `troubles` collects errors. Raises UnusableArguments for a
     requested column that occurs nowhere.
     """
-    asked, troubles = asked or Asked(), troubles or Troubles()
+    requested, errors = requested or RequestedRoles(), errors or ReadErrors()
     runs = Runs()
     everywhere: set[str] = set()
     for source in sources:
-        found = _read_source(source, runs, asked, troubles)
-        everywhere |= found
+        everywhere |= _read_source(source, runs, requested, errors)
     if everywhere:
-        _check(asked, everywhere)
+        _check(requested, everywhere)
     return runs
 
 
-def logs_of(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
-    """The logs of a source, readable until `open_until` closes: a file is one, a folder or a server has many."""
+def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
+    """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many."""
     text = str(source)
     if text.startswith(MLFLOW):
-        for item in mlflow_server.runs_of(text.removeprefix(MLFLOW), open_until):
+        for item in mlflow_server.list_runs(text.removeprefix(MLFLOW), open_until):
             place = f"{item.remote.url}, run {item.name}"
             yield Log(place, partial(_known, item.metrics), item.read, item.tags, remote=True)
     elif text.startswith(EVALSTOP):
-        for known in evalstop_runs.runs_of(text.removeprefix(EVALSTOP), open_until):
+        for known in evalstop_runs.list_runs(text.removeprefix(EVALSTOP), open_until):
             place = f"{known.remote.url}, run {known.name}"
             metrics = frozenset(known.roles.columns.values())
             yield Log(place, partial(_known, metrics), known.read, roles=known.roles, remote=True)
     elif "://" in text:
-        raise UnusableArguments(f"{text}: say which server it is, {MLFLOW}{text} or {EVALSTOP}{text}.")
+        raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
         for path in _paths(Path(text)):
             module = _reader(path)
-            tags = mlflow_files.tags(path) if module is mlflow_files else {}
-            yield Log(path, partial(module.metrics, path), partial(_read_path, module, path, _name(path)), tags)
+            tags = mlflow_files.read_tags(path) if module is mlflow_files else {}
+            yield Log(path, partial(module.list_metrics, path), partial(_read_path, module, path, _name(path)), tags)
 
 
-def choose(
-    asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Roles | None
+def choose_roles(
+    requested: RequestedRoles, metrics: set[str], tags: Mapping[str, str], roles: Roles | None
 ) -> tuple[Roles, RecognizedRoles]:
     """The roles of these metrics: as requested, else as their run declares, else by name; and those found only by
     name."""
     names = metrics - NO_METRICS
     recognised = recognize_roles(names, tags)
     columns: dict[MetricRole, str] = {}
-    minimized = set(asked.minimized)
+    minimized = set(requested.minimized)
     for role in MetricRole:
-        said = roles.columns.get(role) if roles is not None else None
+        declared = roles.columns.get(role) if roles is not None else None
         known = next((name for name, item in recognised.roles.items() if item.role is role), None)
         literal = role.value if role.value in names else None
-        chosen = asked.named.get(role) or said or literal or (known if roles is None else None)
-        others = {*columns.values(), *(column for other, column in asked.named.items() if other is not role)}
+        chosen = requested.named.get(role) or declared or literal or (known if roles is None else None)
+        others = {*columns.values(), *(column for other, column in requested.named.items() if other is not role)}
         if chosen is None or chosen in others:
             continue
         columns[role] = chosen
-        if role not in asked.named and chosen == known and recognised.roles[known].direction == "minimize":
+        if role not in requested.named and chosen == known and recognised.roles[known].direction == "minimize":
             minimized.add(chosen)
     if MetricRole.LOSS in columns:
         minimized.add(columns[MetricRole.LOSS])
     if roles is not None:
         minimized |= roles.minimized
-    step = asked.step or next((name for name in STEPS if name in metrics), "step")
+    step = requested.step or next((name for name in STEPS if name in metrics), "step")
     return Roles(columns, frozenset(minimized), step), recognised
 
 
-def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Troubles) -> set[str]:
+def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
     """Read one source; returns its columns."""
     everything: set[str] = set()
     known = False
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
-        logs = list(logs_of(source, stack))
+        logs = list(list_logs(source, stack))
         console = Console(stderr=True)
         progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=len(logs) < 2))
         pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
         task = progress.add_task(str(source), total=len(logs))
 
-        def whole(log: Log) -> tuple[set[str], bool, Runs, Troubles]:
-            own, trouble = Runs() if log.remote else runs, Troubles(troubles.strict)
+        def read_log(log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
+            own, own_errors = Runs() if log.remote else runs, ReadErrors(errors.strict)
             try:
-                names, fits = _read_log(log, own, asked, trouble)
+                names, fits = _read_log(log, own, requested, own_errors)
             except UnreadableInput as error:
-                trouble.add(error)
+                own_errors.add(error)
                 names, fits = set(), False
-            return names, fits, own, trouble
+            return names, fits, own, own_errors
 
         remote = bool(logs) and logs[0].remote
-        for names, fits, own, trouble in pool.map(whole, logs) if remote else map(whole, logs):
+        for names, fits, own, own_errors in pool.map(read_log, logs) if remote else map(read_log, logs):
             everything |= names
             known = known or fits
-            troubles.found += trouble.found
+            errors.collected += own_errors.collected
             if own is not runs:
-                _take_in(own, runs, source)
+                _add_runs(own, runs, source)
             progress.advance(task)
     if not known:
-        wanted = [asked.named.get(role, role.value) for role in MetricRole]
+        expected = [requested.named.get(role, role.value) for role in MetricRole]
         error = UnreadableInput(
             source,
-            f"it has none of the columns {', '.join(wanted)}, but {_listed(everything)}; say which"
-            " is which with --eval, --proxy, --kl or --loss COLUMN",
+            f"it has none of the columns {', '.join(expected)}, but {_format_columns(everything)}; set the"
+            " columns with --eval, --proxy, --kl or --loss COLUMN",
         )
-        troubles.add(error)
+        errors.add(error)
     return everything
 
 
-def _take_in(own: Runs, runs: Runs, source: str | Path) -> None:
-    """Add runs of a server, which identifies its runs; a name that is taken gets its source appended."""
+def _add_runs(own: Runs, runs: Runs, source: str | Path) -> None:
+    """Add the runs of a server; if a name is in use, the source is appended to it."""
     for run in own.by_name.values():
         if run.name in runs.by_name:
             run.name = f"{run.name} ({source})"
         runs.by_name[run.name] = run
 
 
-def _read_log(log: Log, runs: Runs, asked: Asked, troubles: Troubles) -> tuple[set[str], bool]:
+def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> tuple[set[str], bool]:
     """Read one log; returns its columns, and whether any of them has a role."""
-    first = Troubles(troubles.strict)
+    first = ReadErrors(errors.strict)
     metrics = log.metrics(first)
-    roles, _ = choose(asked, metrics, log.tags, log.roles)
+    roles, _ = choose_roles(requested, metrics, log.tags, log.roles)
     fits = bool(metrics & set(roles.columns.values()))
     if fits:
-        log.read(runs, roles, troubles)
+        log.read(runs, roles, errors)
     else:
-        troubles.found += first.found
+        errors.collected += first.collected
     return metrics - NO_METRICS, fits
 
 
-def _check(asked: Asked, everywhere: set[str]) -> None:
-    for role, column in asked.named.items():
+def _check(requested: RequestedRoles, everywhere: set[str]) -> None:
+    for role, column in requested.named.items():
         if column not in everywhere:
-            raise UnusableArguments(f"--{role} {column}: there is no such column; there are {_listed(everywhere)}.")
-    if missing := sorted(asked.minimized - everywhere):
-        raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {_listed(everywhere)}.")
+            columns = _format_columns(everywhere)
+            raise UnusableArguments(f"--{role} {column}: there is no such column; there are {columns}.")
+    if missing := sorted(requested.minimized - everywhere):
+        columns = _format_columns(everywhere)
+        raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {columns}.")
 
 
-def _known(metrics: frozenset[str], troubles: Troubles) -> set[str]:
+def _known(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
     return set(metrics)
 
 
-def _read_path(module: ModuleType, path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
-    module.read(path, name, runs, roles, troubles)
+def _read_path(module: ModuleType, path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+    module.read_runs(path, name, runs, roles, errors)
 
 
 def _reader(path: Path) -> ModuleType:
@@ -288,8 +292,8 @@ def _paths(path: Path) -> Iterator[Path]:
     if not (states or folders or offline or stored):
         raise UnreadableInput(
             path,
-            f"the folder holds neither {STATE} nor TensorBoard event files, no MLflow file store and no offline run of"
-            " W&B; name the files",
+            f"the folder has no {STATE}, no TensorBoard event files, no MLflow file store and no offline run of W&B;"
+            " name the files",
         )
     yield from (*states, *folders, *offline, *stored)
 
@@ -304,6 +308,6 @@ def _name(path: Path) -> str:
     return str(path) if str(path) != "." else path.absolute().name
 
 
-def _listed(columns: set[str]) -> str:
+def _format_columns(columns: set[str]) -> str:
     names = sorted(columns)
     return (", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")) or "no others"

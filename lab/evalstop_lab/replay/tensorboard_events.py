@@ -9,54 +9,54 @@ from evalstop_client.tensorboard.events import Scalar
 from evalstop_client.tensorboard.tail import find_event_files, read_all_scalars
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_of, step_of
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.cells import add_row, parse_number, parse_step
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 
-def metrics(path: Path, troubles: Troubles) -> set[str]:
+def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The tags of the scalars."""
-    _loaded.cache_clear()
+    _load_scalars.cache_clear()
     try:
-        return {scalar.tag for scalar in _loaded(path)}
+        return {scalar.tag for scalar in _load_scalars(path)}
     except UnreadableInput as error:
-        troubles.add(error)
+        errors.add(error)
         return set()
 
 
-def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read the scalars of a folder or an event file.
 
     Values written by a trainer that restarted from an earlier step supersede those after that step.
     """
     run = runs.run(name, roles)
-    wanted = {tag for column in roles.columns.values() for tag in (column, f"{column}_stderr")}
+    tags = {tag for column in roles.columns.values() for tag in (column, f"{column}_stderr")}
     rows: dict[int, dict[str, float]] = {}
     moments: list[float] = []
-    for scalar in _loaded(path):
-        if scalar.tag in wanted:
+    for scalar in _load_scalars(path):
+        if scalar.tag in tags:
             moments.append(scalar.wall_time)
             rows.setdefault(scalar.step, {}).setdefault(scalar.tag, scalar.value)
     if moments:
         run.seconds = max(moments) - min(moments)
     for step, row in rows.items():
         try:
-            add_row(run, step_of(step), row, number_of)
+            add_row(run, parse_step(step), row, parse_number)
         except ValueError as error:
-            troubles.add(UnreadableInput(path, str(error)))
+            errors.add(UnreadableInput(path, str(error)))
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
-def _loaded(path: Path) -> tuple[Scalar, ...]:
+def _load_scalars(path: Path) -> tuple[Scalar, ...]:
     files = (
         [path] if path.is_file() else next((files for folder, files in find_event_files(path) if folder == path), [])
     )
     scalars: list[Scalar] = []
-    whole = False
+    has_events = False
     for portion in read_all_scalars(files):
-        whole = True
+        has_events = True
         if portion.restarts_at is not None:
             scalars = [scalar for scalar in scalars if scalar.step < portion.restarts_at]
         scalars += portion.scalars
-    if not whole:
-        raise UnreadableInput(path, "this is not a TensorBoard event file, or it is empty")
+    if not has_events:
+        raise UnreadableInput(path, "it is not a TensorBoard event file, or it is empty")
     return tuple(scalars)

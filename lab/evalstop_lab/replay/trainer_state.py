@@ -12,46 +12,46 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_of, shown, step_of
-from evalstop_lab.replay.runs import Roles, Runs, Troubles
+from evalstop_lab.replay.cells import add_row, format_cell, parse_number, parse_step
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 
-def metrics(path: Path, troubles: Troubles) -> set[str]:
+def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The metrics of the file."""
     _state.cache_clear()
     keys: set[str] = set()
-    for _, row in _rows(path, troubles):
+    for _, row in _rows(path, errors):
         keys.update(row)
     return keys
 
 
-def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read the log history."""
     run = runs.run(name, roles)
     reached: object = None
-    for index, row in _rows(path, troubles):
+    for index, row in _rows(path, errors):
         try:
             reached = row.get(roles.step, reached if roles.step != "step" else None)
-            add_row(run, step_of(reached), row, number_of)
+            add_row(run, parse_step(reached), row, parse_number)
         except ValueError as error:
-            troubles.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
+            errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
     planned = _state(path).get("max_steps")
     if isinstance(planned, int) and planned > 0:
         run.total_steps = planned
 
 
-def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         history = _state(path)["log_history"]
     except UnreadableInput as error:
-        troubles.add(error)
+        errors.add(error)
         return
     for index, row in enumerate(history):
         if isinstance(row, dict):
             yield index, row
         else:
-            words = f"entry {index} of log_history is {shown(row)}; an entry is an object"
-            troubles.add(UnreadableInput(path, words))
+            problem = f"entry {index} of log_history is {format_cell(row)}; an entry must be an object"
+            errors.add(UnreadableInput(path, problem))
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
@@ -59,11 +59,9 @@ def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UnreadableInput(path, f"{error.strerror}; give a file that can be read") from error
+        raise UnreadableInput(path, f"{error.strerror}; give a readable file") from error
     except (ValueError, RecursionError) as error:
-        raise UnreadableInput(
-            path, f"this is no JSON ({error}); JSON lines are read from files named .jsonl"
-        ) from error
+        raise UnreadableInput(path, f"it is not JSON ({error}); JSON lines are read from files named .jsonl") from error
     if isinstance(state, list):
         return {"log_history": state}
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):

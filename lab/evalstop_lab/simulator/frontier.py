@@ -17,8 +17,8 @@ import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Member, Policy, Thresholds
 from rich.console import Console
 
-from evalstop_lab.calibrate.command import thresholds
-from evalstop_lab.calibrate.evidence import Records, records
+from evalstop_lab.calibrate.command import calibrate_thresholds
+from evalstop_lab.calibrate.evidence import Records, record_evidence
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw_jobs
@@ -101,7 +101,7 @@ def tune_detectors(setting: Setting, args: argparse.Namespace) -> list[Policy]:
             by_detector[name] += of_detector
     policies = []
     for name, of_detector in by_detector.items():
-        _, (limit,) = thresholds(of_detector, [RATE])
+        _, (limit,) = calibrate_thresholds(of_detector, [RATE])
         member = Member(_make_detector(name), Thresholds(None, limit.value))
         policies.append(Policy(f"{name} at {format_percent(RATE, 0)}", (member,), eval_required=False))
     return policies
@@ -141,7 +141,7 @@ def _record_evidence(setting: Setting, seed: int) -> dict[str, list[Records]]:
         if not hacking:
             observations = run.observations()
             for name, detector in detectors.items():
-                evidence[name].append(records(detector, observations))
+                evidence[name].append(record_evidence(detector, observations))
     return evidence
 
 

@@ -1,4 +1,4 @@
-"""Policies held against past runs: what is counted is right by hand, and the page holds every run."""
+"""Backtests: figures equal those computed by hand, and the page lists every run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, MetricRole
-from evalstop_lab.backtest.cases import Case, cases
-from evalstop_lab.backtest.command import report_of
-from evalstop_lab.backtest.figures import difference, summary
-from evalstop_lab.backtest.page import MOST_POINTS, harm, write
+from evalstop_lab.backtest.cases import Case, judge_cases
+from evalstop_lab.backtest.command import build_report
+from evalstop_lab.backtest.figures import compare_policies, summarize_policy
+from evalstop_lab.backtest.page import MOST_POINTS, rank_harm, write_page
 from evalstop_lab.cli import main
 from evalstop_lab.replay import Run
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
@@ -26,46 +26,49 @@ from tests.service.web.dashboard.serving import NoChromium, browsing
 
 RISING = [0.1 * index for index in range(24)]
 TURNS = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]
-"""The best mean is around the twelfth eval; three declines in a row are complete at the sixteenth."""
+"""The best mean is near the twelfth eval; the third decline in a row is at the sixteenth."""
 
 DIPS = [*RISING[:6], 0.4, 0.3, 0.2, *RISING[9:]]
 LATE = [*RISING[:20], *(1.9 - 0.3 * index for index in range(1, 5))]
 
 
-def run_of(name: str, eval_scores: Sequence[float], gpus: float | None = None) -> Run:
+def make_run(name: str, eval_scores: Sequence[float], gpus: float | None = None) -> Run:
     run = Run(name, gpus=gpus, seconds=3600.0)
     for index, score in enumerate(eval_scores):
         run.add(MetricRole.EVAL, 10 * (index + 1), score, None)
     return run
 
 
-def passed_under_paper(*runs: Run) -> dict[str, Case]:
-    return {case.run.name: case for case in cases(runs, {"paper": POLICIES["paper"]})}
+def judge_under_paper(*runs: Run) -> dict[str, Case]:
+    return {case.run.name: case for case in judge_cases(runs, {"paper": POLICIES["paper"]})}
 
 
-def test_by_hand() -> None:
-    """A stop after the turn is right, one in a dip wrong, one near the end untold; what rises is rightly let alone."""
-    found = passed_under_paper(
-        run_of("turns", TURNS, 8), run_of("dips", DIPS), run_of("late", LATE), run_of("rises", RISING)
+def test_figures_equal_those_computed_by_hand() -> None:
+    """A stop after the turn is right, in a dip wrong, near the end unknown; not stopping a rising run is right."""
+    cases = judge_under_paper(
+        make_run("turns", TURNS, 8),
+        make_run("dips", DIPS),
+        make_run("late", LATE),
+        make_run("rises", RISING),
     )
-    said = {
-        name: (case.found.run_outcome, case.passed["paper"].stop_step, case.passed["paper"].said)
-        for name, case in found.items()
+    outcomes = {
+        name: (case.assessment.run_outcome, case.passed["paper"].stop_step, case.passed["paper"].outcome)
+        for name, case in cases.items()
     }
-    assert said == {
+    assert outcomes == {
         "turns": (RunOutcome.TURNED, 160, DecisionOutcome.RIGHT),
         "dips": (RunOutcome.HEALTHY, 90, DecisionOutcome.WRONG),
         "late": (RunOutcome.TURNED, 230, DecisionOutcome.UNKNOWN),
         "rises": (RunOutcome.HEALTHY, None, DecisionOutcome.RIGHT),
     }
-    turns, dips = found["turns"].passed["paper"], found["dips"].passed["paper"]
+    turns, dips = cases["turns"].passed["paper"], cases["dips"].passed["paper"]
     assert turns.saved == pytest.approx(80 / 240)
     assert turns.gpu_hours == pytest.approx(8 / 3)
     assert dips.gpu_hours is None
     assert turns.later is not None
     assert dips.later is not None
     assert turns.later < 0 < dips.later
-    figures = summary(list(found.values()), "paper")
+    figures = summarize_policy(list(cases.values()), "paper")
     assert (figures.stopped, figures.stops) == (
         3,
         {DecisionOutcome.RIGHT: 1, DecisionOutcome.WRONG: 1, DecisionOutcome.UNKNOWN: 1},
@@ -79,30 +82,30 @@ def test_by_hand() -> None:
         DecisionOutcome.WRONG: 0.0,
         DecisionOutcome.UNKNOWN: 0.0,
     }
-    found |= passed_under_paper(run_of("few", [1.0]))
-    assert sorted(found, key=lambda name: harm(found[name], "paper")) == ["dips", "late", "turns", "rises", "few"]
+    cases |= judge_under_paper(make_run("few", [1.0]))
+    assert sorted(cases, key=lambda name: rank_harm(cases[name], "paper")) == ["dips", "late", "turns", "rises", "few"]
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_figures_add_up(walks: list[list[int]]) -> None:
-    """Whatever the runs are, every stop is right, wrong or untold, and the difference is that of the figures."""
-    runs = [run_of("turns", TURNS), *(run_of(str(number), walk) for number, walk in enumerate(walks))]
-    found = cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
-    paper, default = summary(found, "paper"), summary(found, "default")
+    """Every stop is right, wrong or unknown, and the difference of two policies is that of their figures."""
+    runs = [make_run("turns", TURNS), *(make_run(str(number), walk) for number, walk in enumerate(walks))]
+    cases = judge_cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
+    paper, default = summarize_policy(cases, "paper"), summarize_policy(cases, "default")
     for figures, name in ((paper, "paper"), (default, "default")):
-        assert figures.stopped == sum(case.passed[name].stop_step is not None for case in found)
+        assert figures.stopped == sum(case.passed[name].stop_step is not None for case in cases)
         assert 0 <= figures.saved.value + figures.cut.value <= 1
-    changed = difference(found, "paper", "default")
+    changed = compare_policies(cases, "paper", "default")
     assert paper.saved.value > default.saved.value
     assert changed.saved.value == pytest.approx(paper.saved.value - default.saved.value)
     assert changed.first_alone - changed.second_alone == paper.stopped - default.stopped
-    same = difference(found, "paper", "paper")
+    same = compare_policies(cases, "paper", "paper")
     assert (same.saved.value, same.saved.low, same.cut.high, same.first_alone) == (0, 0, 0, 0)
 
 
-def test_the_command_says_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Figures, roles, each run, and what could not be read; a run without evals is counted, and stopped by nobody."""
+def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON has figures, roles, each run and read errors; a run without evals is counted and not stopped."""
     rows = [
         {"run": name, "step": 10 * index, "reward": score, "eval/score": score}
         for name, eval_scores in (("turns", TURNS), ("dips", DIPS))
@@ -114,28 +117,28 @@ def test_the_command_says_everything_as_json(tmp_path: Path, capsys: pytest.Capt
         more.write('{"run": "tur')
     assert main(["backtest", str(file), "--policy", "paper", "--against", "cautious", "--json"]) == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert (found["runs"], found["without_eval"], found["truths"]["turned"]) == (3, 1, 1)
-    assert {"role": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in found["roles"]
-    assert [item["policy"] for item in found["policies"]] == ["paper", "cautious"]
-    assert found["cases"][1]["policies"]["paper"]["said"] == "wrong"
-    assert found["cases"][2] == found["cases"][2] | {"run": "blind", "truth": "undecided"}
+    report = json.loads(captured.out)
+    assert (report["runs"], report["without_eval"], report["truths"]["turned"]) == (3, 1, 1)
+    assert {"role": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in report["roles"]
+    assert [item["policy"] for item in report["policies"]] == ["paper", "cautious"]
+    assert report["cases"][1]["policies"]["paper"]["said"] == "wrong"
+    assert report["cases"][2] == report["cases"][2] | {"run": "blind", "truth": "undecided"}
     assert "line 50" in captured.err
-    assert found["troubles"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
+    assert report["troubles"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
 
 
-def test_nothing_to_hold_a_policy_against(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without one run that can be read the command fails, and says what stands there."""
+def test_a_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command fails, and the message lists the columns."""
     file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "lr": 1.0}])
     assert main(["backtest", str(file)]) == 1
-    assert "but lr; say which is which with --eval" in capsys.readouterr().err
+    assert "but lr; set the columns with --eval" in capsys.readouterr().err
 
 
 def test_the_page(tmp_path: Path) -> None:
-    """It needs nothing from elsewhere, says names as they are, draws what is in sight alone, and finds runs by name."""
+    """It loads nothing from other sites, escapes names, plots only visible runs, and finds runs by name."""
     long = [0.01 * index for index in range(5 * MOST_POINTS)]
-    runs = [run_of(f"dips-{number}", DIPS) for number in range(60)]
-    runs += [run_of("</script><script>alert(1)</script>", TURNS, 8), run_of("long", long)]
+    runs = [make_run(f"dips-{number}", DIPS) for number in range(60)]
+    runs += [make_run("</script><script>alert(1)</script>", TURNS, 8), make_run("long", long)]
     file = write_jsonl(
         tmp_path / "runs.jsonl",
         [
@@ -176,11 +179,11 @@ def test_the_page(tmp_path: Path) -> None:
 
 
 def test_the_page_of_many_runs(tmp_path: Path) -> None:
-    """All runs are listed, the worst first; past a number of them without their curves."""
+    """All runs are listed, the worst first, and only the first `most_drawn` have curves."""
     policies = {"paper": POLICIES["paper"]}
-    found = cases([run_of("rises", RISING), run_of("dips", DIPS), run_of("turns", TURNS)], policies)
+    cases = judge_cases([make_run("rises", RISING), make_run("dips", DIPS), make_run("turns", TURNS)], policies)
     file = tmp_path / "page.html"
-    write(file, report_of(found, ["paper"], [], "backtest"), found, ["paper"], most_drawn=2)
+    write_page(file, build_report(cases, ["paper"], [], "backtest"), cases, ["paper"], most_drawn=2)
     data = re.search(r'id="runs-data">(.*?)</script>', file.read_text())
     assert data is not None
     listed = json.loads(data[1])
@@ -192,7 +195,7 @@ def test_the_page_of_many_runs(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and which file it was."""
+    """The exit code is 2, and the message has the name of the file."""
     file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "eval": 1.0}])
     assert main(["backtest", str(file), "--html", str(tmp_path / "absent" / "page.html")]) == 2
     assert "absent/page.html: No such file" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from evalstop_lab.benchmarks.detection import step_cost
 from evalstop_lab.benchmarks.detection.command import main
 from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, list_contenders, run_oracle
 from evalstop_lab.benchmarks.detection.scoring import JudgedWorld, compute_delay_curve
-from evalstop_lab.calibrate.evidence import records
+from evalstop_lab.calibrate.evidence import record_evidence
 from evalstop_lab.worlds import HELD_OUT, NoiseKind, draw_world
 
 RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
@@ -45,7 +45,9 @@ def test_shorter_delays_cost_more_false_stops() -> None:
         for seed in range(15)
     ]
     detector = DETECTORS["k_decline"]()
-    curve = compute_delay_curve([JudgedWorld(world, records(detector, world.observations())) for world in worlds])
+    curve = compute_delay_curve(
+        [JudgedWorld(world, record_evidence(detector, world.observations())) for world in worlds]
+    )
     false = [point[0] for point in curve]
     assert false == sorted(false)
     assert all(rate * 30 == pytest.approx(round(rate * 30)) for rate in false)

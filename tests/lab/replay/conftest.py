@@ -1,4 +1,4 @@
-"""What the tests of replay share: the command as a person calls it, and a run that turns."""
+"""Fixtures of the replay tests: the command, and a run that turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ patiently = settings(
 )
 
 TURNING = (0.1, 0.4, 0.7, 0.9, 0.8, 0.6, 0.4, 0.2)
-"""The eval score at steps 0, 10, ...: three declines in a row are complete at step 60, the peak is at step 30."""
+"""The eval score at steps 0, 10, ...: the peak is at step 30, and the third decline in a row at step 60."""
 
 Replay = Callable[..., list[dict[str, Any]]]
 
@@ -32,25 +32,25 @@ def write_jsonl(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
-    """Runs `evalstop-lab replay ... --json`, by the published rule unless told otherwise; returns its objects."""
+    """Run `evalstop-lab replay ... --json`, by default under the policy `paper`; returns its objects."""
 
-    def replayed(*arguments: object) -> list[dict[str, Any]]:
+    def run_replay(*arguments: object) -> list[dict[str, Any]]:
         policy = [] if "--policy" in arguments else ["--policy", "paper"]
         assert main(["replay", *map(str, arguments), *policy, "--json"]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    return replayed
+    return run_replay
 
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs `evalstop-lab replay ...`, which has to fail with this exit code; returns what it said."""
+    """Run `evalstop-lab replay ...`, which must fail with this exit code; returns its message."""
 
-    def refusal(code: int, *arguments: object) -> str:
+    def run_replay(code: int, *arguments: object) -> str:
         assert main(["replay", *map(str, arguments)]) == code
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.count("\n") == 1
         return captured.err
 
-    return refusal
+    return run_replay

@@ -1,4 +1,4 @@
-"""A stand-in for an MLflow server: it speaks what a real one (3.17) answered, kept in tests/data/mlflow_server.json."""
+"""A fake MLflow server with answers recorded from a real one (3.17) in tests/data/mlflow_server.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from urllib.parse import parse_qs, urlsplit
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "mlflow_server.json").read_text())
 TOKEN = "let-me-in"
 MOST = 3
-"""Items a page at most, whatever is asked for, so that every listing has several pages."""
+"""The maximum number of items per page, whatever is requested, so that every list has several pages."""
 
 
 @contextmanager
 def fake_mlflow() -> Iterator[str]:
-    """The address at which it answers whoever brings `TOKEN`; each path fails once before that."""
+    """Run a server that accepts `TOKEN` and fails the first request of each path; yields its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.seen = set()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -33,11 +33,11 @@ def fake_mlflow() -> Iterator[str]:
 
 
 @contextmanager
-def lying_mlflow(answer: object) -> Iterator[str]:
-    """The address of a server that answers everything with this."""
+def invalid_mlflow(answer: object) -> Iterator[str]:
+    """Run a server that answers every request with `answer`; yields its address."""
 
     class Handler(_Handler):
-        def _answer(self, path: str, asked: dict[str, Any]) -> None:
+        def _answer(self, path: str, requested: dict[str, Any]) -> None:
             self._send(200, answer)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -59,10 +59,10 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         self._answer(parts.path, {key: values[0] for key, values in parse_qs(parts.query).items()})
 
-    def log_message(self, *words: Any) -> None:
+    def log_message(self, *_: Any) -> None:
         pass
 
-    def _answer(self, path: str, asked: dict[str, Any]) -> None:
+    def _answer(self, path: str, requested: dict[str, Any]) -> None:
         seen: set[str] = self.server.seen  # type: ignore[attr-defined]
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send(401, {"message": "You are not authenticated."})
@@ -70,18 +70,20 @@ class _Handler(BaseHTTPRequestHandler):
             seen.add(path)
             self._send(503, {})
         elif path == "/api/2.0/mlflow/experiments/search":
-            self._page("experiments", RECORDED["experiments"]["experiments"], asked)
+            self._page("experiments", RECORDED["experiments"]["experiments"], requested)
         elif path == "/api/2.0/mlflow/runs/search":
             runs = RECORDED["runs"]["runs"]
-            self._page("runs", [run for run in runs if run["info"]["experiment_id"] in asked["experiment_ids"]], asked)
+            self._page(
+                "runs", [run for run in runs if run["info"]["experiment_id"] in requested["experiment_ids"]], requested
+            )
         elif path == "/api/2.0/mlflow/metrics/get-history":
-            self._page("metrics", RECORDED["histories"][f"{asked['run_id']} {asked['metric_key']}"], asked)
+            self._page("metrics", RECORDED["histories"][f"{requested['run_id']} {requested['metric_key']}"], requested)
         else:
             self._send(404, {"error_code": "ENDPOINT_NOT_FOUND"})
 
-    def _page(self, name: str, items: list[Any], asked: dict[str, Any]) -> None:
-        start = int(asked.get("page_token", 0))
-        end = start + min(MOST, int(asked["max_results"]))
+    def _page(self, name: str, items: list[Any], requested: dict[str, Any]) -> None:
+        start = int(requested.get("page_token", 0))
+        end = start + min(MOST, int(requested["max_results"]))
         self._send(200, {name: items[start:end]} | ({"next_page_token": str(end)} if end < len(items) else {}))
 
     def _send(self, status: int, answer: object) -> None:

@@ -1,4 +1,4 @@
-"""Replay of a file comes to the verdicts of the monitor itself, whatever the order of its rows and the processes."""
+"""Replaying a file gives the verdicts of the monitor, for any order of rows and any number of processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.lab.replay.conftest import Replay, patiently, write_jsonl
 
 
 def expected(policy: Policy, world: World) -> dict[str, Any]:
-    """The verdict of evalstop_detectors over the world's own observations, up to the first stop.
+    """The verdict of evalstop_detectors on the world's observations, up to the first stop.
 
-    `reversible` judges on after a stop, as a parked run may return; a replay tells of the first one.
+    The policy `reversible` continues after a stop, because a parked run may return; a replay reports the first stop.
     """
     state = start(policy)
     for item in world.observations():
@@ -38,8 +38,8 @@ def expected(policy: Policy, world: World) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_replay_is_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
-    """Drawn runs, written to a file in any order, get the verdicts of stepping to the first stop."""
+def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
+    """Drawn runs in a file with shuffled rows get the verdicts of the monitor at its first stop."""
     worlds = draw_worlds(30, 7, length=60)
     rows = [row for world in worlds for row in world.rows()]
     random.Random(1).shuffle(rows)
@@ -53,8 +53,8 @@ def test_replay_is_the_monitor(tmp_path: Path, replay: Replay, name: str) -> Non
 
 @patiently
 @given(policy=policies(), observations=series(set(MetricRole), max_size=25))
-def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: list[Any]) -> None:
-    """Any policy on any observations: verdict, evidence and best step are those of the monitor at its stop."""
+def test_judge_runs_equals_the_monitor(policy: Policy, observations: list[Any]) -> None:
+    """For any policy and observations, verdict, evidence and best step are those of the monitor at its stop."""
     run = Run("a", roles=Roles(minimized=frozenset()))
     for item in observations:
         run.add(item.role, item.step, item.value, item.stderr)
@@ -81,8 +81,8 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
     json.dumps(result.detectors, allow_nan=False)
 
 
-def test_a_loss_is_turned_and_a_kl_is_not() -> None:
-    """Detectors see that higher is better, but a distance stays a distance, even where it is to be minimized."""
+def test_minimized_metrics_change_their_sign_except_the_kl() -> None:
+    """Detectors get metrics of which higher is better; a KL is a distance and keeps its sign."""
     run = Run("a", roles=Roles(minimized=frozenset({"kl", "loss", "proxy"})))
     for role in MetricRole:
         run.add(role, 1, 2.0, 0.5)

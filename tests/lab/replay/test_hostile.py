@@ -1,4 +1,4 @@
-"""What is wrong with a log is said with file, line and what to do; nothing is guessed, and nothing crashes."""
+"""Errors in a log name the file, the line and a remedy; no content crashes the readers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay import wandb_offline
 from evalstop_lab.replay.lines import LONGEST_LINE
-from evalstop_lab.replay.runs import Troubles
-from evalstop_lab.replay.sources import read
+from evalstop_lab.replay.runs import ReadErrors
+from evalstop_lab.replay.sources import read_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.replay.conftest import Replay, patiently, rows, write_jsonl
-from tests.lab.replay.fake_mlflow import lying_mlflow
+from tests.lab.replay.fake_mlflow import invalid_mlflow
 
 GOOD = '{"run": "a", "step": 1, "eval": 1}\n'
 Refused = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "parts"),
     [
         ("a.jsonl", "", ["it has none of the columns", "no others"]),
         ("a.jsonl", "\n \n", ["none of the columns"]),
-        ("a.jsonl", GOOD + "\xff\xfe", ["line 2", "no UTF-8"]),
+        ("a.jsonl", GOOD + "\xff\xfe", ["line 2", "not valid UTF-8"]),
         ("a.jsonl", GOOD + "\0\0", ["line 2", "NUL"]),
-        ("a.jsonl", GOOD + "{", ["line 2", "no JSON", '"run": "a"']),
-        ("a.jsonl", GOOD + "[" * 100_000, ["line 2", "no JSON"]),
-        ("a.jsonl", GOOD + "[1]\n", ["line 2", "no JSON object"]),
+        ("a.jsonl", GOOD + "{", ["line 2", "not JSON", '"run": "a"']),
+        ("a.jsonl", GOOD + "[" * 100_000, ["line 2", "not JSON"]),
+        ("a.jsonl", GOOD + "[1]\n", ["line 2", "not a JSON object"]),
         ("a.jsonl", GOOD + '{"step": 2, "eval": 1}\n', ["line 2", "the run is missing"]),
         ("a.jsonl", '{"run": "", "step": 2, "eval": 1}\n', ["line 1", "the run is ''"]),
         ("a.jsonl", '{"run": ["a"], "step": 2, "eval": 1}\n', ["line 1", "name as text"]),
@@ -61,52 +61,52 @@ Refused = Callable[..., str]
         ("a.csv", "step,eval\n,1\n", ["line 2", "the step is ''"]),
         ("a.csv", 'step,eval\n1,"2\n', ["line 2", "end of data"]),
         ("a.csv", "run,step,eval\n,1,1\n", ["line 2", "the run is ''"]),
-        ("a.csv", "step,eval\n\xff,1\n", ["line 2", "no UTF-8"]),
+        ("a.csv", "step,eval\n\xff,1\n", ["line 2", "not valid UTF-8"]),
         ("a.json", GOOD, ["no list `log_history`", ".jsonl"]),
-        ("a.json", GOOD + GOOD, ["no JSON", ".jsonl"]),
+        ("a.json", GOOD + GOOD, ["not JSON", ".jsonl"]),
         ("a.json", '{"log_history": [{"step": 1, "eval": 1}, 3]}', ["entry 1 of log_history", "3"]),
         ("a.json", '{"log_history": [{"eval": 1}]}', ["entry 0 of log_history", "step is missing"]),
         ("a.json", '{"log_history": []}', ["none of the columns"]),
-        ("a.json", "[" * 100_000, ["no JSON"]),
+        ("a.json", "[" * 100_000, ["not JSON"]),
     ],
 )
-def test_bad_content(tmp_path: Path, refused: Refused, name: str, content: str, words: list[str]) -> None:
-    """The message names the file, the line if there is one, what is wrong and what to do; the exit code is 1."""
+def test_bad_content_is_refused(tmp_path: Path, refused: Refused, name: str, content: str, parts: list[str]) -> None:
+    """The message names the file, the line, the problem and a remedy; the exit code is 1."""
     (tmp_path / name).write_bytes(content.encode("latin-1"))
     message = refused(1, tmp_path / name)
-    for word in [str(tmp_path / name), *words]:
-        assert word in message
+    for part in [str(tmp_path / name), *parts]:
+        assert part in message
 
 
-def test_a_line_that_never_ends(tmp_path: Path, refused: Refused) -> None:
-    """A file without line ends is given up early instead of being read whole."""
+def test_a_file_without_line_breaks_is_refused(tmp_path: Path, refused: Refused) -> None:
+    """Reading stops at the maximum length of a line."""
     (tmp_path / "a.jsonl").write_bytes(GOOD.encode() + b"{" + b" " * (10 * LONGEST_LINE))
     assert "line 2: the line is longer than 1,048,576 bytes" in refused(1, tmp_path / "a.jsonl")
 
 
-def test_what_is_no_log(tmp_path: Path, refused: Refused) -> None:
-    """Missing files, empty folders and files that are no event files are refused by name."""
+def test_missing_files_and_empty_folders_are_refused(tmp_path: Path, refused: Refused) -> None:
+    """The message says that the file does not exist, or which files the folder lacks."""
     assert "No such file" in refused(1, tmp_path / "absent.jsonl")
     assert "No such file" in refused(1, tmp_path / "absent.json")
-    assert "neither trainer_state.json nor TensorBoard" in refused(1, tmp_path)
+    assert "no trainer_state.json, no TensorBoard" in refused(1, tmp_path)
 
 
-def test_an_event_file_that_is_none(tmp_path: Path, refused: Refused) -> None:
-    """A broken event file is refused, not passed over."""
+def test_a_corrupt_event_file_is_refused(tmp_path: Path, refused: Refused) -> None:
+    """The message has the name of the file."""
     pytest.importorskip("tensorboard")
     (tmp_path / "events.out.tfevents.1").write_bytes(b"not an event file" * 100)
     assert str(tmp_path) in refused(1, tmp_path)
 
 
-def test_columns_that_occur_nowhere(tmp_path: Path, refused: Refused) -> None:
-    """A misspelt --eval or --minimize is a wrong call, exit code 2, and the columns that exist are named."""
+def test_unknown_columns_are_refused(tmp_path: Path, refused: Refused) -> None:
+    """For a misspelled --eval or --minimize the exit code is 2, and the message lists the columns."""
     log = write_jsonl(tmp_path / "a.jsonl", rows(proxy=1.0))
     assert "--eval gold: there is no such column; there are eval, proxy." in refused(2, log, "--eval", "gold")
     assert "--minimize evl" in refused(2, log, "--minimize", "evl")
 
 
-def test_not_finite_values(tmp_path: Path, replay: Replay) -> None:
-    """NaN and the infinities may be strings or Python's bare tokens, and are passed over by the detector."""
+def test_non_finite_values_are_read(tmp_path: Path, replay: Replay) -> None:
+    """NaN and the infinities may be strings or Python's bare tokens, and the detector ignores them."""
     odd = ["NaN", '"NaN"', "Infinity", '"-Infinity"', "-Infinity", "null", '"nan"', "1e999"]
     lines = [json.dumps(row) for row in rows()]
     lines += [f'{{"run": "a", "step": {5 + 10 * i}, "eval": {text}, "eval_stderr": NaN}}' for i, text in enumerate(odd)]
@@ -118,14 +118,14 @@ def test_not_finite_values(tmp_path: Path, replay: Replay) -> None:
     ]
 
 
-def test_a_run_of_nothing_but_nan(tmp_path: Path, replay: Replay) -> None:
-    """There is no best step and nothing to stop."""
+def test_a_run_of_nan_is_not_stopped(tmp_path: Path, replay: Replay) -> None:
+    """A run whose scores are all NaN has neither a stop nor a best step."""
     (result,) = replay(write_jsonl(tmp_path / "a.jsonl", rows(eval_scores=[float("nan")] * 9)))
     assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
 
 
-def test_the_first_value_of_a_step_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Duplicates are silent, conflicts are named on standard error, and neither changes a verdict."""
+def test_the_first_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Duplicates are ignored, conflicts are reported on standard error, and neither changes a verdict."""
     twice = [*rows(), *rows(), {"run": "a", "step": 30, "eval": -5.0}, {"run": "a", "step": 70, "eval": 7}]
     assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", twice)), "--json", "--policy", "paper"]) == 0
     captured = capsys.readouterr()
@@ -137,7 +137,7 @@ def test_the_first_value_of_a_step_stands(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_many_conflicts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A log of nothing but conflicts does not flood the screen."""
+    """Only the first 20 conflicts are printed, and the others are counted."""
     log = [*rows(eval_scores=range(99)), *rows(eval_scores=range(1, 100))]
     assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", log)), "--json"]) == 0
     assert "evalstop-lab: and 79 more such conflicts" in capsys.readouterr().err.splitlines()
@@ -149,7 +149,7 @@ def test_many_conflicts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtur
     suffix=st.sampled_from([".jsonl", ".csv", ".json"]),
 )
 def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, suffix: str) -> None:
-    """No file whatever makes replay fail otherwise than by its own message."""
+    """Replay succeeds or fails with a message for any content of a file."""
     file = tmp_path / f"any{suffix}"
     file.write_bytes(content)
     assert main(["replay", str(file)]) in (0, 1)
@@ -160,8 +160,8 @@ cells = st.sampled_from(
 )
 
 
-def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that no file can hold is refused with its line, rather than when it is printed."""
+def test_a_lone_surrogate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is not valid text is refused with its line."""
     file = tmp_path / "half.jsonl"
     file.write_text('{"run": "\\ud800", "step": 1, "eval": 1.0}\n')
     assert main(["replay", str(file), "--json"]) == 1
@@ -171,7 +171,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, capsys: pytest.Capture
 @patiently
 @given(step=cells, eval_scores=cells, stderr=cells, run=cells)
 def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, eval_scores: str, stderr: str, run: str) -> None:
-    """No JSON row whatever makes replay fail otherwise than by its own message."""
+    """Replay succeeds or fails with a message for any row of JSON."""
     file = tmp_path / "any.jsonl"
     file.write_text(f'{{"run": {run}, "step": {step}, "eval": {eval_scores}, "eval_stderr": {stderr}}}\n')
     assert main(["replay", str(file), "--json"]) in (0, 1)
@@ -182,7 +182,7 @@ HISTORY, RUN = 2, 17
 
 
 def wandb_file(folder: Path, *parts: tuple[int, bytes]) -> Path:
-    """An offline run of W&B of these parts of records, with true checksums."""
+    """Write an offline run of W&B with these parts of records and valid checksums."""
     data = b":W&B\xe1\xbe\x00"
     for kind, body in parts:
         left = wandb_offline.BLOCK - len(data) % wandb_offline.BLOCK
@@ -212,38 +212,41 @@ def item(key: str, value: str) -> bytes:
 contents = st.recursive(
     st.integers(0, 2**64 - 1) | st.binary(max_size=9),
     lambda content: st.lists(st.tuples(st.sampled_from([1, 2, 4, 8, 16, 17]), content), max_size=4).map(
-        lambda pairs: b"".join(field(number, said) for number, said in pairs)
+        lambda pairs: b"".join(field(number, content) for number, content in pairs)
     ),
 )
 
 
 @patiently
-@given(said=st.lists(st.tuples(st.sampled_from([HISTORY, RUN]), contents), max_size=4))
-def test_any_records_of_wandb_are_read_or_refused(tmp_path: Path, said: list[tuple[int, bytes | int]]) -> None:
-    """Whatever stands in records whose checksums are right, in fields of whatever kind."""
-    read([wandb_file(tmp_path, *((WHOLE, field(*one)) for one in said))], None, Troubles(strict=False))
+@given(records=st.lists(st.tuples(st.sampled_from([HISTORY, RUN]), contents), max_size=4))
+def test_any_records_of_wandb_are_read_or_refused(tmp_path: Path, records: list[tuple[int, bytes | int]]) -> None:
+    """Records with valid checksums may have any content."""
+    file = wandb_file(tmp_path, *((WHOLE, field(*record)) for record in records))
+    read_runs([file], None, ReadErrors(strict=False))
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "message"),
     [
         ([(WHOLE, field(HISTORY, 7) + field(HISTORY, field(1, 7) + field(2, 7)))], None),
         ([(WHOLE, field(HISTORY, field(1, item("eval", "[" * 10_000))))], "nested too deep"),
-        ([(WHOLE, field(HISTORY, field(1, item("eval", "{"))))], "1 rows"),
+        ([(WHOLE, field(HISTORY, field(1, item("eval", "{"))))], "the 1 rows"),
         ([(WHOLE, field(RUN, field(4, field(1, item("gpus", "1" + "0" * 400)))))], None),
-        ([(MIDDLE, b""), (LAST, b"")], "torn"),
-        ([(FIRST, b""), (WHOLE, b"")], "torn"),
-        ([(FIRST, b"")], "breaks off"),
+        ([(MIDDLE, b""), (LAST, b"")], "is missing"),
+        ([(FIRST, b""), (WHOLE, b"")], "is missing"),
+        ([(FIRST, b"")], "is truncated"),
         ([(WHOLE, varint(HISTORY << 3 | 2) + varint(2**63))], "longer than its message"),
     ],
 )
-def test_records_of_wandb_that_lie(tmp_path: Path, parts: list[tuple[int, bytes]], words: str | None) -> None:
-    """What was meant as something else is passed over; what is torn or does not end is told, and nothing crashes."""
+def test_invalid_records_of_wandb(tmp_path: Path, parts: list[tuple[int, bytes]], message: str | None) -> None:
+    """Fields of another type are ignored, and incomplete records are reported, after the rows before them."""
     row = field(HISTORY, field(1, item("eval", "0.5")) + field(2, field(1, 7)))
-    troubles = Troubles(strict=False)
-    (run,) = read([wandb_file(tmp_path, (WHOLE, row), *parts)], None, troubles).by_name.values()
+    errors = ReadErrors(strict=False)
+    (run,) = read_runs([wandb_file(tmp_path, (WHOLE, row), *parts)], None, errors).by_name.values()
     assert (list(run.series[MetricRole.EVAL].values), run.gpus) == ([0.5], None)
-    assert [words is not None and words in str(trouble) for trouble in troubles.found] == [True] * (words is not None)
+    assert [message is not None and message in str(error) for error in errors.collected] == [True] * (
+        message is not None
+    )
 
 
 EXPERIMENTS: dict[str, Any] = {"experiments": [{"name": "a", "experiment_id": "0"}]}
@@ -251,42 +254,42 @@ ODD_RUN: dict[str, Any] = {"info": {"run_id": "r", "run_name": "r", "start_time"
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
         ({}, "none of the columns"),
-        ({"experiments": 3}, "no list of objects"),
-        ({"experiments": ["a"]}, "no list of objects"),
+        ({"experiments": 3}, "not a list of objects"),
+        ({"experiments": ["a"]}, "not a list of objects"),
         (EXPERIMENTS | {"next_page_token": "again"}, "does not end"),
-        (EXPERIMENTS | {"runs": [{}]}, "otherwise than MLflow"),
-        (EXPERIMENTS | {"runs": [{"info": 3}]}, "otherwise than MLflow"),
-        (EXPERIMENTS | {"runs": [ODD_RUN | {"data": {"metrics": [{}]}}]}, "otherwise than MLflow"),
+        (EXPERIMENTS | {"runs": [{}]}, "not in MLflow's format"),
+        (EXPERIMENTS | {"runs": [{"info": 3}]}, "not in MLflow's format"),
+        (EXPERIMENTS | {"runs": [ODD_RUN | {"data": {"metrics": [{}]}}]}, "not in MLflow's format"),
     ],
 )
-def test_an_mlflow_server_that_is_none(answer: object, words: str) -> None:
-    """Whatever a server answers is read or refused with its address, and a list without an end is left."""
-    with lying_mlflow(answer) as address, pytest.raises(UnreadableInput, match=words) as refused:
-        read([f"mlflow+{address}"])
+def test_invalid_answers_of_an_mlflow_server(answer: object, message: str) -> None:
+    """The message has the server's address, and an endless list is not followed."""
+    with invalid_mlflow(answer) as address, pytest.raises(UnreadableInput, match=message) as refused:
+        read_runs([f"mlflow+{address}"])
     assert address in str(refused.value)
 
 
-def test_odd_points_of_an_mlflow_server() -> None:
-    """A point that is none is told of, those around it are read, and impossible costs are none."""
+def test_invalid_points_of_an_mlflow_server() -> None:
+    """An invalid point is reported, the others are read, and impossible GPUs and durations are ignored."""
     points: list[dict[str, Any]] = [{"key": "eval", "value": 0.5, "step": step} for step in (0, "x", 2)]
     run = ODD_RUN | {"data": {"metrics": [{"key": "eval"}], "params": [{"key": "gpus", "value": "9" * 400}]}}
-    troubles = Troubles(strict=False)
-    with lying_mlflow(EXPERIMENTS | {"runs": [run], "metrics": points}) as address:
-        (found,) = read([f"mlflow+{address}"], None, troubles).by_name.values()
-    assert list(found.series[MetricRole.EVAL].steps) == [0, 2]
-    assert (found.gpus, found.seconds) == (None, None)
-    assert ["step is 'x'" in str(trouble) for trouble in troubles.found] == [True]
+    errors = ReadErrors(strict=False)
+    with invalid_mlflow(EXPERIMENTS | {"runs": [run], "metrics": points}) as address:
+        (read,) = read_runs([f"mlflow+{address}"], None, errors).by_name.values()
+    assert list(read.series[MetricRole.EVAL].steps) == [0, 2]
+    assert (read.gpus, read.seconds) == (None, None)
+    assert ["step is 'x'" in str(error) for error in errors.collected] == [True]
 
 
 @pytest.mark.parametrize("meta", ["[" * 200_000 + "]" * 200_000, "run_name: [", "start_time: 1", "a: 2001-99-99"])
-def test_an_mlflow_folder_that_lies(tmp_path: Path, meta: str) -> None:
-    """Of a run whose meta.yaml is none, or tells of impossible times, the metrics are read all the same."""
+def test_metrics_are_read_despite_an_invalid_meta_yaml(tmp_path: Path, meta: str) -> None:
+    """A meta.yaml that is invalid, or has impossible times, does not prevent reading the metrics."""
     (tmp_path / "metrics").mkdir()
     (tmp_path / "meta.yaml").write_text(f"{meta}\nend_time: 2{'0' * 400}\n")
     (tmp_path / "metrics" / "eval").write_text("1 0.5 7\n")
-    (run,) = read([tmp_path], None, Troubles(strict=False)).by_name.values()
+    (run,) = read_runs([tmp_path], None, ReadErrors(strict=False)).by_name.values()
     assert (list(run.series[MetricRole.EVAL].values), run.seconds) == ([0.5], None)

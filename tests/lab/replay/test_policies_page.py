@@ -1,4 +1,4 @@
-"""What docs/policies.md says is so: its keys are the keys, its examples run."""
+"""docs/policies.md agrees with the code: its tables have all keys, and its examples run."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def keys_of(heading: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
 
 
-def keys_told(document: Any) -> set[str]:
-    """The keys that the refusal of an unknown one names."""
+def list_allowed_keys(document: Any) -> set[str]:
+    """The allowed keys in the message about an unknown key."""
     with pytest.raises(InvalidPolicy) as refusal:
         policy_from_document(document)
-    told = str(refusal.value).split("; allowed: ")[1]
-    while (flat := re.sub(r"\([^()]*\)", "", told)) != told:
-        told = flat
-    return {word.strip() for word in told.split(",")}
+    allowed = str(refusal.value).split("; allowed: ")[1]
+    while (flat := re.sub(r"\([^()]*\)", "", allowed)) != allowed:
+        allowed = flat
+    return {key.strip() for key in allowed.split(",")}
 
 
-def test_the_tables_hold_all_keys() -> None:
-    """Every key that a policy or a member may hold has its row, and no other."""
-    assert keys_of("Of the policy:") == keys_told({"unknown": 1})
-    assert keys_of("Of a member:") == keys_told({"name": "p", "members": [{"unknown": 1}]})
+def test_the_tables_have_all_keys() -> None:
+    """The tables have a row for each key of a policy or a member, and no others."""
+    assert keys_of("Of the policy:") == list_allowed_keys({"unknown": 1})
+    assert keys_of("Of a member:") == list_allowed_keys({"name": "p", "members": [{"unknown": 1}]})
 
 
 def test_the_shipped_policies_are_listed() -> None:
-    """All of them, by name."""
+    """The table of shipped policies has all of them."""
     assert keys_of("## Shipped") == set(POLICIES)
 
 
 @pytest.mark.parametrize(("language", "text"), EXAMPLES)
 def test_the_examples_run(tmp_path: Path, replay: Replay, language: str, text: str) -> None:
-    """Each example is a policy that stops a run that turns for good, and leaves one that rises alone."""
+    """Each example is a policy that stops a run that turns, and does not stop one that rises."""
     file = tmp_path / f"example.{language}"
     file.write_text(text)
     policy = policy_from_file(file)
@@ -59,20 +59,20 @@ def test_the_examples_run(tmp_path: Path, replay: Replay, language: str, text: s
 
 
 def test_there_are_three_examples() -> None:
-    """In both languages."""
+    """The page has three examples, in JSON and YAML."""
     assert [language for language, _ in EXAMPLES] == ["json", "yaml", "yaml"]
 
 
-def test_the_example_of_an_error_is_one(tmp_path: Path) -> None:
-    """The message on the page is what a person meets."""
-    told = re.search(r"line 5, column 5: (.*)\.\n", PAGE)
-    assert told
+def test_the_example_of_an_error_is_current(tmp_path: Path) -> None:
+    """The message on the page is the one that the code raises."""
+    message = re.search(r"line 5, column 5: (.*)\.\n", PAGE)
+    assert message
     with pytest.raises(InvalidPolicy) as refusal:
         policy_from_document({"name": "p", "members": [{"detector": "k_decline", "stop_at": -5}]})
-    assert str(refusal.value) == told[1]
+    assert str(refusal.value) == message[1]
 
 
 def test_the_example_of_the_output_has_its_keys(tmp_path: Path, replay: Replay) -> None:
-    """The keys of an object are those on the page, in that order."""
+    """An object of the output has the keys on the page, in the same order."""
     shown = json.loads(re.findall(r"```json\n(.*?)```", PAGE.split("## Try it")[1], re.DOTALL)[0])
     assert list(replay(write_jsonl(tmp_path / "a.jsonl", rows()))[0]) == list(shown)

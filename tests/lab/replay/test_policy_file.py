@@ -1,4 +1,4 @@
-"""A policy in a file: JSON or YAML, and an error with its line and column."""
+"""Policies in JSON or YAML files, and errors with line and column."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ at_least: all
 """
 
 
-def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
-    """The same policy in both languages is the same policy."""
+def test_yaml_and_json_are_equivalent(tmp_path: Path) -> None:
+    """A policy in YAML equals the same policy in JSON."""
     (tmp_path / "p.yaml").write_text(GOOD)
     policy = policy_from_file(tmp_path / "p.yaml")
     (tmp_path / "p.json").write_text(json.dumps(policy_to_document(policy)))
@@ -45,15 +45,15 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
     )
 
 
-def test_a_policy_by_name() -> None:
-    """A shipped policy is called by its name; a name that is none is refused with those that are."""
+def test_a_policy_is_loaded_by_name() -> None:
+    """The message about an unknown name lists the shipped policies."""
     assert load_policy("paper") is POLICIES["paper"]
-    with pytest.raises(UnusableArguments, match=f"'papr'; the policies are {', '.join(POLICIES)}"):
+    with pytest.raises(UnusableArguments, match=f"'papr'; give one of {', '.join(POLICIES)}"):
         load_policy("papr")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "parts"),
     [
         ("stop_at: 5", "stop_at: -5", ["line 5, column 5", "$.members[0].stop_at", "number > 0"]),
         ("stop_at: 5", "stopat: 5", ["line 5, column 5", "`stopat`", "stop_at (number > 0"]),
@@ -65,10 +65,10 @@ def test_a_policy_by_name() -> None:
         ("at_least: all", "gate:\n  - below\n  - above", ["line 10, column 5", "'above'", "k_decline, below"]),
         ("name: mine", "nme: mine", ["line 1, column 1", "`nme`", "at_least (number > 0"]),
         ("name: mine\n", "", ["line 1, column 1", "`name`"]),
-        ("name: mine", "name: mine\nname: yours", ["line 2, column 1", "'name' stands here twice"]),
+        ("name: mine", "name: mine\nname: yours", ["line 2, column 1", "'name' occurs twice"]),
         ("params: {k: 4}", "params: {k: 4", ["line 5, column 12"]),
         ("params: {k: 4}", "params: &p {k: *p}", ["line 4"]),
-        ("at_least: all", "? [a]\n: 1", ["line 8", "a key is one word"]),
+        ("at_least: all", "? [a]\n: 1", ["line 8", "a key must be a string"]),
         ("at_least: all", "min_evals: 2026-11-21", ["line 8, column 1", "$.min_evals", "whole number"]),
         ("at_least: all", "description: !!python/object:os.system {}", ["line 8", "tag"]),
         ("at_least: all", "stop: {risk: 1e-2}", ["line 8", "`stop`"]),
@@ -78,32 +78,32 @@ def test_a_policy_by_name() -> None:
         (GOOD, "[" * 5000, ["p.yaml"]),
     ],
 )
-def test_an_error_has_its_place(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
-    """File, line, column, the key and what it may hold."""
+def test_an_error_has_its_position(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
+    """The message has the file, the line, the column, the key and its valid values."""
     assert old in GOOD
     (tmp_path / "p.yaml").write_text(GOOD.replace(old, new))
     with pytest.raises(UnusableArguments) as refusal:
         policy_from_file(tmp_path / "p.yaml")
-    for word in [str(tmp_path / "p.yaml"), *words]:
-        assert word in str(refusal.value)
+    for part in [str(tmp_path / "p.yaml"), *parts]:
+        assert part in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "parts"),
     [
         ('{"name": "p",\n "members": [}', ["line 2, column 14"]),
-        ('{"name": "p", "name": "q", "members": []}', ["'name' stands there twice"]),
+        ('{"name": "p", "name": "q", "members": []}', ["'name' occurs twice"]),
         ('{"name": "p", "members": []}', ["$.members", "length >= 1"]),
         ("[" * 100_000, ["p.json"]),
     ],
 )
-def test_json_errors(tmp_path: Path, text: str, words: list[str]) -> None:
-    """JSON that cannot be read is named with its place, and a policy in it with its key."""
+def test_json_errors(tmp_path: Path, text: str, parts: list[str]) -> None:
+    """Invalid JSON is reported with its position, and an invalid policy with its key."""
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(UnusableArguments) as refusal:
         policy_from_file(tmp_path / "p.json")
-    for word in words:
-        assert word in str(refusal.value)
+    for part in parts:
+        assert part in str(refusal.value)
 
 
 @patiently
@@ -113,15 +113,15 @@ def test_json_errors(tmp_path: Path, text: str, words: list[str]) -> None:
     put=st.text(st.sampled_from(":-{}[]&*!|>'\"%@`# \n\tab01.é\0")) | st.text(max_size=5),
 )
 def test_any_damage_is_read_or_refused(tmp_path: Path, start: int, length: int, put: str) -> None:
-    """A policy with anything at all put anywhere is read or refused, never another error."""
+    """A policy with random text inserted anywhere is read or refused, without another error."""
     file = tmp_path / "p.yaml"
     file.write_bytes((GOOD[:start] + put + GOOD[start + length :]).encode("utf-8", "surrogatepass"))
     with contextlib.suppress(UnusableArguments):
         policy_from_file(file)
 
 
-def test_a_bad_policy_is_a_wrong_call(tmp_path: Path, refused: Callable[..., str]) -> None:
-    """The command ends with exit code 2."""
+def test_an_invalid_policy_is_an_unusable_argument(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """The exit code is 2."""
     (tmp_path / "p.yaml").write_text("name: p")
     log = write_jsonl(tmp_path / "a.jsonl", rows())
     assert "`members`" in refused(2, log, "--policy", tmp_path / "p.yaml")

@@ -16,7 +16,7 @@ from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, MetricRole, 
 from evalstop_detectors.policy.calibration import default_thresholds
 from river import drift
 
-from evalstop_lab.calibrate.evidence import Records, records, to_alarm
+from evalstop_lab.calibrate.evidence import Records, record_evidence, to_alarm
 from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import Label, World
 from evalstop_lab.worlds.answers import Evaluator
@@ -126,7 +126,7 @@ def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
 
 
 def _run_detector(detector: Detector[Any], world: World) -> Records:
-    return records(detector, world.observations())
+    return record_evidence(detector, world.observations())
 
 
 def _run_policy(policy: Policy, world: World) -> Records:

@@ -14,7 +14,7 @@ from evalstop_detectors import Score as EvalScore
 
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
 from evalstop_lab.calibrate.evidence import Records, to_alarm
-from evalstop_lab.calibrate.thresholds import threshold
+from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, list_families
 from evalstop_lab.worlds.scoring import (
@@ -90,7 +90,7 @@ def find_alarm(healthy: Sequence[JudgedWorld], rate: float) -> float:
     kind = next((item.records.kind for item in healthy if item.records.kind is not None), None)
     if kind is None:
         return math.inf
-    stop_at = threshold(kind, [item.records.highest for item in healthy], rate).value
+    stop_at = calibrate_threshold(kind, [item.records.highest for item in healthy], rate).value
     return math.inf if stop_at is None else to_alarm(kind, stop_at)
 
 

@@ -1,4 +1,4 @@
-"""Runs are read from where they are kept: each source gives the same run, and a broken one gives what is whole."""
+"""Each source gives the same run, and invalid parts of a source do not prevent reading the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import Asked, Run, Troubles, judge_runs, load_policy, read
+from evalstop_lab.replay import ReadErrors, RequestedRoles, Run, judge_runs, load_policy, read_runs
 from evalstop_lab.replay.evalstop_runs import read_roles
 from evalstop_lab.service_process import running_service
 from hypothesis import given
@@ -48,16 +48,16 @@ def eval_scores(run: Run) -> list[tuple[int, float]]:
 
 
 def points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
-    """Steps and values of each role; NaN as a word, which equals itself."""
-    return {role: list(zip(some.steps, map(repr, some.values), strict=True)) for role, some in run.series.items()}
+    """Steps and values of each role; values are strings, so that NaN equals itself."""
+    return {role: list(zip(series.steps, map(repr, series.values), strict=True)) for role, series in run.series.items()}
 
 
 TURNED = [(10 * index, score) for index, score in enumerate(TURNING)]
 
 
 def test_an_offline_run_of_wandb() -> None:
-    """What the real wandb 0.31 wrote: steps by the trainer's own count, NaN, GPUs of the config, name and id."""
-    (run,) = read([OFFLINE]).by_name.values()
+    """A file of wandb 0.31 has the trainer's steps, NaN, the GPUs of the config, and the run's name and id."""
+    (run,) = read_runs([OFFLINE]).by_name.values()
     assert run.name == "grpo-seed3 (ir2a0mcn)"
     assert eval_scores(run) == [(50 * index, score) for index, score in enumerate(TURNING)]
     assert len(run.series[MetricRole.PROXY].steps) == 40
@@ -72,73 +72,73 @@ def test_an_offline_run_of_wandb() -> None:
 
 @patiently
 @given(data=st.data())
-def test_an_offline_run_that_breaks_off_or_is_broken(tmp_path: Path, data: st.DataObject) -> None:
-    """Of a file cut off anywhere, or with any byte changed, its beginning is read, and a change is noticed."""
+def test_a_truncated_or_corrupt_offline_run(tmp_path: Path, data: st.DataObject) -> None:
+    """A file that is truncated, or in which a byte is changed, is read up to there, and a change is reported."""
     whole = OFFLINE.read_bytes()
     at, cut = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.booleans())
     changed = whole[:at] if cut else whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
     (tmp_path / "run-x.wandb").write_bytes(changed)
-    troubles = Troubles(strict=False)
-    found = [points(run) for run in read([tmp_path], None, troubles).by_name.values()]
-    (everything,) = map(points, read([OFFLINE]).by_name.values())
-    assert all(some == everything[role][: len(some)] for run in found for role, some in run.items())
-    assert cut or troubles.found or found == [everything]
+    errors = ReadErrors(strict=False)
+    runs = [points(run) for run in read_runs([tmp_path], None, errors).by_name.values()]
+    (everything,) = map(points, read_runs([OFFLINE]).by_name.values())
+    assert all(series == everything[role][: len(series)] for run in runs for role, series in run.items())
+    assert cut or errors.collected or runs == [everything]
 
 
 @pytest.mark.real
 def test_a_file_store_of_mlflow(tmp_path: Path) -> None:
-    """What the real mlflow wrote: names with slashes, NaN, its length in hours and GPUs; a deleted run is not there."""
+    """A file store of mlflow has names with slashes, NaN, the duration and the GPUs; deleted runs are ignored."""
     script = WRITE_A_FILE_STORE.format(turning=list(TURNING))
     environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "GIT_PYTHON_REFRESH": "quiet"}
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mlruns")], env=environment, check=True, timeout=120)
-    (run,) = read([tmp_path]).by_name.values()
+    (run,) = read_runs([tmp_path]).by_name.values()
     assert run.name.startswith("seed1 (")
     assert (eval_scores(run), run.gpu_hours) == (TURNED, 8.0)
     assert math.isnan(run.series[MetricRole.KL].values[0])
 
 
 def test_a_run_in_several_logs(tmp_path: Path) -> None:
-    """Where training and evals are logged apart, a run has what stands in either; of two columns the first is the eval
-    score."""
+    """A run whose training and evals are logged to different files has the metrics of both; of two candidates the first
+    is the eval score."""
     train = [{"run": "a", "step": step, "reward": 1.0} for step, _ in TURNED]
     evals = [{"run": "a", "step": step, "eval/score": score} for step, score in TURNED]
     others = [{"run": "a", "step": 900, "eval/accuracy": 9.0}]
     files = [write_jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate((train, evals, others))]
-    (run,) = read(files).by_name.values()
+    (run,) = read_runs(files).by_name.values()
     assert eval_scores(run) == TURNED
     assert len(run.series[MetricRole.PROXY].steps) == len(TURNED)
 
 
 def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are followed, what fails in passing is tried again, NaN is read, and one experiment can be chosen."""
+    """All pages are read, transient errors are retried, NaN is read, and one experiment can be chosen."""
     with fake_mlflow() as address:
-        with pytest.raises(UnreadableInput, match=r"401.*key that may read"):
-            read([f"mlflow+{address}"])
+        with pytest.raises(UnreadableInput, match=r"401.*key with read access"):
+            read_runs([f"mlflow+{address}"])
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
         for source in (f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"):
-            second, first = sorted(read([source]).by_name.values(), key=lambda run: run.name, reverse=True)
+            second, first = sorted(read_runs([source]).by_name.values(), key=lambda run: run.name, reverse=True)
             assert (first.name[:6], second.name[:6]) == ("seed1 ", "seed2 ")
             assert (eval_scores(first), first.gpus) == (TURNED, 8.0)
             assert math.isnan(second.series[MetricRole.KL].values[2])
-        assert len(read([f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"]).by_name) == 4
+        assert len(read_runs([f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"]).by_name) == 4
         with pytest.raises(UnreadableInput, match="no experiment 'other'; there are Default, rlhf"):
-            read([f"mlflow+{address}?experiment=other"])
+            read_runs([f"mlflow+{address}?experiment=other"])
     with pytest.raises(UnusableArguments, match=r"mlflow\+http"):
-        read([address])
+        read_runs([address])
 
 
-def test_several_evals_of_the_service_are_their_mean() -> None:
-    """Of a run with several evals what is read is the mean that the service stores, higher is better."""
-    said = {"a": {"role": "eval", "direction": "minimize"}, "b": {"role": "eval"}, "kl": {"role": "kl"}}
-    roles = read_roles(said)
+def test_several_evals_of_the_service_are_read_as_their_mean() -> None:
+    """The eval score of a run with several evals is the mean that the service stores, of which higher is better."""
+    metrics = {"a": {"role": "eval", "direction": "minimize"}, "b": {"role": "eval"}, "kl": {"role": "kl"}}
+    roles = read_roles(metrics)
     assert roles.columns == {MetricRole.EVAL: "evalstop/score", MetricRole.KL: "kl"}
     assert roles.sign(MetricRole.EVAL) == 1
-    assert read_roles({"a": said["a"]}).sign(MetricRole.EVAL) == -1
+    assert read_roles({"a": metrics["a"]}).sign(MetricRole.EVAL) == -1
 
 
 @pytest.mark.real
-def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a real service come with the roles they said, without what an earlier attempt left behind."""
+def test_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a service have their declared roles, without observations of superseded attempts."""
     with running_service(tmp_path) as service:
         with httpx.Client(
             base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}
@@ -152,9 +152,9 @@ def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             client.post(f"/runs/{run_id}/resume", json={"step": 70}).raise_for_status()
         monkeypatch.delenv("EVALSTOP_KEY", raising=False)
         with pytest.raises(UnusableArguments, match="EVALSTOP_KEY"):
-            read([f"evalstop+{service.url}"])
+            read_runs([f"evalstop+{service.url}"])
         monkeypatch.setenv("EVALSTOP_KEY", service.key)
-        (run,) = read([f"evalstop+{service.url}"]).by_name.values()
+        (run,) = read_runs([f"evalstop+{service.url}"]).by_name.values()
     assert [(score.step, score.value, score.stderr) for score in run.scores()] == [(*point, 0.1) for point in TURNED]
     assert (run.gpus, run.total_steps) == (4.0, 200)
 
@@ -170,17 +170,17 @@ CONSOLES = {
 
 
 @pytest.mark.parametrize("trainer", CONSOLES)
-def test_a_console_of(trainer: str, tmp_path: Path) -> None:
-    """The lines in which a trainer prints its metrics are found among everything else that it prints."""
+def test_console_output_of(trainer: str, tmp_path: Path) -> None:
+    """The lines with metrics are found in a trainer's console output."""
     lines = ["step: a word about steps", *(CONSOLES[trainer].format(step=step, score=score) for step, score in TURNED)]
     (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
-    asked = Asked({MetricRole.EVAL: "reward"}) if trainer == "openrlhf" else None
-    (run,) = read([tmp_path / "train.log"], asked).by_name.values()
+    requested = RequestedRoles({MetricRole.EVAL: "reward"}) if trainer == "openrlhf" else None
+    (run,) = read_runs([tmp_path / "train.log"], requested).by_name.values()
     assert eval_scores(run) == TURNED
 
 
-def test_rows_by_other_names(tmp_path: Path) -> None:
-    """verl's file logger, W&B's history as JSON and what its pages export of a chart."""
+def test_other_formats_of_rows(tmp_path: Path) -> None:
+    """Files of verl's file logger, W&B's history as JSON and its exported charts give the same run."""
     verl = [{"step": step, "data": {"val-core/gsm8k/reward/mean@1": score, "text": "x"}} for step, score in TURNED]
     (tmp_path / "verl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verl))
     history = [{"_step": 2 * i, "train/global_step": step, "loss": 1.0} for i, (step, _) in enumerate(TURNED)]
@@ -190,14 +190,14 @@ def test_rows_by_other_names(tmp_path: Path) -> None:
     chart = ["Step,a - b - eval/score,a - b - eval/score__MIN,c - eval/score"]
     chart += [f'"{step}","{score}","{score}",""' for step, score in TURNED]
     (tmp_path / "chart.csv").write_text("\n".join(chart) + "\n")
-    found = {name: read([tmp_path / name]).by_name for name in ("verl.jsonl", "history.json", "chart.csv")}
-    assert [eval_scores(next(iter(runs.values()))) for runs in found.values()] == [TURNED] * 3
-    assert set(found["chart.csv"]) == {"a - b", "c"}
-    assert next(iter(found["history.json"].values())).seconds == 3600
+    by_file = {name: read_runs([tmp_path / name]).by_name for name in ("verl.jsonl", "history.json", "chart.csv")}
+    assert [eval_scores(next(iter(runs.values()))) for runs in by_file.values()] == [TURNED] * 3
+    assert set(by_file["chart.csv"]) == {"a - b", "c"}
+    assert next(iter(by_file["history.json"].values())).seconds == 3600
 
 
-def test_what_is_broken_costs_nothing_else(tmp_path: Path) -> None:
-    """A reader that goes on names each file and line at fault, once, and has every row that is whole."""
+def test_invalid_rows_do_not_prevent_reading_others(tmp_path: Path) -> None:
+    """A lenient reader reports each invalid file and line once, and reads all valid rows."""
     good = [json.dumps({"step": step, "eval": score}) for step, score in TURNED]
     (tmp_path / "half.jsonl").write_text(
         "\n".join([*good[:3], "{broken", *good[3:], '{"step": -1, "eval": 1}', good[0][:9]])
@@ -205,11 +205,11 @@ def test_what_is_broken_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("step,eval\n" + "\n".join(f"{a},{b}" for a, b in TURNED) + "\n70,high\n80\n")
     (tmp_path / "trainer_state.json").write_text("{")
     names = ("half.jsonl", "table.csv", "trainer_state.json", "absent.jsonl")
-    troubles = Troubles(strict=False)
-    runs = read([tmp_path / name for name in names], None, troubles)
+    errors = ReadErrors(strict=False)
+    runs = read_runs([tmp_path / name for name in names], None, errors)
     assert [eval_scores(run) for run in runs.by_name.values()] == [TURNED] * 2
-    words = [str(error).split(f"{tmp_path}/")[1] for error in troubles.found]
-    assert [item.split(": ")[0] for item in words if "none of" not in item] == [
+    messages = [str(error).split(f"{tmp_path}/")[1] for error in errors.collected]
+    assert [item.split(": ")[0] for item in messages if "none of" not in item] == [
         "half.jsonl, line 4", "half.jsonl, line 10", "half.jsonl, line 11", "table.csv, line 10", "table.csv, line 11",
         "trainer_state.json", "absent.jsonl",
     ]  # fmt: skip
