@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
-from evalstop_detectors import BestSoFar, DetectorError, Evidence, Policy, Verdict, policy_from_document
+from evalstop_detectors import (
+    BestSoFar,
+    DetectorError,
+    Evidence,
+    Policy,
+    Verdict,
+    policy_from_document,
+    policy_to_document,
+)
 from evalstop_detectors.detectors.detector import Kind, Thresholds
 from evalstop_detectors.policy.calls import Action
 from fastapi import APIRouter, Query, Response
@@ -78,13 +86,14 @@ def _main_member(policy: Policy) -> int | None:
 
 
 def _with_threshold(policy: Policy, stop_at: float | None) -> Policy:
+    """The policy with another threshold of its main member; raises InvalidPolicy when that cannot be reached."""
     place = _main_member(policy)
     if stop_at is None or place is None:
         return policy
     members = list(policy.members)
     thresholds = Thresholds(members[place].thresholds.suspect_at, stop_at)
     members[place] = structs.replace(members[place], thresholds=thresholds)
-    return structs.replace(policy, members=tuple(members))
+    return policy_from_document(policy_to_document(structs.replace(policy, members=tuple(members))))
 
 
 def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, Any] | None:

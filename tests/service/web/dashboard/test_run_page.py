@@ -83,6 +83,7 @@ def test_what_another_threshold_would_have_done(
     with database.reading() as tx:
         stored = policies.find_policy(tx, tenant.project.id, "early", None)
     assert stored is None or stored.document == policy_to_document(POLICIES["early"])
+    assert "is from 0 to 1" in str(ask(1.7)["sentence"])
     counted = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": "paper", "stop_at": "1000"}).json()
     assert counted["step"] is None
     assert "would not have stopped this run up to step 600" in counted["sentence"]
