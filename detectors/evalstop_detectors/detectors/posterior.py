@@ -383,10 +383,8 @@ def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, prog
     evals, probability = int(features.evals), outlook.turned
     if evals < SOONEST:
         return Evidence(Kind.POSTERIOR, 0.0, None, f"needs {format_count(SOONEST - evals, 'more eval')}")
-    low, _, high = outlook.to_gain
-    words = (
-        f"{format_percent(low)} to {format_percent(high)} of the range so far may still be gained (10 to 90 % quantile)"
-    )
+    low, _, high = map(format_percent, outlook.to_gain)
+    words = f"{low} to {high} of the range so far may still be gained (10 to 90 % quantile)"
     levelled = Evidence(Kind.FRACTION, outlook.covered, None, words)
     if probability < SAID_FROM:
         return Evidence(Kind.POSTERIOR, 0.0, None, _QUIET, levelled)
