@@ -1,4 +1,4 @@
-// The page of a backtest. Runs are put on the page some at a time, and drawn while they are in sight.
+// The page of a backtest. Runs are added to the page in batches, and plotted while they are visible.
 "use strict";
 
 (() => {
@@ -7,11 +7,11 @@
   const labels = report.policies.map((item) => item.policy);
   const AT_A_TIME = 30;
   const MANY = 2000;
-  const GROUPS = ["wrongly stopped", "missed", "stop cannot be told", "rightly stopped", "rightly let alone", "undecided and let alone"];
+  const GROUPS = ["wrongly stopped", "missed", "stopped, unknown", "rightly stopped", "rightly not stopped", "undecided, not stopped"];
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const counted = (count) => `${number(count)} ${count === 1 ? "run" : "runs"}`;
+  const formatRuns = (count) => `${number(count)} ${count === 1 ? "run" : "runs"}`;
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
   const number = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 0 });
 
@@ -23,7 +23,7 @@
     return element;
   }
 
-  // --- what is said of all runs
+  // --- the report on all runs
 
   function interval(row, cell, signed) {
     const place = put(row, "td");
@@ -55,13 +55,13 @@
     };
     const alone = report.difference && `${number(report.difference.first_alone)} alone, ${number(report.difference.second_alone)} alone`;
     total("runs stopped", (item) => item.stopped, alone);
-    for (const said of ["right", "wrong", "unknown"]) total(`… ${said}`, (item) => item.stops[said]);
+    for (const outcome of ["right", "wrong", "unknown"]) total(`… ${outcome}`, (item) => item.stops[outcome]);
     for (const [name, text] of [
       ["precision", "stops that were right"],
       ["false_stops", "healthy runs stopped wrongly"],
       ["caught", "turned runs stopped rightly"],
       ["saved", "steps saved by right stops"],
-      ["cut", "steps cut off by wrong stops"],
+      ["cut", "steps lost by wrong stops"],
     ]) {
       const row = line(text);
       for (const item of report.policies) interval(row, item[name]);
@@ -79,10 +79,10 @@
   function head() {
     const { turned, healthy, undecided } = report.truths;
     const more = [];
-    if (report.without_eval) more.push(`${number(report.without_eval)} have no evals and are stopped by no shipped policy`);
-    if (report.without_gpu_hours) more.push(`${number(report.without_gpu_hours)} do not say their GPU-hours`);
+    if (report.without_eval) more.push(`${number(report.without_eval)} have no evals, and no shipped policy stops them`);
+    if (report.without_gpu_hours) more.push(`${number(report.without_gpu_hours)} have no known GPU-hours`);
     document.getElementById("counts").textContent =
-      `${counted(report.runs)}: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
+      `${formatRuns(report.runs)}: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
       more.map((text) => `; ${text}`).join("") + ".";
     const story = document.getElementById("story");
     for (const text of report.story) put(story, "p", text);
@@ -100,14 +100,14 @@
     }
     if (report.troubles.length) {
       const place = document.getElementById("troubles");
-      put(place, "h3", `What could not be read (${number(report.troubles.length)})`);
+      put(place, "h3", `Read errors (${number(report.troubles.length)})`);
       const list = put(place, "ul");
       for (const text of report.troubles.slice(0, 200)) put(list, "li", text);
       if (report.troubles.length > 200) put(list, "li", `and ${number(report.troubles.length - 200)} more`);
     }
   }
 
-  // --- drawing
+  // --- plots
 
   const layout = (more) => ({
     paper_bgcolor: "rgba(0,0,0,0)",
@@ -123,19 +123,19 @@
     const place = document.getElementById("later");
     const traces = [];
     labels.forEach((label, index) => {
-      for (const said of ["right", "wrong", "unknown"]) {
-        const some = runs.filter((run) => run.passed[index].said === said && run.passed[index].later !== null);
-        if (!some.length) continue;
+      for (const outcome of ["right", "wrong", "unknown"]) {
+        const stopped = runs.filter((run) => run.passed[index].said === outcome && run.passed[index].later !== null);
+        if (!stopped.length) continue;
         traces.push({
           type: runs.length > MANY ? "scattergl" : "scatter",
           mode: "markers",
-          name: `${label}: ${said}`,
-          x: some.map((run) => 100 * (1 - run.passed[index].saved)),
-          y: some.map((run) => 100 * run.passed[index].later),
-          text: some.map((run) => run.name.replaceAll("<", "&lt;")),
-          customdata: some.map((run) => run.name),
-          hovertemplate: "%{text}<br>stopped at %{x:.0f} % of its steps<br>later %{y:+.0f} %<extra></extra>",
-          marker: { color: color(said), size: 7, opacity: 0.75, symbol: index ? "diamond-open" : "circle" },
+          name: `${label}: ${outcome}`,
+          x: stopped.map((run) => 100 * (1 - run.passed[index].saved)),
+          y: stopped.map((run) => 100 * run.passed[index].later),
+          text: stopped.map((run) => run.name.replaceAll("<", "&lt;")),
+          customdata: stopped.map((run) => run.name),
+          hovertemplate: "%{text}<br>stopped at %{x:.0f} % of its steps<br>change afterwards %{y:+.0f} %<extra></extra>",
+          marker: { color: color(outcome), size: 7, opacity: 0.75, symbol: index ? "diamond-open" : "circle" },
         });
       }
     });
@@ -147,7 +147,7 @@
     Plotly.react(place, traces, layout({
       margin: { l: 56, r: 16, t: 12, b: 44 },
       xaxis: axis({ title: { text: "stopped at this share of its steps" }, tickformat: ".0f", ticksuffix: " %", range: [0, 102] }),
-      yaxis: axis({ title: { text: "better later, of its range" }, tickformat: "+.0f", ticksuffix: " %", zeroline: true, zerolinecolor: color("text") }),
+      yaxis: axis({ title: { text: "change after the stop, of the range" }, tickformat: "+.0f", ticksuffix: " %", zeroline: true, zerolinecolor: color("text") }),
       legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
     }), OPTIONS);
     place.removeAllListeners?.("plotly_click");
@@ -189,7 +189,7 @@
       const at = run.series.eval[0].indexOf(best);
       if (at >= 0) {
         traces.push({
-          type: "scatter", mode: "markers", x: [best], y: [run.series.eval[1][at]], name: "checkpoint kept",
+          type: "scatter", mode: "markers", x: [best], y: [run.series.eval[1][at]], name: "best checkpoint",
           marker: { color: color("right"), size: 10, symbol: "circle-open", line: { width: 2 } },
         });
       }
@@ -208,22 +208,22 @@
 
   // --- the runs
 
-  const inSight = new IntersectionObserver((entries) => {
+  const visibility = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (entry.isIntersecting && !entry.target.firstChild) draw(entry.target, entry.target.run);
       else if (!entry.isIntersecting && entry.target.firstChild) Plotly.purge(entry.target);
     }
   }, { rootMargin: "600px" });
 
-  function told(passed, run, label) {
-    const what = passed.stop === null ? "let run" : `stopped at step ${number(passed.stop)} of ${number(run.last)}`;
-    const kept = passed.best !== null && passed.stop !== null ? `, keeping step ${number(passed.best)}` : "";
+  function describe(passed, run, label) {
+    const action = passed.stop === null ? "not stopped" : `stopped at step ${number(passed.stop)} of ${number(run.last)}`;
+    const best = passed.best !== null && passed.stop !== null ? `, best checkpoint at step ${number(passed.best)}` : "";
     const hours = passed.hours ? `, ${passed.hours.toPrecision(3)} GPU-hours` : "";
-    const saved = passed.stop === null ? "" : `; ${percent(passed.saved, 0)} of it not run${hours}`;
+    const saved = passed.stop === null ? "" : `; saves ${percent(passed.saved, 0)} of its steps${hours}`;
     const later = passed.later === null ? "" : passed.later > 0
-      ? `; it went on to be ${percent(passed.later, 0)} of its range better`
-      : `; nothing better came later`;
-    return `${label}: ${what}${kept}${saved}${later}. ${passed.reason}`;
+      ? `; its scores improved afterwards by ${percent(passed.later, 0)} of their range`
+      : `; its scores did not improve afterwards`;
+    return `${label}: ${action}${best}${saved}${later}. ${passed.reason}`;
   }
 
   const isDrawn = (run) => Object.keys(run.series).length > 0;
@@ -237,15 +237,15 @@
     run.passed.forEach((passed, index) => {
       const line = put(article, "p");
       put(line, "span", passed.said, `said ${passed.said}`);
-      line.append(` — ${told(passed, run, labels[index])}`);
+      line.append(` — ${describe(passed, run, labels[index])}`);
     });
     if (!isDrawn(run)) {
-      if (run.last) put(article, "p", `Curves are here of the worst ${counted(drawn)} alone.`, "muted");
+      if (run.last) put(article, "p", `Only the worst ${formatRuns(drawn)} have curves.`, "muted");
       return article;
     }
     const place = put(article, "div", undefined, "drawing");
     place.run = run;
-    inSight.observe(place);
+    visibility.observe(place);
     return article;
   }
 
@@ -261,7 +261,7 @@
     for (const run of chosen.slice(put_, put_ + AT_A_TIME)) list.append(card(run));
     put_ = Math.min(put_ + AT_A_TIME, chosen.length);
     document.getElementById("shown").textContent = chosen.length
-      ? `${number(chosen.length)} of ${counted(runs.length)}`
+      ? `${number(chosen.length)} of ${formatRuns(runs.length)}`
       : "No run fits. Take part of the name away, or choose all.";
   }
 
@@ -269,7 +269,7 @@
     const part = document.getElementById("name").value.toLowerCase();
     chosen = runs.filter((run) => fits(run, group) && run.name.toLowerCase().includes(part));
     for (const place of document.querySelectorAll("#runs .drawing")) {
-      inSight.unobserve(place);
+      visibility.unobserve(place);
       if (place.firstChild) Plotly.purge(place);
     }
     document.getElementById("runs").replaceChildren();
