@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 BUSY_STATUSES = frozenset({408, 425, 429})
-ERRORS_TOLD = 3  # most errors of a problem in one log line
+MOST_ERRORS = 3  # maximum number of a problem's errors in one log line
 
 
 @dataclass(frozen=True)
@@ -155,15 +155,15 @@ def _object_in(response: httpx.Response) -> Json | None:
 
 def _reason(response: httpx.Response, body: Json | None) -> str:
     errors = body.get("errors") if body else None
-    told_of = ("title",) if errors else ("title", "detail")  # the detail only counts the errors
-    words = [str(body[word]) for word in told_of if body and body.get(word)]
+    fields = ("title",) if errors else ("title", "detail")  # the detail only counts the errors
+    parts = [str(body[name]) for name in fields if body and body.get(name)]
     if isinstance(errors, list):
-        told = [error for error in errors if isinstance(error, dict) and {"pointer", "detail"} <= error.keys()]
-        words += [f"{error['pointer']}: {error['detail']}" for error in told[:ERRORS_TOLD]]
-        if len(told) > ERRORS_TOLD:
-            words.append(f"and {len(told) - ERRORS_TOLD} more")
+        listed = [error for error in errors if isinstance(error, dict) and {"pointer", "detail"} <= error.keys()]
+        parts += [f"{error['pointer']}: {error['detail']}" for error in listed[:MOST_ERRORS]]
+        if len(listed) > MOST_ERRORS:
+            parts.append(f"and {len(listed) - MOST_ERRORS} more")
     where = f"{response.request.method} {response.request.url} answered {response.status_code}"
-    return f"{where}: {'; '.join(words)}" if words else where
+    return f"{where}: {'; '.join(parts)}" if parts else where
 
 
 def _pointers(body: Json | None) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from evalstop_service.configuration import (
     reveal,
 )
 from evalstop_service.decisions import deadlines, stale_runs
-from evalstop_service.decisions.unheard_vetoes import UnheardVetoes
+from evalstop_service.decisions.refused_vetoes import RefusedVetoes
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
 from evalstop_service.observability import tracing
@@ -180,7 +180,7 @@ def create_app(
         max_bytes=settings.max_body_bytes,
         held=held,
         identify=create_identify(app.state.pages),
-        unheard=UnheardVetoes(database, clock).note,
+        report_refused_veto=RefusedVetoes(database, clock).report,
         streamed=STREAMED,
         streamed_below=UPLOADS,
         refusal=_refusal,

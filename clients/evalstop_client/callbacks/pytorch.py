@@ -33,13 +33,13 @@ def rank() -> int:
     return dist.get_rank() if _is_distributed() else 0
 
 
-def agreed(word: bool) -> bool:
+def agreed(value: bool) -> bool:
     """Rank 0's value, on all ranks; every rank must call it equally often."""
     if not _is_distributed() or dist.get_world_size() == 1:
-        return word
-    words = [word]
-    dist.broadcast_object_list(words, src=0)
-    return words[0]
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 class DistributedRun:

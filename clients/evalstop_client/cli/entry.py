@@ -52,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure or if something blocks a stop, 2 on wrong usage."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words[0] if words else ""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    name = arguments[0] if arguments else ""
     additions = [] if name in COMMANDS else load_additions()
     for addition in additions:
         if name in addition.COMMANDS:
-            return addition.main(words)
-    options = parser(words, additions).parse_args(words)
+            return addition.main(arguments)
+    options = parser(arguments, additions).parse_args(arguments)
     try:
         return int(options.command(options))
     except ConfigurationError as error:
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
-    """The parser of all commands, with the options of the one that `words` name; `command` is its function."""
+def parser(arguments: Sequence[str], additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
+    """The parser of all commands, with the options of the one that `arguments` name; `command` is its function."""
     root = argparse.ArgumentParser(
         prog="evalstop",
         description="Manage runs, decisions and settings of a project over HTTP, with EVALSTOP_URL and EVALSTOP_KEY.",
@@ -86,7 +86,7 @@ def parser(words: Sequence[str], additions: Sequence[Addition] = ()) -> argparse
     root.add_argument("--version", action="version", version=f"evalstop {__version__}")
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command, (module, text) in COMMANDS.items():
-        if words and command == words[0]:
+        if arguments and command == arguments[0]:
             import_module(module).add_to(commands, text)
         else:
             commands.add_parser(command, help=text)
@@ -103,8 +103,8 @@ def load_additions() -> list[Addition]:
 
 def _complete() -> None:
     """Answer argcomplete's completion requests and exit."""
-    words = os.environ.get("COMP_LINE", "").split()[1:]
-    import_module("argcomplete").autocomplete(parser(words, load_additions()))
+    arguments = os.environ.get("COMP_LINE", "").split()[1:]
+    import_module("argcomplete").autocomplete(parser(arguments, load_additions()))
 
 
 def _describe(additions: Sequence[Addition]) -> str:

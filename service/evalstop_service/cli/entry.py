@@ -38,9 +38,9 @@ MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure, 2 on wrong usage."""
-    words = sys.argv[1:] if arguments is None else arguments
+    arguments = sys.argv[1:] if arguments is None else arguments
     with _without_garbage_collection():
-        options = parser(words).parse_args(words)
+        options = parser(arguments).parse_args(arguments)
         execution = import_module("evalstop_service.cli.execution")
     return int(execution.execute(options))
 
@@ -57,8 +57,8 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of all commands, with the options of the one that `words` name; `command` is its function."""
+def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands, with the options of the one that `arguments` name; `command` is its function."""
     root = argparse.ArgumentParser(
         prog="evalstop",
         description="Stop training jobs that no longer improve, and keep their best checkpoints.",
@@ -75,7 +75,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    named = words[0] if words and words[0] in COMMANDS else None
+    named = arguments[0] if arguments and arguments[0] in COMMANDS else None
     if named is None:
         for name, text in COMMANDS.items():
             commands.add_parser(name, help=text)

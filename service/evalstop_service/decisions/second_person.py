@@ -19,7 +19,7 @@ from evalstop_service.evaluation import rollout_stage
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import ProjectChange
 from evalstop_service.rules.decision_lifecycle import Released, StopOrdered
-from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word, has_enough_words
+from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState, has_enough_approvals
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import decisions, projects, proposals, rollout_stages, runs
 from evalstop_service.store.audit import Author
@@ -91,7 +91,7 @@ def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reas
     `reason`: for the audit log.
     """
     with database.transaction() as tx:
-        return _add_word(tx, author, find_proposal(tx, author.project_id, proposal_id), reason)
+        return _add_approval(tx, author, find_proposal(tx, author.project_id, proposal_id), reason)
 
 
 def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
@@ -118,8 +118,8 @@ def _propose(
     if before is not None and before.is_open(author.at):
         if before.argument != argument:
             raise Conflict(f"another proposal by {before.proposed_by} is open: {before.summary}; confirm or refuse it")
-        agreed = _add_word(tx, author, before)
-        return agreed if agreed.state is ProposalState.OPEN else None
+        supported = _add_approval(tx, author, before)
+        return supported if supported.state is ProposalState.OPEN else None
     if before is not None and before.state is ProposalState.OPEN:
         proposals.close_proposal(tx, before, ProposalState.EXPIRED, author.at)
     proposal = Proposal(
@@ -131,7 +131,7 @@ def _propose(
         argument,
         reason,
         author.actor,
-        (_word(author),),
+        (_make_approval(author),),
         ProposalState.OPEN,
         author.at,
     )
@@ -140,7 +140,7 @@ def _propose(
     return proposal
 
 
-def _add_word(tx: Transaction, author: Author, proposal: Proposal, reason: str = "") -> Proposal:
+def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: str = "") -> Proposal:
     """Add a person's approval; with the last one needed, carry the proposal out.
 
     1. Carry it out first, under its own locks: run before decision before project.
@@ -148,12 +148,12 @@ def _add_word(tx: Transaction, author: Author, proposal: Proposal, reason: str =
     """
     if not proposal.is_open(author.at):
         raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it again")
-    word = _word(author)
-    if any(approval.identity == word.identity for approval in proposal.words):
+    approval = _make_approval(author)
+    if any(other.identity == approval.identity for other in proposal.words):
         return proposal
-    proposal = replace(proposal, words=(*proposal.words, word))
-    if not has_enough_words(proposal.words, _words_needed(tx, proposal)):
-        proposals.save_words(tx, proposal)
+    proposal = replace(proposal, words=(*proposal.words, approval))
+    if not has_enough_approvals(proposal.words, _count_needed_approvals(tx, proposal)):
+        proposals.save_approvals(tx, proposal)
         details = {"summary": proposal.summary} | ({"reason": reason} if reason else {})
         author.record(tx, "proposal.supported", f"proposal {proposal.id}", details)
         return proposal
@@ -162,7 +162,7 @@ def _add_word(tx: Transaction, author: Author, proposal: Proposal, reason: str =
     return replace(proposal, state=ProposalState.CONFIRMED, closed_at=author.at)
 
 
-def _words_needed(tx: Transaction, proposal: Proposal) -> int:
+def _count_needed_approvals(tx: Transaction, proposal: Proposal) -> int:
     if proposal.kind is not ProposalKind.RAISE_STAGE:
         return 2
     second_person = projects.get_project(tx, proposal.project_id).second_person
@@ -197,5 +197,5 @@ def _close(
     author.record(tx, action, f"proposal {proposal.id}", details)
 
 
-def _word(author: Author) -> Word:
-    return Word(author.identity or author.actor, author.actor, author.at)
+def _make_approval(author: Author) -> Approval:
+    return Approval(author.identity or author.actor, author.actor, author.at)

@@ -44,7 +44,7 @@ class ProposalState(StrEnum):
     EXPIRED = "expired"
 
 
-class Word(Struct, frozen=True):
+class Approval(Struct, frozen=True):
     """An approval: the approver's authenticated identity, and the name in the audit log."""
 
     identity: str
@@ -52,6 +52,6 @@ class Word(Struct, frozen=True):
     at: datetime
 
 
-def has_enough_words(words: tuple[Word, ...], needed: int) -> bool:
+def has_enough_approvals(approvals: tuple[Approval, ...], needed: int) -> bool:
     """Whether enough different people have approved."""
-    return len({word.identity for word in words}) >= needed
+    return len({approval.identity for approval in approvals}) >= needed

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.proposals import OPEN_FOR, ProposalKind, ProposalState, Word
+from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import proposals
 
@@ -29,7 +29,7 @@ class Proposal:
     argument: str
     reason: str
     proposed_by: str
-    words: tuple[Word, ...]
+    words: tuple[Approval, ...]
     state: ProposalState
     created_at: datetime
     closed_at: datetime | None = None
@@ -54,7 +54,7 @@ def add_proposal(tx: Transaction, proposal: Proposal) -> None:
     tx.execute(proposals.insert().values(**vars(proposal)))
 
 
-def save_words(tx: Transaction, proposal: Proposal) -> None:
+def save_approvals(tx: Transaction, proposal: Proposal) -> None:
     """Store the approvals."""
     tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(words=proposal.words))
 

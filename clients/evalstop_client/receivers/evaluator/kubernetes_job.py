@@ -81,7 +81,7 @@ class JobEvaluation:
         jobs = [self._find_or_create(f"evalstop-{request.id}-{which}", request, uri) for which, uri in uris.items()]
         for job in jobs:
             _check_not_failed(job)
-        if not all("Complete" in JOB.words(job) for job in jobs):
+        if not all("Complete" in JOB.list_states(job) for job in jobs):
             return None
         best, current = (self._read_scores(job) for job in jobs)
         return compare_scores(best, current)
@@ -158,5 +158,5 @@ def _texts(container: Mapping[str, Any]) -> Iterator[str]:
 def _check_not_failed(job: Object) -> None:
     for condition in at(job, "status", "conditions") or []:
         if condition.get("type") == "Failed" and condition.get("status") == "True":
-            words = ": ".join(condition[name] for name in ("reason", "message") if condition.get(name))
-            raise EvaluationFailed(f"Job {job['metadata']['namespace']}/{job['metadata']['name']} failed: {words}")
+            message = ": ".join(condition[name] for name in ("reason", "message") if condition.get(name))
+            raise EvaluationFailed(f"Job {job['metadata']['namespace']}/{job['metadata']['name']} failed: {message}")

@@ -154,12 +154,12 @@ class Api:
         headers = {} if body is None else {"content-type": MERGE_PATCH if verb == "patch" else "application/json"}
         response = self._send(method, path, params, headers, body)
         if response.status_code == codes.CONFLICT:
-            return Conflict(_words(response))
+            return Conflict(_message_of(response))
         if response.status_code == codes.NOT_FOUND:
             if at(_body_of(response), "details", "name"):
                 return Missing()
             self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
-            raise SchedulerUnavailable(f"{verb} {kind}: {_words(response)}")
+            raise SchedulerUnavailable(f"{verb} {kind}: {_message_of(response)}")
         self._check(response, verb, kind, namespace)
         return response
 
@@ -167,18 +167,20 @@ class Api:
         """Raise the error of a response, unless it succeeded."""
         if response.is_success:
             return
-        status, words = response.status_code, _words(response)
+        status, message = response.status_code, _message_of(response)
         if status == codes.FORBIDDEN:
             what = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
-            raise RequestRefused(f"the verb {verb!r} on {what} in namespace {namespace} is not granted to it: {words}")
+            raise RequestRefused(
+                f"the verb {verb!r} on {what} in namespace {namespace} is not granted to it: {message}"
+            )
         if status == codes.UNAUTHORIZED:
-            raise SchedulerUnavailable(f"the API server does not know this receiver's token or certificate: {words}")
+            raise SchedulerUnavailable(f"the API server does not know this receiver's token or certificate: {message}")
         if status in REFUSALS:
-            raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {words}")
+            raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {message}")
         asked = response.headers.get("retry-after", "")
         if asked.isdecimal():
             self._quiet_until = time.monotonic() + min(float(asked), MOST_PATIENCE_SECONDS)
-        raise SchedulerUnavailable(f"{verb} {kind}: {words}")
+        raise SchedulerUnavailable(f"{verb} {kind}: {message}")
 
     def _path(self, kind: Kind, namespace: str) -> str:
         root = "/apis" if kind.group else "/api"
@@ -208,7 +210,7 @@ class Api:
         if response.status_code == codes.NOT_FOUND:
             return {}
         if not response.is_success:
-            raise SchedulerUnavailable(f"GET {path}: {_words(response)}")
+            raise SchedulerUnavailable(f"GET {path}: {_message_of(response)}")
         return _body_of(response)
 
     def _send(
@@ -271,6 +273,6 @@ def _date(response: httpx.Response) -> datetime:
     return parsedate_to_datetime(date) if date else datetime.now(UTC)
 
 
-def _words(response: httpx.Response) -> str:
+def _message_of(response: httpx.Response) -> str:
     """A short text of a response."""
     return f"{response.status_code} {at(_body_of(response), 'message') or response.text[:200]}"

@@ -128,7 +128,7 @@ class KubernetesJobControl:
         logger.info("parking %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
         kind, workload = _kind(job), self._workload(job)
-        if workload is not None and not kind.words(workload) & kind.ended:
+        if workload is not None and not kind.list_states(workload) & kind.ended:
             self._levers.suspend(kind, workload, request.decision_id, may_delete=False)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
@@ -151,7 +151,7 @@ class KubernetesJobControl:
         workload = self._workload(job)
         if workload is None:
             raise RequestRefused(f"{kind} {job.id} no longer exists and cannot be resumed")
-        if kind.words(workload) & kind.ended:
+        if kind.list_states(workload) & kind.ended:
             raise RequestRefused(f"{kind} {job.id} has ended and cannot be resumed")
         self._levers.resume(kind, workload)
 
@@ -221,7 +221,7 @@ class KubernetesJobControl:
             state = "Deleted"
         elif workload["metadata"].get("deletionTimestamp"):
             return Present("being deleted")
-        elif ended := kind.words(workload) & kind.ended:
+        elif ended := kind.list_states(workload) & kind.ended:
             state = min(ended)
         elif self._levers.is_held(kind, workload):
             state = SUSPENDED
@@ -236,7 +236,7 @@ class KubernetesJobControl:
 
     def _stop(self, job: Job, decision_id: str | None = None) -> None:
         kind, workload = _kind(job), self._workload(job)
-        if workload is not None and not kind.words(workload) & kind.ended:
+        if workload is not None and not kind.list_states(workload) & kind.ended:
             self._levers.stop(kind, workload, decision_id)
 
     def _workload(self, job: Job) -> Object | None:

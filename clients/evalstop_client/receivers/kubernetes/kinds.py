@@ -39,13 +39,13 @@ class Kind:
         cluster = at(workload, "status", "rayClusterName") or metadata["name"]
         return self.pods.format(name=metadata["name"], uid=metadata["uid"], ray_cluster=cluster)
 
-    def words(self, workload: Object) -> frozenset[str]:
+    def list_states(self, workload: Object) -> frozenset[str]:
         """The states that its controller reports."""
         if self.phase:
-            word = at(workload, *self.phase)
-            return frozenset({word}) if isinstance(word, str) else frozenset()
+            phase = at(workload, *self.phase)
+            return frozenset({phase}) if isinstance(phase, str) else frozenset()
         conditions = at(workload, "status", "conditions") or []
-        return frozenset(one["type"] for one in conditions if one.get("status") == "True")
+        return frozenset(condition["type"] for condition in conditions if condition.get("status") == "True")
 
 
 JOBSET_PODS = "jobset.sigs.k8s.io/jobset-name={name}"

@@ -79,7 +79,7 @@ class Suspension:
         """Whether it is stopped, confirmed by its controller, and will not restart by itself."""
         if _parallelism_before(workload) is not None:
             return at(workload, "spec", "parallelism") == 0 and not at(workload, "status", "active")
-        if not kind.words(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):
+        if not kind.list_states(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):
             return False
         return all(at(one, *WORKLOAD.lever) is False for one in self._queued(workload))
 

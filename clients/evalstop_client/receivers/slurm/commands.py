@@ -110,10 +110,10 @@ class Programs:
         self._order(self._run("scontrol", *arguments))
 
     def _order(self, done: Done) -> None:
-        words = done.errors + done.output
-        if done.exit_code == 0 or any(sign in words for sign in ON_ITS_WAY):
+        output = done.errors + done.output
+        if done.exit_code == 0 or any(sign in output for sign in ON_ITS_WAY):
             return
-        if any(sign in words for sign in FORBIDDEN):
+        if any(sign in output for sign in FORBIDDEN):
             raise RequestRefused(f"Slurm does not permit it: {done.last_line}")
         raise SchedulerUnavailable(done.last_line)
 

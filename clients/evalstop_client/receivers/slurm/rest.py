@@ -110,16 +110,16 @@ class Rest:
         body = _object_in(response)
         errors = [error for error in (body or {}).get("errors") or [] if isinstance(error, Mapping)]
         numbers = {error.get("error_number") for error in errors}
-        words = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
+        message = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
         if numbers & {UNKNOWN_JOB, ENDING}:
             return {}
         if numbers & FORBIDDEN:
-            raise RequestRefused(f"Slurm does not permit it: {words}")
+            raise RequestRefused(f"Slurm does not permit it: {message}")
         if body is None or errors or response.status_code >= 300:
             if response.status_code == 404:  # another version may have replaced the discovered one
                 self._version = None
             raise SchedulerUnavailable(
-                f"slurmrestd: {method} {path}: {response.status_code}: {words or response.text[:200]}"
+                f"slurmrestd: {method} {path}: {response.status_code}: {message or response.text[:200]}"
             )
         return body
 

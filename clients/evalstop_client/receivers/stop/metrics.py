@@ -37,8 +37,8 @@ class Metrics:
         lines = []
         with self._changing:
             values = dict(self._values)
-        for name, (kind, words) in HELP.items():
-            lines += [f"# HELP evalstop_receiver_{name} {words}", f"# TYPE evalstop_receiver_{name} {kind}"]
+        for name, (kind, description) in HELP.items():
+            lines += [f"# HELP evalstop_receiver_{name} {description}", f"# TYPE evalstop_receiver_{name} {kind}"]
             of_name = sorted((label, value) for (one, label), value in values.items() if one == name)
             for label, value in of_name or [("", 0)]:
                 lines.append(f"evalstop_receiver_{name}{{{label}}} {value:g}" if label else f"{_plain(name, value)}")

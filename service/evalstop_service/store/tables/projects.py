@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word
+from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.rules.quotas import Quotas
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id
@@ -117,7 +117,7 @@ proposals = sa.Table(
     sa.Column("argument", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("proposed_by", sa.Text, nullable=False),
-    sa.Column("words", StructJson(tuple[Word, ...]), nullable=False),
+    sa.Column("words", StructJson(tuple[Approval, ...]), nullable=False),
     sa.Column("state", EnumText(ProposalState), nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("closed_at", UtcTime),

@@ -25,7 +25,7 @@ router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute
 ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or returned with 202")]
 
 
-class WordOut(Answer):
+class ApprovalOut(Answer):
     """An approval."""
 
     actor: str = Field(description="`key NAME` or `user NAME`, as in the audit log")
@@ -43,7 +43,7 @@ class ProposalOut(Answer):
     )
     reason: str = Field(description="the proposer's reason")
     proposed_by: str = Field(description="`evalstop` for the service, else `key NAME` or `user NAME`")
-    words: list[WordOut] = Field(description="approvals, beginning with the proposer's")
+    words: list[ApprovalOut] = Field(description="approvals, beginning with the proposer's")
     state: ProposalState = Field(description="withdrawn: its numbers no longer hold")
     created_at: Time = Field(description="when it was proposed")
     open_until: Time | None = Field(description="it can be confirmed until then; null: as long as its numbers hold")

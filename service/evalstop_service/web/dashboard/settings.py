@@ -291,7 +291,7 @@ def _format_pattern(pattern: dict[str, str]) -> str:
 
 
 def _parse_pattern(line: str) -> dict[str, str]:
-    words = line.split()
-    if not 2 <= len(words) <= 3:
+    parts = line.split()
+    if not 2 <= len(parts) <= 3:
         raise Invalid(f"a line is PATTERN ROLE [DIRECTION], not {line.strip()[:80]!r}")
-    return dict(zip(("pattern", "role", "direction"), words, strict=False))
+    return dict(zip(("pattern", "role", "direction"), parts, strict=False))

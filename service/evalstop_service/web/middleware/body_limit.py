@@ -47,8 +47,8 @@ class BodyLimit:
     without a valid key or session, 429 to a sender that has used its share, 503 when a pool is full.
 
     A body is passed on when it has arrived completely.
-    `identify`: identifies the sender of a request by its headers. `unheard` is called when an authorized veto or pause,
-    or a sign-in, is answered with a server error, with the project if known.
+    `identify`: identifies the sender of a request by its headers. `report_refused_veto` is called when an authorized
+    veto or pause, or a sign-in, is answered with a server error, with the project if known.
     `streamed`, and all paths below `streamed_below`: paths whose routes hold little of a body at a time and enforce
     their own limits. `refusal`: makes a problem the response to a request for a path.
     """
@@ -59,7 +59,7 @@ class BodyLimit:
         max_bytes: int,
         held: HeldBodies,
         identify: Callable[[Scope], Awaitable[Sender]],
-        unheard: Callable[[UUID | None], None],
+        report_refused_veto: Callable[[UUID | None], None],
         streamed: Collection[str] = (),
         streamed_below: tuple[str, ...] = (),
         refusal: Callable[[Problem, str], ASGIApp] = answer,
@@ -68,7 +68,7 @@ class BodyLimit:
         self._max_bytes = max_bytes
         self._held = held
         self._identify = identify
-        self._unheard = unheard
+        self._report_refused_veto = report_refused_veto
         self._streamed = frozenset(streamed)
         self._streamed_below = streamed_below
         self._refusal = refusal
@@ -102,13 +102,13 @@ class BodyLimit:
         path: str = scope["path"]
         sender: Sender | None = None
 
-        def note_failure() -> None:
+        def report_failure() -> None:
             if is_veto_path(path) and (path == SIGN_IN or sender is None or sender.operates):
-                self._unheard(None if sender is None else sender.project_id)
+                self._report_refused_veto(None if sender is None else sender.project_id)
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 500:
-                note_failure()
+                report_failure()
             await send(message)
 
         try:
@@ -122,7 +122,7 @@ class BodyLimit:
         try:
             await self._hold(scope, receive, watched, sender, declared_bytes)
         except Exception:  # a bug, which an outer layer answers with 500
-            note_failure()
+            report_failure()
             raise
 
     async def _hold(

@@ -69,7 +69,7 @@ class Controllers:
                     self._tend(kind, item)
 
     def _tend(self, kind: Kind, item: Json) -> None:
-        if kind.words(item) & kind.ended:
+        if kind.list_states(item) & kind.ended:
             return
         children = [(one, child) for one in _children_of(kind) for child in self._owned(one, item)]
         wanted = {} if self._is_suspended(kind, item) else {one["metadata"]["name"]: one for one in _made(kind, item)}
@@ -88,7 +88,7 @@ class Controllers:
 
     def _is_suspended(self, kind: Kind, item: Json) -> bool:
         if kind is VOLCANO_JOB:
-            return bool(kind.words(item) & kind.suspended)
+            return bool(kind.list_states(item) & kind.suspended)
         return at(item, *kind.lever) is True or (kind is JOB and at(item, "spec", "parallelism") == 0)
 
     def _say(self, kind: Kind, item: Json, word: str, active: int) -> None:

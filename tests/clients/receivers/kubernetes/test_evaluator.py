@@ -170,7 +170,7 @@ def test_an_evaluator_that_is_killed_finds_its_jobs_again(stage: Stage) -> None:
     first.kill()
     first.wait()
     gate.unlink()
-    eventually(lambda: all("Complete" in JOB.words(job) for job in stage.jobs()))
+    eventually(lambda: all("Complete" in JOB.list_states(job) for job in stage.jobs()))
     assert stage.asked()["answered_at"] is None
     stage.start()
     eventually(lambda: stage.asked()["answered_at"] is not None)
@@ -212,7 +212,7 @@ def test_jobs_that_fail_answer_nothing(stage: Stage) -> None:
     stage.hold("fail")
     first = stage.start()
     eventually(lambda: "failed" in stage.errors())
-    eventually(lambda: all("Failed" in JOB.words(job) for job in stage.jobs()))
+    eventually(lambda: all("Failed" in JOB.list_states(job) for job in stage.jobs()))
     seen = [job["metadata"]["uid"] for job in stage.jobs()]
     first.kill()
     first.wait()
@@ -262,7 +262,7 @@ def test_a_pod_that_is_evicted_fails_the_evaluation(
     (pod,) = kubernetes.pods("evalstop-1-current")
     status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     kubernetes.admin.status(POD, pod, status)
-    eventually(lambda: any("Failed" in JOB.words(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
+    eventually(lambda: any("Failed" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
     with pytest.raises(EvaluationFailed, match="evalstop-1-current failed: BackoffLimitExceeded"):
         evaluation.compare(REQUEST)
 
@@ -270,7 +270,7 @@ def test_a_pod_that_is_evicted_fails_the_evaluation(
 def test_of_several_tries_the_one_that_succeeded_counts(kubernetes: World, evaluation: JobEvaluation) -> None:
     """Pods of the same Job that failed are not read."""
     assert evaluation.compare(REQUEST) is None
-    eventually(lambda: all("Complete" in JOB.words(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
+    eventually(lambda: all("Complete" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
     (best, _) = kubernetes.admin.list(JOB, NAMESPACE)
     container = {"name": "eval", "image": "none", "command": ["false"]}
     metadata = {"name": "a-first-try", "labels": {"controller-uid": best["metadata"]["uid"]}}
@@ -285,7 +285,7 @@ def test_of_several_tries_the_one_that_succeeded_counts(kubernetes: World, evalu
 def test_a_log_that_is_gone_fails_the_evaluation(kubernetes: World, evaluation: JobEvaluation) -> None:
     """Both Jobs are complete, and their pods were deleted before they were read."""
     assert evaluation.compare(REQUEST) is None
-    eventually(lambda: all("Complete" in JOB.words(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
+    eventually(lambda: all("Complete" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
     for pod in kubernetes.admin.list(POD, NAMESPACE):
         kubernetes.admin.delete(POD, pod, gracePeriodSeconds=0)
     with pytest.raises(EvaluationFailed, match="is complete, and its pod is gone with its log"):

@@ -134,7 +134,7 @@ def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, 
 
     scene.cancel()
     eventually(lambda: scene.world.pods("train-1") == [])
-    eventually(lambda: JOB.words(scene.world.now(JOB, scene.item)) == {"Suspended"})
+    eventually(lambda: JOB.list_states(scene.world.now(JOB, scene.item)) == {"Suspended"})
     cluster.faults.append(make)
     assert all(isinstance(scene.action.check_job(scene.job), Present) for _ in range(3))
 

@@ -74,7 +74,7 @@ def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(kubernete
             eventually(lambda: run(api, "hacking") and run(api, "healthy"), PATIENCE_SECONDS)
             waiting = kubernetes.submit("waiting", ["date"])
             decision = eventually(lambda: confirmed(api, "hacking"), PATIENCE_SECONDS)
-            eventually(lambda: JOB.words(kubernetes.now(JOB, waiting)) == {"Complete"}, PATIENCE_SECONDS)
+            eventually(lambda: JOB.list_states(kubernetes.now(JOB, waiting)) == {"Complete"}, PATIENCE_SECONDS)
             eventually(lambda: (run(api, "healthy") or {}).get("status") == "completed", PATIENCE_SECONDS)
             stopped, finished = run(api, "hacking"), run(api, "healthy")
 

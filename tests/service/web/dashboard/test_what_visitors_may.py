@@ -14,7 +14,7 @@ from evalstop_detectors import policy_from_document
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Observations
 from evalstop_service.projects import api_keys, policies
-from evalstop_service.rules.proposals import ProposalKind, ProposalState, Word
+from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions, keys, proposals, sessions
@@ -184,7 +184,7 @@ class House:
             "",
             "it diverged",
             "key test",
-            (Word("key test", "key test", now),),
+            (Approval("key test", "key test", now),),
             ProposalState.OPEN,
             now,
         )

@@ -83,8 +83,8 @@ def load(text: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise NotJson(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
-        words = error.msg if text.strip() else "it is empty"
-        raise NotJson(f"{words} at line {error.lineno}, column {error.colno}") from error
+        problem = error.msg if text.strip() else "it is empty"
+        raise NotJson(f"{problem} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
         raise NotJson("it is nested too deeply") from error
 

@@ -17,8 +17,8 @@ PAUSE_SECONDS = 1.0
 """The pause before an extension that could not be written is retried."""
 
 
-class UnheardVetoes:
-    """`note` reports that a veto may have been refused; a thread retries until the windows are extended.
+class RefusedVetoes:
+    """`report` reports that a veto may have been refused; a thread retries until the windows are extended.
 
     The windows are those of the affected project, or of all projects if it is not known.
     """
@@ -27,32 +27,34 @@ class UnheardVetoes:
         self._database, self._clock = database, clock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._noted: set[UUID | None] = set()
+        self._reported: set[UUID | None] = set()
 
-    def note(self, project_id: UUID | None) -> None:
+    def report(self, project_id: UUID | None) -> None:
         """Extend the windows of a project, or (None) of all, from any thread and without waiting."""
         with self._lock:
-            self._noted.add(project_id)
+            self._reported.add(project_id)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._extend, name="unheard-vetoes", daemon=True)
+                self._thread = threading.Thread(target=self._extend, name="refused-vetoes", daemon=True)
                 self._thread.start()
 
     def _extend(self) -> None:
         while True:
             with self._lock:
-                if not self._noted:
+                if not self._reported:
                     self._thread = None
                     return
-                noted, self._noted = self._noted, set()
+                reported, self._reported = self._reported, set()
             try:
                 with self._database.transaction() as tx:
                     now, _ = queues.read_clock(tx, self._clock())
-                    projects = None if None in noted else {project_id for project_id in noted if project_id is not None}
+                    projects = (
+                        None if None in reported else {project_id for project_id in reported if project_id is not None}
+                    )
                     count = veto_windows.extend_windows(tx, now, "a veto could not be accepted", project_ids=projects)
                 if count:
                     log.warning("a veto could not be accepted: extended %d veto windows", count)
             except Exception:  # the database is unreachable, for the worker too
                 log.exception("a veto could not be accepted, and the veto windows could not be extended yet")
                 with self._lock:
-                    self._noted |= noted
+                    self._reported |= reported
             time.sleep(PAUSE_SECONDS)
