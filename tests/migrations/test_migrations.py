@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import CompletedProcess
 
 import pytest
 import sqlalchemy as sa
@@ -15,6 +16,8 @@ from evalstop_service.errors import ServiceError
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
+
+from tests.service.commands import run
 
 
 def tables(database: Database) -> set[str]:
@@ -122,28 +125,23 @@ def test_a_migration_is_one_transaction(empty: Database) -> None:
     assert schema.current_revision(empty) is None
 
 
-def migrate(url: str, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "evalstop_service.cli", "migrate", "--database-url", url, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def migrate(url: str, *options: str) -> CompletedProcess[str]:
+    return run(dict(os.environ), "migrate", "--database-url", url, *options)
 
 
 def test_migrating_twice(empty_url: str) -> None:
     """`evalstop migrate` once more is harmless and says so."""
-    said = []
-    for _ in range(2):
-        process = migrate(empty_url)
-        out, errors = process.communicate(timeout=240)
-        assert (process.returncode, errors) == (0, "")
-        said.append(out)
-    assert said[0] == f"the schema is at {schema.head_revision()} (was empty)\n"
-    assert said[1] == f"the schema is at {schema.head_revision()}, as it was\n"
+    done = [migrate(empty_url) for _ in range(2)]
+    assert [(one.returncode, one.stderr) for one in done] == [(0, ""), (0, "")]
+    assert done[0].stdout == f"the schema is at {schema.head_revision()} (was empty)\n"
+    assert done[1].stdout == f"the schema is at {schema.head_revision()}, as it was\n"
 
 
 def test_migrating_at_once(empty_url: str) -> None:
     """Two replicas that migrate one empty database at the same time both end well."""
-    processes = [migrate(empty_url) for _ in range(2)]
-    ends = [(*process.communicate(timeout=240), process.returncode) for process in processes]
-    assert [code for _, _, code in ends] == [0, 0], ends
+    with ThreadPoolExecutor(2) as replicas:
+        done = list(replicas.map(migrate, [empty_url] * 2))
+    assert [one.returncode for one in done] == [0, 0], done
     database = Database(empty_url)
     assert differences(database) == []
     database.close()
@@ -152,7 +150,6 @@ def test_migrating_at_once(empty_url: str) -> None:
 def test_migrating_in_two_phases(empty_url: str) -> None:
     """`evalstop migrate --phase` does one half of the way and then the other."""
     for phase, expected in (("before", schema.needed_revision()), ("after", schema.head_revision())):
-        process = migrate(empty_url, "--phase", phase)
-        out, errors = process.communicate(timeout=240)
-        assert (process.returncode, errors) == (0, "")
-        assert out.startswith(f"the schema is at {expected}")
+        done = migrate(empty_url, "--phase", phase)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"the schema is at {expected}")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 
+from tests.fixtures.forked_commands import ForkedCommand
 from tests.fixtures.projects import create_project
 from tests.service.commands import run
 
@@ -37,29 +39,23 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(environment: dict[str, str], *arguments: str) -> Iterator[ForkedCommand]:
     """A command that goes on until the block ends; it then ends well when it is asked to."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "evalstop_service.cli", *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-        assert "Traceback" not in errors
-        assert process.returncode in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
-        process.communicate()
+    with TemporaryDirectory() as folder:
+        errors = Path(folder, "stderr")
+        command = ForkedCommand(arguments, environment, errors)
+        try:
+            yield command
+            command.terminate()
+            assert command.wait(TIMEOUT_SECONDS) in (0, -signal.SIGTERM)
+            assert "Traceback" not in errors.read_text()
+        finally:
+            command.kill()
+            command.stdout.close()
 
 
-def first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    document: dict[str, Any] = json.loads(process.stdout.readline())
+def first_line(command: ForkedCommand) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(command.stdout.readline())
     return document
 
 
@@ -82,13 +78,17 @@ def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
 
 def test_up_tells_a_person(environment: dict[str, str]) -> None:
     """Without --json it says where it is and shows the key, in words, and nothing before that."""
-    with running(environment, "up", "--port", "0") as process:
+    command = [sys.executable, "-m", "evalstop_service.cli", "up", "--port", "0"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         said = "".join(iter(process.stdout.readline, "\n"))  # the empty line that it begins with
         for _ in range(4):
             said += process.stdout.readline()
         logged, _, _ = select.select([process.stderr], [], [], 0)
+        process.terminate()
     assert not logged
     assert "EvalStop is up at http://127.0.0.1:" in said
     assert "esk_" in said
