@@ -14,6 +14,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from pydantic import ValidationError
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.web.api.speaking import problem, said
@@ -25,7 +26,10 @@ def client(database: Database) -> Iterator[httpx.Client]:
     key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
     settings = Settings(public_url="https://evalstop.example")
-    with serving(database, settings) as url, httpx.Client(base_url=url, headers=headers, trust_env=False) as client:
+    with (
+        serving(database, settings) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False, verify=certificates()) as client,
+    ):
         yield client
 
 
@@ -71,7 +75,7 @@ def test_readiness_says_nothing_of_the_database_s_address(database: Database) ->
     """Whoever asks whether the service is ready hears that its database is away, and not where it is."""
     away = Database("postgresql://somebody:secret@127.0.0.1:9/hidden")
     with serving(away) as url:
-        refused = problem(httpx.get(f"{url}/readyz", trust_env=False), 503)
+        refused = problem(httpx.get(f"{url}/readyz", trust_env=False, verify=certificates()), 503)
     away.close()
     for hidden in ("127.0.0.1", "somebody", "secret", "hidden", "port"):
         assert hidden not in refused["detail"]

@@ -20,6 +20,7 @@ from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.web.decision_paths import is_decision_path, is_veto_path
 
 from tests.faults.callers import wait_until
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.security.stops import create_pending_decision
@@ -43,7 +44,9 @@ def new_key(database: Database, project: str, *scopes: str) -> str:
 @contextmanager
 def connected(url: str, key: str) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=30, trust_env=False) as client:
+    with httpx.Client(
+        base_url=f"{url}/api/v1", headers=headers, timeout=30, trust_env=False, verify=certificates()
+    ) as client:
         yield client
 
 
@@ -72,7 +75,7 @@ def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
     wait_until(lambda: count_unread(url) == 0, "what the server takes has been read", 60)
     said(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
     said(admin.post("/project/resume", json={"actor": "dana"}), 200)
-    signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False)
+    signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=certificates())
     assert signing_in.status_code != 503
     said(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 

@@ -14,6 +14,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.reading.openmetrics import Stepping, read_observations
 
+from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.web.api.speaking import problem, said
@@ -39,7 +40,10 @@ def test_a_scrape_has_limits(database: Database, scrape: str, words: str) -> Non
     create_project(database, "p", "enforce", 0.0, utc_now(), "paper")
     key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
-    with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+    with (
+        serving(database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False, verify=certificates()) as client,
+    ):
         run = said(client.post("/runs", json={"name": "r"}), 201)["id"]
         answer = client.post(f"/runs/{run}/openmetrics?step=1", content=scrape, timeout=300)
         assert words in problem(answer, 413, 422)["detail"]
