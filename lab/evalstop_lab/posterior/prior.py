@@ -1,14 +1,13 @@
-"""What runs may look like before one is seen: the prior on which the posterior detectors are trained.
+"""The prior over runs on which the posterior detectors are trained.
 
-A run is drawn in four parts, each from a wide choice: how the score rises and where it ends (`_trend`), what interrupts
-it and heals (`_dips`), how it is measured (`_measure`), and what is logged beside it (proxy, KL, the plan's length).
-Half of the runs turn: they end more than a tenth of their gain below their peak.
+A run is drawn in four parts: its trend (`_trend`), falls that heal (`_dips`), the measurement (`_measure`), and what is
+logged beside the score (proxy, KL, the planned length). Half of the runs turn: they end more than a tenth of their gain
+below their peak.
 
-Source      Our own. Rises are integrals of exp(Gaussian process), so that they slow down, speed up and pause anywhere.
-            Falls begin at any time and have nine shapes. Dips are sharp but short, or long but shallow, nineteen in
-            twenty times, and heal in five ways. KL says nothing about the label; the proxy shares some dips and few
-            falls.
-Not here    The worlds of the lab and its recorded runs: they are the test. None of their families is drawn here by
+Source      Original. Rises are integrals of exp(Gaussian process), so that they slow down, speed up and pause anywhere.
+            Falls begin at any time and have nine shapes. 95 % of the dips are sharp but short, or long but shallow;
+            they heal in five ways. KL is independent of the label; the proxy shares some dips and few falls.
+Not here    The worlds of the lab and its recorded runs: they are the test set. None of their families is drawn here by
             its own formula.
 """
 
@@ -26,15 +25,15 @@ SHORTEST, LONGEST = 5, 1000
 TURNED_SHARE = 0.5
 LEAST_FALL = 0.1
 KINDS = ("dips", "shifts", "failed evals", "autocorrelation")
-"""Kinds of disturbance that can be left out of the prior, to measure what a detector does that has never seen them."""
+"""Kinds of disturbance that can be left out of the prior, to measure a detector that has never seen them."""
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnRun:
-    """One run of the prior; every array has one entry an eval.
+    """One run of the prior; every array has one entry per eval.
 
-    `scores`, `stderrs`, `proxy`, `kl` are what was measured; NaN where nothing was. `progress` is the share of the
-    planned steps that the trainer believes to be done, NaN in runs without a plan. `truth` is the noiseless score;
+    `scores`, `stderrs`, `proxy`, `kl` are the measurements; NaN where one is missing. `progress` is the completed share
+    of the planned steps as the trainer reports it, NaN in runs without a plan. `truth` is the noiseless score;
     `turned` says whether its last value lies more than `LEAST_FALL` below its peak at index `peak`. `kinds`
     are those of `KINDS` that disturb it.
     """
@@ -90,8 +89,8 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
 
 
 def _judge(truth: Floats) -> tuple[bool, int, float]:
-    """Whether it turned, the index of its peak, and the unit in which falls are measured: its gain, or its whole range
-    if it never rose."""
+    """Whether the run turned, the index of its peak, and the unit of its falls: its gain, or its range if it never
+    rose."""
     span = float(np.ptp(truth))
     highest = float(truth.max())
     gain = highest - float(truth[0])
@@ -105,24 +104,24 @@ def _smooth(rng: Rng, n: int, roughness: float) -> Floats:
     t = np.linspace(0, 1, n)
     waves = np.arange(1, 9)
     sizes = np.exp(-waves / roughness) * rng.standard_normal(8)
-    found = np.cos(np.outer(t, np.pi * waves) + rng.uniform(0, 2 * np.pi, 8)) @ sizes
-    return np.asarray(found / max(float(np.sqrt(np.sum(np.exp(-2 * waves / roughness)) / 2)), 1e-9))
+    process = np.cos(np.outer(t, np.pi * waves) + rng.uniform(0, 2 * np.pi, 8)) @ sizes
+    return np.asarray(process / max(float(np.sqrt(np.sum(np.exp(-2 * waves / roughness)) / 2)), 1e-9))
 
 
 def _monotone(rng: Rng, n: int) -> Floats:
-    """From 0 to 1, never down: mostly an integral of exp(Gaussian process), with jumps and pauses; sometimes a simple
-    law."""
+    """A non-decreasing curve from 0 to 1: mostly an integral of exp(Gaussian process), with jumps and pauses; sometimes
+    a simple formula."""
     t = np.linspace(0, 1, n)
-    way = rng.random()
-    if way < 0.15:
+    shape = rng.random()
+    if shape < 0.15:
         rate = np.exp(rng.uniform(np.log(0.5), np.log(30)))
         return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
-    if way < 0.25:
+    if shape < 0.25:
         return np.asarray(t ** np.exp(rng.uniform(np.log(0.2), np.log(3))))
-    if way < 0.35:
+    if shape < 0.35:
         middle, width = rng.uniform(0.05, 0.95), np.exp(rng.uniform(np.log(0.01), np.log(0.3)))
-        found = 1 / (1 + np.exp(-np.clip((t - middle) / width, -40, 40)))
-        return np.asarray((found - found[0]) / max(float(found[-1] - found[0]), 1e-9))
+        step = 1 / (1 + np.exp(-np.clip((t - middle) / width, -40, 40)))
+        return np.asarray((step - step[0]) / max(float(step[-1] - step[0]), 1e-9))
     speed = np.exp(rng.uniform(0.3, 2.0) * _smooth(rng, n, rng.uniform(0.8, 5)))
     if rng.random() < 0.6:  # learning slows down
         speed = speed * np.exp(-rng.uniform(0, 8) * t)
@@ -132,12 +131,12 @@ def _monotone(rng: Rng, n: int) -> Floats:
     if rng.random() < 0.25:  # jumps
         for _ in range(int(rng.integers(1, 4))):
             speed[int(rng.integers(0, n))] += speed.sum() * rng.uniform(0.05, 0.7)
-    found = np.concatenate([[0.0], np.cumsum((speed[1:] + speed[:-1]) / 2)])
-    return np.asarray(found / found[-1])
+    risen = np.concatenate([[0.0], np.cumsum((speed[1:] + speed[:-1]) / 2)])
+    return np.asarray(risen / risen[-1])
 
 
 def _trend(rng: Rng, n: int, turns: bool) -> Floats:
-    """The score without what heals, gain about 1."""
+    """The score without dips, with a gain of about 1."""
     if not turns:
         return _healthy_trend(rng, n)
     start = 0 if rng.random() < 0.08 else int(np.clip(round(rng.uniform(0.02, 0.97) * (n - 1)), 0, n - 2))
@@ -150,7 +149,7 @@ def _trend(rng: Rng, n: int, turns: bool) -> Floats:
     left = n - 1 - start
     depth = float(np.exp(rng.uniform(np.log(0.105), np.log(2.0))))
     trend[start:] = trend[start] - depth * _fall(rng, left + 1)
-    if start > 5 and rng.random() < 0.3:  # rounds the peak off, as a hump of Gao's form is round
+    if start > 5 and rng.random() < 0.3:  # rounds the peak, as in Gao's formula
         width = max(1, int(rng.uniform(0.02, 0.2) * n))
         kernel = np.ones(2 * width + 1) / (2 * width + 1)
         trend = np.convolve(np.pad(trend, width, mode="edge"), kernel, mode="valid")
@@ -159,13 +158,13 @@ def _trend(rng: Rng, n: int, turns: bool) -> Floats:
 
 def _healthy_trend(rng: Rng, n: int) -> Floats:
     trend = _monotone(rng, n)
-    way = rng.random()
-    if way < 0.25:  # levels off
+    shape = rng.random()
+    if shape < 0.25:  # levels off
         at = rng.uniform(0.05, 0.9)
         trend = np.interp(np.linspace(0, 1, n), np.linspace(0, at, n), trend)
-    elif way < 0.4:  # wanders within the tolerance
+    elif shape < 0.4:  # wanders within the tolerance
         trend = trend + rng.uniform(0.01, 0.06) * _smooth(rng, n, rng.uniform(1, 6))
-    elif way < 0.5:  # sags within the tolerance
+    elif shape < 0.5:  # sags within the tolerance
         begin = rng.uniform(0.1, 0.9)
         t = np.linspace(0, 1, n)
         sag = rng.uniform(0.01, 0.09) * np.clip((t - begin) / (1 - begin), 0, 1) ** rng.uniform(0.3, 2)
@@ -176,27 +175,27 @@ def _healthy_trend(rng: Rng, n: int) -> Floats:
 def _fall(rng: Rng, n: int) -> Floats:
     """From 0 at its first point to about 1 at its last; nine shapes."""
     t = np.linspace(0, 1, n)
-    way = int(rng.integers(9))
-    if way == 0:
+    shape = int(rng.integers(9))
+    if shape == 0:
         return np.asarray(t)
-    if way == 1:
+    if shape == 1:
         return np.asarray(t ** np.exp(rng.uniform(np.log(0.3), np.log(4))))
-    if way == 2:
+    if shape == 2:
         rate = np.exp(rng.uniform(np.log(1), np.log(60)))
         return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
-    if way == 3:  # at once, and down for good
+    if shape == 3:  # at once, and down for good
         falls_within = int(rng.integers(1, 5))
         return np.asarray(np.minimum(np.arange(n) / falls_within, 1.0))
-    if way == 4:  # in steps
+    if shape == 4:  # in steps
         return _monotone(rng, n) if n > 2 else t
-    if way == 5:  # in waves
+    if shape == 5:  # in waves
         waves = rng.integers(1, 8)
         swing = rng.uniform(0.05, 0.5)
         return np.asarray(t + swing * np.sin(np.pi * waves * t) ** 2 * (1 - t))
-    if way == 6:  # recovers in part
+    if shape == 6:  # recovers in part
         bottom, back = rng.uniform(0.1, 0.8), rng.uniform(1.2, 4)
         return np.asarray(np.interp(t, [0, bottom, min(0.99, bottom + rng.uniform(0.05, 0.5)), 1], [0, back, 1, 1]))
-    if way == 7:  # a hump: u (1 - ln u) beyond its peak
+    if shape == 7:  # a hump: u (1 - ln u) beyond its peak
         last = rng.uniform(1.3, 12)
         u = 1 + (last - 1) * t ** rng.uniform(0.5, 1.5)
         lost = 1 - u * (1 - np.log(u))
@@ -208,7 +207,7 @@ def _fall(rng: Rng, n: int) -> Floats:
 
 
 def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
-    """What is lost and won back, of the score and of the proxy, as a share of the gain."""
+    """The losses that heal, of the score and of the proxy, as shares of the gain."""
     loss, in_proxy = np.zeros(n), np.zeros(n)
     draw = rng.random()
     if draw < 0.45 or n < 6:
@@ -250,23 +249,23 @@ def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
 def _dip(rng: Rng, n: int) -> Floats:
     """A dip of depth 1 that has healed at its last point."""
     t = np.linspace(0, 1, n)
-    way = int(rng.integers(5))
-    if way == 0:
+    shape = int(rng.integers(5))
+    if shape == 0:
         return np.interp(t, [0, rng.uniform(0.15, 0.85), 1], [0, 1, 0])
-    if way == 1:
+    if shape == 1:
         edge = rng.uniform(0.05, 0.4)
         return np.interp(t, [0, edge, 1 - edge, 1], [0, 1, 1, 0])
-    if way == 2:
+    if shape == 2:
         rate = rng.uniform(1, 6)
         return np.where(t == 0, 0.0, (np.exp(-rate * t) - np.exp(-rate)) / (1 - np.exp(-rate)))
-    if way == 3:
+    if shape == 3:
         return np.asarray(np.sin(np.pi * t ** rng.uniform(0.6, 1.6)) ** rng.uniform(0.7, 2.5))
     held = rng.uniform(0.2, 0.9)
     return np.interp(t, [0, 1 / max(n - 1, 1), max(held, 1.5 / max(n - 1, 1)), 1], [0, 1, 1, 0])
 
 
 def _proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> Floats:
-    """A proxy that rises in its own way, or with the score while that rises."""
+    """A proxy that rises independently, with the score, or both."""
     risen = np.maximum.accumulate(trend)
     risen = risen / max(float(np.ptp(risen)), 1e-9)
     proxy = rng.uniform(0, 1) * risen + rng.uniform(0, 1) * _monotone(rng, n)
@@ -290,8 +289,8 @@ def _kl(rng: Rng, n: int) -> Floats:
 def _measure(
     rng: Rng, truth: Floats, unit: float, common: Floats, without: tuple[str, ...]
 ) -> tuple[Floats, Floats, set[str]]:
-    """Scores with noise, faults of the evaluation and changes of what is measured; their standard errors; and the kinds
-    of `KINDS` that are in them."""
+    """Scores with noise, faults of the evaluation and changes of the measurement; their standard errors; and which of
+    `KINDS` occur."""
     n = len(truth)
     kinds = set()
     level = 0.0 if rng.random() < 0.04 else float(np.exp(rng.uniform(np.log(0.003), np.log(0.35))))
@@ -300,11 +299,11 @@ def _measure(
         sd = sd * np.exp(rng.uniform(-0.9, 0.9) * np.linspace(-1, 1, n))
     elif rng.random() < 0.15:  # changes with the level, as a share of prompts does
         sd = sd * np.exp(rng.uniform(-0.8, 0.8) * (truth - truth.mean()) / unit)
-    way = rng.random()
+    noise_kind = rng.random()
     noise = common
-    if way < 0.2:
+    if noise_kind < 0.2:
         noise = common / np.sqrt(rng.chisquare(3, n))
-    elif way < 0.4 and "autocorrelation" not in without:
+    elif noise_kind < 0.4 and "autocorrelation" not in without:
         kinds.add("autocorrelation")
         phi = rng.uniform(-0.3, 0.85)
         noise = np.empty(n)
