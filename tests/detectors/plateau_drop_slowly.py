@@ -92,7 +92,7 @@ def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[E
                 counted_from_first.append(clip(clip(proxy[-1]) - clip(proxy[0])))
                 pending.clear()
             if blocks.add(eval_scores[-1], counted_from_first[-1] if counted_from_first else 0.0, item.step):
-                evidence = weigh(detector, eval_scores, bool(proxy), blocks, *before)
+                evidence = weigh(detector, eval_scores, bool(proxy), blocks, item.progress, *before)
                 blocks.begin()
         found.append(evidence)
     return found
@@ -103,6 +103,7 @@ def weigh(
     eval_scores: Sequence[float],
     proxy_seen: bool,
     blocks: Blocks,
+    progress: float | None,
     known_eval: Sequence[float],
     known_stderrs: Sequence[float | None],
     known_proxy: Sequence[float],
@@ -140,7 +141,10 @@ def weigh(
         depth = min(1.0, excess * of_mean / gain, 2 * older / gain)
         if fall > 0 and excess > 0 and depth > 0:
             rises = min(max((-fall_of_proxy - 1) / 4, 0.0), 1.0)
-            value = length * size / (len(g) * size + 8) * depth**0.4 * (1 + 2 * rises)
+            value = length * size / (len(g) * size + 8)
+            if progress is not None and 0 < progress < 1:
+                value = 1.5 * length * size / (len(g) * size / progress + 8)
+            value *= depth**0.4 * (1 + 2 * rises)
             best = max(best, (value, -length, depth, end - 1, rises))
     value, length, depth, end, rises = best
     if value == 0:

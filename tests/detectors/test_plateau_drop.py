@@ -114,6 +114,43 @@ def test_it_equals_its_definition(seed: int) -> None:
         assert evidence[count - 1].value == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+def run_planned(eval_scores: Sequence[float], planned: float) -> list[Evidence]:
+    """The evidence after every eval of a run that tells its planned evals."""
+    detector, found = PlateauDrop(), []
+    state = detector.start()
+    for index, score in enumerate(eval_scores):
+        progress = min(1.0, (index + 1) / planned)
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, score, progress=progress))
+        found.append(evidence)
+    return found
+
+
+def test_a_fall_weighs_less_early_in_a_long_plan() -> None:
+    """The same evals count for less where ten times as many are planned, and for more where the run is nearly over."""
+    scores = noisy(rise_and_fall(100, 0.5), 3)
+    without = max(item.value for item in run(scores))
+    assert max(item.value for item in run_planned(scores, 1000)) < 0.3 * without
+    assert max(item.value for item in run_planned(scores, 101)) > without
+
+
+def test_a_plan_that_is_overrun_counts_as_none() -> None:
+    """From its end on the numbers are those of a run without a plan."""
+    scores = noisy(rise_and_fall(100, 0.3), 4)
+    assert [item.value for item in run_planned(scores, 60)[60:]] == [item.value for item in run(scores)[60:]]
+
+
+def test_a_new_measurement_keeps_the_rest_of_the_plan() -> None:
+    """Where the eval is measured anew at half of the plan, its evals are set against the other half."""
+    scores, detector = noisy(rise_and_fall(100, 0.5), 5), PlateauDrop()
+    state, _ = detector.step(detector.start(), Observation(MetricRole.EVAL, 0, 0.0, progress=0.5))
+    state, values = detector.start_anew(state), []
+    for index, score in enumerate(scores):
+        item = Observation(MetricRole.EVAL, index + 1, score, progress=0.5 + (index + 1) / 400)
+        state, evidence = detector.step(state, item)
+        values.append(evidence.value)
+    assert values == pytest.approx([item.value for item in run_planned(scores, 200)])
+
+
 @given(
     detector=st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.5]), use_proxy=st.booleans()),
     runs=st.lists(st.tuples(st.floats(-2, 2), st.floats(-1, 1), st.integers(1, 60)), min_size=1, max_size=6),
