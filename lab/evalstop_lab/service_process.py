@@ -78,4 +78,4 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def _last_line(path: Path) -> str:
     lines = path.read_text().splitlines()
-    return lines[-1] if lines else "nothing"
+    return lines[-1] if lines else "(empty)"

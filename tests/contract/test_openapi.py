@@ -36,6 +36,7 @@ BEYOND_SCHEMA = {
     r"the scrape has no|has \d+ values in the scrape|has no timestamp": "a scrape is text",
     r"the body is not (OpenMetrics|the text format)|a step is a whole number from": "a scrape is text",
     r"set at most one of step|group_by names two periods": "OpenAPI relates no parameters",
+    r"the period would end at": "JSON Schema relates no fields",
     r"/details: ": "each of its 8 levels would need a schema of its own",
     r"expires_at: it lies in the past": "what is past depends on the clock",
     r"/networks/": "no regular expression knows the bits of a network",

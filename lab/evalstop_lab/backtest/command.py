@@ -46,7 +46,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--against", metavar="NAME|FILE", help="another policy, compared on the same runs")
     parser.add_argument("--gpus", type=positive_number, help="GPUs of runs that do not report theirs")
     parser.add_argument(
-        "--html", type=Path, default=Path("backtest.html"), metavar="FILE", help="default: backtest.html"
+        "--html",
+        type=Path,
+        default=Path("backtest.html"),
+        metavar="FILE",
+        help="page to write (default: backtest.html)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of a table, and write no page")
     parser.set_defaults(run=run)
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UnusableArguments(f"--html {args.html}: {error.strerror}; choose a writable file.") from error
     console = Console()
-    console.print(_table(report))
+    console.print(_build_table(report))
     console.print(f"Every run, worst first: {args.html}", highlight=False, soft_wrap=True)
     return 0
 
@@ -201,7 +205,7 @@ ROWS = (
 """The compared figures: the field of `Summary` and `Difference`, and its label."""
 
 
-def _table(report: Mapping[str, Any]) -> Table:
+def _build_table(report: Mapping[str, Any]) -> Table:
     truths = report["truths"]
     caption = (
         f"{_format_runs(report['runs'])}: {truths['turned']:,} turned, {truths['healthy']:,} healthy,"

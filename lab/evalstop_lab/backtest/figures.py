@@ -52,17 +52,17 @@ class Difference:
 def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
     """Compute the figures of one policy."""
     healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
-    stops = {outcome: sum(_stopped(case.passed[label], outcome) for case in cases) for outcome in DecisionOutcome}
+    stops = {outcome: sum(_is_stop(case.passed[label], outcome) for case in cases) for outcome in DecisionOutcome}
     return Summary(
         label,
         stops,
         wilson(stops[DecisionOutcome.RIGHT], stops[DecisionOutcome.RIGHT] + stops[DecisionOutcome.WRONG]),
-        clopper_pearson(sum(_stopped(case.passed[label], DecisionOutcome.WRONG) for case in healthy), len(healthy)),
-        wilson(sum(_stopped(case.passed[label], DecisionOutcome.RIGHT) for case in turned), len(turned)),
-        estimate_mean([_steps(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
-        estimate_mean([_steps(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
+        clopper_pearson(sum(_is_stop(case.passed[label], DecisionOutcome.WRONG) for case in healthy), len(healthy)),
+        wilson(sum(_is_stop(case.passed[label], DecisionOutcome.RIGHT) for case in turned), len(turned)),
+        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
+        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
         {
-            outcome: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _stopped(case.passed[label], outcome))
+            outcome: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _is_stop(case.passed[label], outcome))
             for outcome in DecisionOutcome
         },
     )
@@ -77,13 +77,13 @@ def compare_policies(cases: Sequence[Case], first: str, second: str) -> Differen
     stopped = [(case.passed[first].stop_step is not None, case.passed[second].stop_step is not None) for case in cases]
     return Difference(
         estimate_difference(
-            _select(cases, RunOutcome.HEALTHY), lambda item: float(_stopped(item, DecisionOutcome.WRONG))
+            _select(cases, RunOutcome.HEALTHY), lambda item: float(_is_stop(item, DecisionOutcome.WRONG))
         ),
         estimate_difference(
-            _select(cases, RunOutcome.TURNED), lambda item: float(_stopped(item, DecisionOutcome.RIGHT))
+            _select(cases, RunOutcome.TURNED), lambda item: float(_is_stop(item, DecisionOutcome.RIGHT))
         ),
-        estimate_difference(cases, lambda item: _steps(item, DecisionOutcome.RIGHT)),
-        estimate_difference(cases, lambda item: _steps(item, DecisionOutcome.WRONG)),
+        estimate_difference(cases, lambda item: _get_saved_share(item, DecisionOutcome.RIGHT)),
+        estimate_difference(cases, lambda item: _get_saved_share(item, DecisionOutcome.WRONG)),
         sum(by_first and not by_second for by_first, by_second in stopped),
         sum(by_second and not by_first for by_first, by_second in stopped),
     )
@@ -93,9 +93,9 @@ def _select(cases: Sequence[Case], outcome: RunOutcome) -> list[Case]:
     return [case for case in cases if case.assessment.run_outcome is outcome]
 
 
-def _stopped(passed: PolicyOutcome, outcome: DecisionOutcome) -> bool:
+def _is_stop(passed: PolicyOutcome, outcome: DecisionOutcome) -> bool:
     return passed.stop_step is not None and passed.outcome is outcome
 
 
-def _steps(passed: PolicyOutcome, outcome: DecisionOutcome) -> float:
-    return passed.saved if _stopped(passed, outcome) else 0.0
+def _get_saved_share(passed: PolicyOutcome, outcome: DecisionOutcome) -> float:
+    return passed.saved if _is_stop(passed, outcome) else 0.0

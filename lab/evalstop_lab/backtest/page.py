@@ -90,9 +90,9 @@ def _encode_outcome(passed: PolicyOutcome) -> dict[str, Any]:
         "suspect": passed.judged.suspect_step,
         "best": passed.judged.best_step,
         "said": passed.outcome,
-        "saved": _short(passed.saved),
-        "hours": _short(passed.gpu_hours),
-        "later": _short(passed.later),
+        "saved": _round_value(passed.saved),
+        "hours": _round_value(passed.gpu_hours),
+        "later": _round_value(passed.later),
         "reason": passed.judged.reason,
     }
 
@@ -107,10 +107,10 @@ def _thin_series(run: Run, role: MetricRole) -> list[list[float | None]]:
         counts = np.diff(np.append(starts, len(steps)))
         steps = steps[starts + (counts - 1) // 2]
         values = np.add.reduceat(values, starts) / counts
-    return [steps.tolist(), [_short(value) for value in values.tolist()]]
+    return [steps.tolist(), [_round_value(value) for value in values.tolist()]]
 
 
-def _short(value: float | None) -> float | None:
+def _round_value(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
 
 

@@ -106,26 +106,26 @@ def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
     """Copy the runs of a database until it has about this many runs and decisions; returns the actual numbers."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_MOVED)
-        ended = _count(connection, "runs WHERE ended_at IS NOT NULL")
-        decided = _count(connection, "decisions JOIN runs ON runs.id = run_id WHERE ended_at IS NOT NULL")
-        copies = max(0, round((runs - _count(connection, "runs")) / ended))
-        of_decisions = max(0, round((decisions - _count(connection, "decisions")) / decided))
-        _copy(connection, "runs", "id", copies)
+        ended = _count_rows(connection, "runs WHERE ended_at IS NOT NULL")
+        decided = _count_rows(connection, "decisions JOIN runs ON runs.id = run_id WHERE ended_at IS NOT NULL")
+        copies = max(0, round((runs - _count_rows(connection, "runs")) / ended))
+        of_decisions = max(0, round((decisions - _count_rows(connection, "decisions")) / decided))
+        _copy_ended(connection, "runs", "id", copies)
         for table in _COPIED:
-            _copy(connection, table, "run_id", copies, of_decisions)
+            _copy_ended(connection, table, "run_id", copies, of_decisions)
         for table in _OF_DECISIONS:
-            _copy(connection, table, "run_id", of_decisions)
-        running = _count(connection, "runs WHERE ended_at IS NULL")
+            _copy_ended(connection, table, "run_id", of_decisions)
+        running = _count_rows(connection, "runs WHERE ended_at IS NULL")
         for table, key in (("runs", "id"), ("attempts", "run_id"), ("observations", "run_id")):
             _copy_running(connection, table, key, round(RUNNING / running) - 1)
         connection.execute("VACUUM ANALYZE")
-        return _count(connection, "runs"), _count(connection, "decisions")
+        return _count_rows(connection, "runs"), _count_rows(connection, "decisions")
 
 
 def measure_pages(service: Server, times: int) -> list[Timed]:
     """Request each page `times` times, all of them in turns."""
     with httpx.Client(base_url=service.url, follow_redirects=True, timeout=60) as browser:
-        paths = [BARE, *_paths(browser, service.key or "")]
+        paths = [BARE, *_list_paths(browser, service.key or "")]
         times_ms: dict[str, list[float]] = {path: [] for path in paths}
         sizes: dict[str, int] = {}
         for turn in range(times + WARM_UP_TURNS):
@@ -142,7 +142,7 @@ def measure_pages(service: Server, times: int) -> list[Timed]:
     ]
 
 
-def _paths(browser: httpx.Client, key: str) -> list[str]:
+def _list_paths(browser: httpx.Client, key: str) -> list[str]:
     """Sign in; returns the paths of all pages, including those of a run and of a policy."""
     token = re.search(r'name="csrf" value="([^"]+)"', browser.get(BARE).text)
     assert token is not None, "the login form has a token"
@@ -160,8 +160,8 @@ def _paths(browser: httpx.Client, key: str) -> list[str]:
     ]
 
 
-def _copy(connection: psycopg.Connection, table: str, key: str, copies: int, of_decisions: int = 0) -> None:
-    values = _copied_values(connection, table)
+def _copy_ended(connection: psycopg.Connection, table: str, key: str, copies: int, of_decisions: int = 0) -> None:
+    values = _build_values(connection, table)
     for name in values:
         if name in _TIMES:
             values[name] += f" - copy * interval '{MINUTES_APART} minutes'"
@@ -172,11 +172,11 @@ def _copy(connection: psycopg.Connection, table: str, key: str, copies: int, of_
 
 def _copy_running(connection: psycopg.Connection, table: str, key: str, copies: int) -> None:
     """Copy running runs without changing their times, because older ones would be stale."""
-    values = _copied_values(connection, table)
+    values = _build_values(connection, table)
     _insert_copies(connection, table, values, f"original.id = t.{key} AND original.ended_at IS NULL", copies)
 
 
-def _copied_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
+def _build_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
     """The SQL expressions of a copy's columns: new ids, a new name, and otherwise the original's values."""
     rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
     values = {name: f"t.{name}" for (name,) in rows}
@@ -196,7 +196,7 @@ def _insert_copies(
     )
 
 
-def _count(connection: psycopg.Connection, what: str) -> int:
+def _count_rows(connection: psycopg.Connection, what: str) -> int:
     row = connection.execute(f"SELECT count(*) FROM {what}").fetchone()  # noqa: S608
     assert row is not None
     return int(row[0])

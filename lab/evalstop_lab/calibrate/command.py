@@ -123,7 +123,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, instead of simulated ones"
     )
     add_role_options(parser)
-    parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="the planned end of past runs")
+    parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="planned length of past runs")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     parser.add_argument(
         "--output",
@@ -138,20 +138,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab calibrate`; return its exit code."""
     if args.false_stops is not None:
-        return own_history.run(args, _detector(args.detector, args.params))
+        return own_history.run(args, _make_detector(args.detector, args.params))
     if len(args.sources) > 1:
         raise UnusableArguments("Give one detector, or past runs and --false-stops.")
-    detector = _detector(args.sources[0], args.params)
+    detector = _make_detector(args.sources[0], args.params)
     if args.history is not None:
         runs = read_healthy_runs(args.history, get_requested_roles(args))
-        found = sweep(partial(record_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
+        records = sweep(partial(record_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:
         if args.first_seed + args.runs > REPORTING_SEED:
             raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
         recipes = plan_worlds(args.runs, args.first_seed, args.families)
-        found = record_worlds(detector, recipes, args.jobs)
+        records = record_worlds(detector, recipes, args.jobs)
         groups = [family for family, _ in recipes]
         data = {
             "source": "worlds",
@@ -160,14 +160,14 @@ def run(args: argparse.Namespace) -> int:
             "families": args.families,
             "held_out": sorted(HELD_OUT),
         }
-    kind, results = calibrate_thresholds(found, args.rates)
+    kind, results = calibrate_thresholds(records, args.rates)
     document = {
         "detector": detector.name,
         "params": msgspec.to_builtins(detector),
         "kind": kind,
-        "thresholds": [_threshold_document(item) for item in results],
-        "stopped_by_family": _by_family(kind, results, found, groups),
-        "highest_of_first": [float(f"{item.highest:.6g}") for item in found[:REMEMBERED]],
+        "thresholds": [_encode_threshold(item) for item in results],
+        "stopped_by_family": _count_by_family(kind, results, records, groups),
+        "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
         "data": data,
         "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
         "versions": versions(),
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        Console().print(_table(document))
+        Console().print(_build_table(document))
     return 0
 
 
@@ -187,7 +187,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
-def _detector(name: str, params: str) -> Detector[Any]:
+def _make_detector(name: str, params: str) -> Detector[Any]:
     if name not in DETECTORS:
         raise UnusableArguments(
             f"There is no detector {name!r}; choose from {', '.join(sorted(DETECTORS))}."
@@ -200,7 +200,7 @@ def _detector(name: str, params: str) -> Detector[Any]:
     return detector
 
 
-def _threshold_document(item: Threshold) -> dict[str, Any]:
+def _encode_threshold(item: Threshold) -> dict[str, Any]:
     return {
         "rate": item.rate,
         "threshold": item.value,
@@ -209,7 +209,7 @@ def _threshold_document(item: Threshold) -> dict[str, Any]:
     }
 
 
-def _by_family(
+def _count_by_family(
     kind: Kind, results: Sequence[Threshold], records: Sequence[Records], groups: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """The numbers of runs and of stopped runs by family; the hardest families determine the threshold."""
@@ -227,7 +227,7 @@ def _by_family(
     }
 
 
-def _table(document: dict[str, Any]) -> Table:
+def _build_table(document: dict[str, Any]) -> Table:
     caption = f"{document['data']['runs']} healthy runs; evidence: {document['kind']}"
     table = new_table(
         f"thresholds of {document['detector']}",

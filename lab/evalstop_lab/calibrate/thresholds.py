@@ -14,7 +14,7 @@ from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ra
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold that stops at most `rate` of the runs it was found on.
+    """A threshold that stops at most `rate` of the runs on which it was calibrated.
 
     `value` is the `stop_at` of a policy; None if no threshold is strict enough, because more than that share of the
     runs showed the most alarming evidence possible. `low` and `high` are the interval of the threshold that would stop
@@ -39,7 +39,7 @@ def calibrate_threshold(kind: Kind, highest: Sequence[float], rate: float) -> Th
     if allowed >= len(ordered):
         alarm: float | None = ordered[-1]
     else:
-        alarm = _between(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
+        alarm = _choose_alarm(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
     low, high = find_quantile_ranks(len(ordered), 1 - rate)
     if alarm is not None and kind is not Kind.P_VALUE:
         alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy accepts only positive thresholds
@@ -53,7 +53,7 @@ def calibrate_threshold(kind: Kind, highest: Sequence[float], rate: float) -> Th
     )
 
 
-def _between(kind: Kind, below: float, above: Sequence[float]) -> float | None:
+def _choose_alarm(kind: Kind, below: float, above: Sequence[float]) -> float | None:
     """An alarm above `below`, and no higher than the lowest of `above`."""
     if below == -math.inf:
         return min(above, default=0.0)

@@ -38,18 +38,18 @@ def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
         cell = row.get(column)
         if cell is None or (value := number(cell, column)) is None:
             continue
-        beside = row.get(f"{column}_stderr")
-        run.add(role, step, value, None if beside is None else check_stderr(number(beside, f"{column}_stderr"), role))
+        stderr = row.get(f"{column}_stderr")
+        run.add(role, step, value, None if stderr is None else check_stderr(number(stderr, f"{column}_stderr"), role))
         added += 1
         if role is MetricRole.EVAL and (version := row.get(f"{column}_version")) not in (None, ""):
             run.eval_versions[step] = str(version)
     for column in SECONDS:
         if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
-            run.seconds = max(run.seconds or 0.0, _cost(seconds, column))
+            run.seconds = max(run.seconds or 0.0, _check_cost(seconds, column))
     if (cell := row.get(TOTAL_STEPS)) is not None and cell != "":
         run.total_steps = parse_total_steps(cell)
     if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
-        run.gpus = _cost(gpus, "gpus")
+        run.gpus = _check_cost(gpus, "gpus")
     return added
 
 
@@ -128,7 +128,7 @@ def parse_run_name(cell: object) -> str:
     raise ValueError(f"the run is {format_cell(cell)}; give its name as text")
 
 
-def _cost(value: float, column: str) -> float:
+def _check_cost(value: float, column: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{column} is {value:g}; give a finite number of at least 0, or leave it out")
     return value

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
-        Console().print(_table(judged, policy.name))
+        Console().print(_build_table(judged, policy.name))
     return 0
 
 
@@ -85,7 +85,7 @@ def report_conflicts(conflicts: Sequence[Conflict]) -> None:
         sys.stderr.write(f"evalstop-lab: and {len(conflicts) - MOST_CONFLICTS_SHOWN} more such conflicts\n")
 
 
-def _table(judged: Sequence[Judged], policy: str) -> Table:
+def _build_table(judged: Sequence[Judged], policy: str) -> Table:
     stopped = sum(item.verdict == Call.STOP for item in judged)
     table = Table(caption=f"policy {policy}: {stopped} of {len(judged)} runs stopped")
     table.add_column("run", overflow="fold")

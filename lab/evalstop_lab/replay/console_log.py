@@ -40,7 +40,7 @@ _NEMO_NAMES = {
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The names of the printed metrics."""
     names = {"step"}
-    for _, _, row in _rows(path, errors):
+    for _, _, row in _parse_rows(path, errors):
         names.update(row)
     return names
 
@@ -48,14 +48,14 @@ def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read the printed values."""
     run = runs.run(name, roles)
-    for number, step, row in _rows(path, errors):
+    for number, step, row in _parse_rows(path, errors):
         try:
             add_row(run, parse_step(step), row, parse_text_number)
         except ValueError as error:
             errors.add(UnreadableInput(path, str(error), number))
 
 
-def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
+def _parse_rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Line number, step and cells."""
     step: str | None = None
     for number, raw in read_lines(path, errors):

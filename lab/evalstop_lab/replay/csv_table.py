@@ -20,18 +20,22 @@ _ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart merged into on
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The columns; for a chart the metrics."""
-    header = next((cells for _, cells in _rows(path, errors)), [])
-    return {metric for _, metric in _chart(header).values()} | set(header[:1]) if _chart(header) else set(header)
+    header = next((cells for _, cells in _read_rows(path, errors)), [])
+    return (
+        {metric for _, metric in _parse_chart(header).values()} | set(header[:1])
+        if _parse_chart(header)
+        else set(header)
+    )
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read every row. Without a column `run` the run is called `name`."""
     header: list[str] = []
     chart: dict[str, tuple[str, str]] = {}
-    for number, cells in _rows(path, errors):
+    for number, cells in _read_rows(path, errors):
         try:
             if not header:
-                header, chart = cells, _chart(cells)
+                header, chart = cells, _parse_chart(cells)
                 if not chart and roles.step not in header:
                     raise ValueError(f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}")
             elif len(cells) != len(header):
@@ -48,7 +52,7 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
             errors.add(UnreadableInput(path, str(error), number))
 
 
-def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
+def _read_rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
     """The validated header, and the rows."""
     numbered = NumberedLines(path, errors)
     rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
@@ -67,14 +71,14 @@ def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
                 problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
                 errors.add(UnreadableInput(path, problem, 1))
                 return
-            if not _chart(cells) and not set(STEPS) & set(cells):
+            if not _parse_chart(cells) and not set(STEPS) & set(cells):
                 problem = f"the header has no column `step`, but {', '.join(cells)[:200]}"
                 errors.add(UnreadableInput(path, problem, 1))
                 return
         yield numbered.number, cells
 
 
-def _chart(header: list[str]) -> dict[str, tuple[str, str]]:
+def _parse_chart(header: list[str]) -> dict[str, tuple[str, str]]:
     """Run and metric by column, if this is the header of a chart."""
     if not header or header[0] not in STEPS or not all(BETWEEN in column for column in header[1:]):
         return {}

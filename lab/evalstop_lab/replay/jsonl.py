@@ -25,7 +25,7 @@ _decode = msgspec.json.Decoder().decode
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The keys of all rows."""
     keys: set[str] = set()
-    for _, row in _rows(path, errors):
+    for _, row in _read_rows(path, errors):
         keys.update(row)
     return keys
 
@@ -37,7 +37,7 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
     """
     alone: bool | None = None
     reached: dict[str, int] = {}
-    for number, row in _rows(path, errors):
+    for number, row in _read_rows(path, errors):
         try:
             alone = "run" not in row if alone is None else alone
             run = name if alone and "run" not in row else parse_run_name(row.get("run"))
@@ -52,7 +52,7 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
             errors.add(UnreadableInput(path, f"{error}; {ROW}", number))
 
 
-def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in read_lines(path, errors):
         try:
             row = _parse_row(path, number, line)

@@ -40,7 +40,7 @@ def list_metrics(folder: Path, errors: ReadErrors) -> set[str]:
 def read_tags(folder: Path) -> dict[str, str]:
     """The tags of the run."""
     root = folder / "tags"
-    return {str(path.relative_to(root)): _text(path) for path in root.rglob("*") if path.is_file()}
+    return {str(path.relative_to(root)): _read_text(path) for path in root.rglob("*") if path.is_file()}
 
 
 def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
@@ -49,8 +49,8 @@ def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErr
     if meta.get("lifecycle_stage") == "deleted":
         return
     run = runs.run(name_run(meta.get("run_name"), str(meta.get("run_id", folder.name))), roles)
-    set_cost(run, meta.get("start_time"), meta.get("end_time"), _text(folder / "params" / "gpus"))
-    params = {name: _text(folder / "params" / name) for name in planned_length.NAMES}
+    set_cost(run, meta.get("start_time"), meta.get("end_time"), _read_text(folder / "params" / "gpus"))
+    params = {name: _read_text(folder / "params" / name) for name in planned_length.NAMES}
     run.total_steps = find_total_steps(params) or find_total_steps(read_tags(folder)) or run.total_steps
     metrics = list_metrics(folder, errors)
     for column in roles.columns.values():
@@ -110,7 +110,7 @@ def _read_meta(folder: Path, errors: ReadErrors) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -47,11 +47,15 @@ class ServerRun:
         for column in roles.columns.values():
             if column not in self.metrics:
                 continue
-            beside = f"{column}_stderr"
-            stderrs = dict(self._read_values(beside, ReadErrors(strict=False))) if beside in self.metrics else {}
+            stderr_column = f"{column}_stderr"
+            stderrs = (
+                dict(self._read_values(stderr_column, ReadErrors(strict=False)))
+                if stderr_column in self.metrics
+                else {}
+            )
             for step, value in self._read_values(column, errors):
                 try:
-                    add_row(run, step, {column: value, beside: stderrs.get(step)}, parse_number)
+                    add_row(run, step, {column: value, stderr_column: stderrs.get(step)}, parse_number)
                 except ValueError as error:
                     self._add_error(errors, error)
 

@@ -42,11 +42,11 @@ def policy_from_file(path: Path) -> Policy:
             document = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
         else:
             node = yaml.compose(text, yaml.SafeLoader)
-            _check(node)
+            _check_node(node)
             document = yaml.safe_load(text)
         return policy_from_document(document)
     except InvalidPolicy as error:
-        raise UnusableArguments(f"{path}{_place(node, error.path)}: {error}.") from error
+        raise UnusableArguments(f"{path}{_format_position(node, error.path)}: {error}.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -59,33 +59,35 @@ def policy_from_file(path: Path) -> Policy:
         raise UnusableArguments(f"{path}: {error}; give a policy in JSON or YAML.") from error
 
 
-def _place(node: yaml.Node | None, path: tuple[str | int, ...]) -> str:
+def _format_position(node: yaml.Node | None, path: tuple[str | int, ...]) -> str:
     """The line and column of the deepest existing part of the path."""
     if node is None:
         return ""
     for step in path:
-        inner = _inner(node, step)
+        inner = _get_inner(node, step)
         if inner is None:
             break
         node = inner
     return f", line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
 
 
-def _inner(node: yaml.Node, step: str | int) -> yaml.Node | None:
+def _get_inner(node: yaml.Node, step: str | int) -> yaml.Node | None:
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         item: yaml.Node = node.value[step]
         return item
     if isinstance(node, yaml.MappingNode):
         # A scalar is located by its key, so that a value on the next line is not shown without its name.
-        return next((key if not _deep(value) else value for key, value in node.value if key.value == step), None)
+        return next(
+            (key if not _is_collection(value) else value for key, value in node.value if key.value == step), None
+        )
     return None
 
 
-def _deep(node: yaml.Node) -> bool:
+def _is_collection(node: yaml.Node) -> bool:
     return isinstance(node, yaml.MappingNode | yaml.SequenceNode)
 
 
-def _check(node: yaml.Node | None) -> None:
+def _check_node(node: yaml.Node | None) -> None:
     """Refuse repeated keys, which YAML silently accepts, and aliases, which can expand without bound."""
     seen: set[int] = set()
     waiting = [] if node is None else [node]

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             sys.stdout.write(json.dumps(item) + "\n")
         else:
-            _print(item)
+            _print_explanation(item)
     return 0 if explanations else 1
 
 
@@ -92,7 +92,7 @@ def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRo
     }
 
 
-def _print(item: dict[str, Any]) -> None:
+def _print_explanation(item: dict[str, Any]) -> None:
     console = Console()
     more = f" and {item['logs'] - 1:,} more with the same metrics" if item["logs"] > 1 else ""
     console.print(Text(item["log"] + more, style="bold"))

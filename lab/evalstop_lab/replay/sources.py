@@ -38,7 +38,7 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
     """Add `--eval`, `--proxy`, `--kl`, `--loss`, `--minimize` and `--step`."""
     for role in reversed(MetricRole):
         parser.add_argument(
-            f"--{role}", metavar="COLUMN", help=f"the column with the {role} (default: {role}, else by its name)"
+            f"--{role}", metavar="COLUMN", help=f"column of the role {role} (default: {role}, or recognized by name)"
         )
     parser.add_argument("--minimize", action="append", default=[], metavar="COLUMN", help="a column to minimize")
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
@@ -58,9 +58,9 @@ def add_source_parser(
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Add `--policy`, `--total-steps` and `--jobs`."""
-    parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
+    parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="policy to apply (default: default)")
     parser.add_argument(
-        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not report it"
+        "--total-steps", type=positive_number, metavar="STEPS", help="planned length of runs that do not report it"
     )
     parser.add_argument("--jobs", type=positive_number, help="processes (default: one per core for many runs)")
 
@@ -140,7 +140,7 @@ def read_runs(
     for source in sources:
         everywhere |= _read_source(source, runs, requested, errors)
     if everywhere:
-        _check(requested, everywhere)
+        _check_columns(requested, everywhere)
     return runs
 
 
@@ -150,26 +150,27 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
     if text.startswith(MLFLOW):
         for item in mlflow_server.list_runs(text.removeprefix(MLFLOW), open_until):
             place = f"{item.remote.url}, run {item.name}"
-            yield Log(place, partial(_known, item.metrics), item.read, item.tags, remote=True)
+            yield Log(place, partial(_get_metrics, item.metrics), item.read, item.tags, remote=True)
     elif text.startswith(EVALSTOP):
         for known in evalstop_runs.list_runs(text.removeprefix(EVALSTOP), open_until):
             place = f"{known.remote.url}, run {known.name}"
             metrics = frozenset(known.roles.columns.values())
-            yield Log(place, partial(_known, metrics), known.read, roles=known.roles, remote=True)
+            yield Log(place, partial(_get_metrics, metrics), known.read, roles=known.roles, remote=True)
     elif "://" in text:
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
-        for path in _paths(Path(text)):
-            module = _reader(path)
+        for path in _list_paths(Path(text)):
+            module = _choose_reader(path)
             tags = mlflow_files.read_tags(path) if module is mlflow_files else {}
-            yield Log(path, partial(module.list_metrics, path), partial(_read_path, module, path, _name(path)), tags)
+            yield Log(
+                path, partial(module.list_metrics, path), partial(_read_path, module, path, _name_run(path)), tags
+            )
 
 
 def choose_roles(
     requested: RequestedRoles, metrics: set[str], tags: Mapping[str, str], roles: Roles | None
 ) -> tuple[Roles, RecognizedRoles]:
-    """The roles of these metrics: as requested, else as their run declares, else by name; and those found only by
-    name."""
+    """The roles of these metrics, as requested, else as declared by their run, else by name, and the roles by name."""
     names = metrics - NO_METRICS
     recognised = recognize_roles(names, tags)
     columns: dict[MetricRole, str] = {}
@@ -254,7 +255,7 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     return metrics - NO_METRICS, fits
 
 
-def _check(requested: RequestedRoles, everywhere: set[str]) -> None:
+def _check_columns(requested: RequestedRoles, everywhere: set[str]) -> None:
     for role, column in requested.named.items():
         if column not in everywhere:
             columns = _format_columns(everywhere)
@@ -264,7 +265,7 @@ def _check(requested: RequestedRoles, everywhere: set[str]) -> None:
         raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {columns}.")
 
 
-def _known(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
+def _get_metrics(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
     return set(metrics)
 
 
@@ -272,7 +273,7 @@ def _read_path(module: ModuleType, path: Path, name: str, runs: Runs, roles: Rol
     module.read_runs(path, name, runs, roles, errors)
 
 
-def _reader(path: Path) -> ModuleType:
+def _choose_reader(path: Path) -> ModuleType:
     if EVENTS in path.name:
         return tensorboard_events
     if path.is_dir():
@@ -280,7 +281,7 @@ def _reader(path: Path) -> ModuleType:
     return _BY_SUFFIX.get(path.suffix, jsonl)
 
 
-def _paths(path: Path) -> Iterator[Path]:
+def _list_paths(path: Path) -> Iterator[Path]:
     """The file itself; in a folder the files with known names, at any depth."""
     if not path.is_dir():
         yield path
@@ -298,7 +299,7 @@ def _paths(path: Path) -> Iterator[Path]:
     yield from (*states, *folders, *offline, *stored)
 
 
-def _name(path: Path) -> str:
+def _name_run(path: Path) -> str:
     if path == STANDARD_INPUT:
         return "stdin"
     if path.name == STATE or EVENTS in path.name:

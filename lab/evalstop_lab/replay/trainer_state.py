@@ -18,9 +18,9 @@ from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The metrics of the file."""
-    _state.cache_clear()
+    _load_state.cache_clear()
     keys: set[str] = set()
-    for _, row in _rows(path, errors):
+    for _, row in _read_rows(path, errors):
         keys.update(row)
     return keys
 
@@ -29,20 +29,20 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
     """Read the log history."""
     run = runs.run(name, roles)
     reached: object = None
-    for index, row in _rows(path, errors):
+    for index, row in _read_rows(path, errors):
         try:
             reached = row.get(roles.step, reached if roles.step != "step" else None)
             add_row(run, parse_step(reached), row, parse_number)
         except ValueError as error:
             errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
-    planned = _state(path).get("max_steps")
+    planned = _load_state(path).get("max_steps")
     if isinstance(planned, int) and planned > 0:
         run.total_steps = planned
 
 
-def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        history = _state(path)["log_history"]
+        history = _load_state(path)["log_history"]
     except UnreadableInput as error:
         errors.add(error)
         return
@@ -55,7 +55,7 @@ def _rows(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
-def _state(path: Path) -> dict[str, Any]:
+def _load_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -68,7 +68,7 @@ def _read_history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
     history: dict[str, Any] = {"rows": [], "name": None, "gpus": None, "params": {}}
     try:
         data = path.read_bytes()
-        for record in _records(data):
+        for record in _parse_records(data):
             history["rows"] += map(_parse_row, repeated(record, _HISTORY))
             for run in repeated(record, _RUN):
                 _read_run(run, history)
@@ -79,7 +79,7 @@ def _read_history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
     return history, None
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def _parse_records(data: bytes) -> Iterator[bytes]:
     if data[:4] != b":W&B" or len(data) < 7:
         raise ValueError("it is not an offline run of W&B: it does not start with `:W&B`")
     at, is_incomplete = 7, False

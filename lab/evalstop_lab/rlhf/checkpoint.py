@@ -57,7 +57,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
-            config = _config(header["config"])
+            config = _parse_config(header["config"])
             size = (Policy.parameter_count(config.task),)
             parameters = stored["parameters"].reshape(size)
             moments = Moments(
@@ -73,5 +73,5 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointUnreadable(f"{path}: {type(error).__name__} on reading.") from error
 
 
-def _config(fields: dict[str, Any]) -> Config:
+def _parse_config(fields: dict[str, Any]) -> Config:
     return Config(**{**fields, "task": Task(**fields["task"])})

@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="the run to train")
     parser.add_argument("--seed", type=whole_number, default=0, help="random seed (default: 0)")
     parser.add_argument("--policy", default="default", help="policy of the run; paper stops it after 3 declines")
-    parser.add_argument("--hasten", type=positive_number, default=1, help="train with this factor fewer, larger steps")
+    parser.add_argument("--hasten", type=positive_number, default=1, help="divide the number of steps by this factor")
     parser.add_argument("--folder", type=Path, help="folder for all files (default: a new folder in .evalstop/)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.set_defaults(run=run)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab demo`; return 0 if the run that over-optimizes was stopped, or the healthy one completed."""
     console = Console(stderr=args.json, highlight=False)
     folder = (args.folder or _make_folder()).resolve()
-    with running_service(folder / "service") as service, _client(service) as api:
+    with running_service(folder / "service") as service, _connect(service) as api:
         settings = {"default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
         api.patch("/project", json=settings).raise_for_status()
         console.print("The demo carries out every stop; by default a tenth is held out to measure the precision.")
@@ -220,7 +220,7 @@ def _print_summary(console: Console, summary: dict[str, Any]) -> None:
         console.print(f"  picture     {summary['folder']}/demo.png", soft_wrap=True)
 
 
-def _client(service: Service) -> httpx.Client:
+def _connect(service: Service) -> httpx.Client:
     headers = {"Authorization": f"Bearer {service.key}"}
     return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=10)
 

@@ -163,7 +163,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--hasten",
         type=positive_number,
         metavar="FACTOR",
-        help="train with FACTOR times fewer, larger steps; the curve is nearly the same",
+        help="divide the number of steps by FACTOR; the curve is nearly the same",
     )
     parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="folder for step-*.npz")
     parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume the run from this step-*.npz")

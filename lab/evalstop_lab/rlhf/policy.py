@@ -25,14 +25,14 @@ class Policy:
     @staticmethod
     def parameter_count(task: Task) -> int:
         """Return the size of `parameters`: a bigram table and a prompt table for each position."""
-        return task.length * (_contexts(task) + task.prompts) * task.vocabulary
+        return task.length * (_count_contexts(task) + task.prompts) * task.vocabulary
 
     @cached_property
     def log_table(self) -> Floats:
         """Log-probabilities of the next token: (length, previous token or start, prompt, vocabulary)."""
         task = self.task
-        tables = self.parameters.reshape(task.length, _contexts(task) + task.prompts, task.vocabulary)
-        bigrams, prompted = tables[:, : _contexts(task)], tables[:, _contexts(task) :]
+        tables = self.parameters.reshape(task.length, _count_contexts(task) + task.prompts, task.vocabulary)
+        bigrams, prompted = tables[:, : _count_contexts(task)], tables[:, _count_contexts(task) :]
         logits = bigrams[:, :, None] + prompted[:, None]
         logits = logits - logits.max(axis=-1, keepdims=True)
         return np.asarray(logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))
@@ -57,13 +57,13 @@ class Policy:
 
     def log_likelihood(self, texts: Texts) -> Floats:
         """Return the log-probability of each text given its prompt: (n,)."""
-        choices = self._contexts_of(texts) * self.task.vocabulary + texts.tokens
+        choices = self._index_contexts(texts) * self.task.vocabulary + texts.tokens
         return np.asarray(self.log_table.ravel()[choices].sum(axis=1))
 
     def score_gradient(self, texts: Texts, weights: Floats) -> Floats:
         """Return the gradient of `sum(weights * log_likelihood(texts))` by the parameters, for (n,) weights."""
         task = self.task
-        choices = self._contexts_of(texts) * task.vocabulary + texts.tokens
+        choices = self._index_contexts(texts) * task.vocabulary + texts.tokens
         spread = np.repeat(weights, task.length)
         chosen = np.bincount(choices.ravel(), weights=spread, minlength=self.table.size).reshape(self.table.shape)
         # d log softmax / d logits = (1 for the chosen token) - (the probabilities), in each context that occurs.
@@ -81,7 +81,7 @@ class Policy:
     def _expected_per_token(self, value: Floats) -> float:
         """Compute the expected sum of `value` over a text's tokens; `value` has the shape of `log_table`."""
         task = self.task
-        reached = np.zeros((_contexts(task), task.prompts))
+        reached = np.zeros((_count_contexts(task), task.prompts))
         reached[task.vocabulary] = 1.0
         expected = np.zeros(task.prompts)
         for position in range(task.length):
@@ -91,14 +91,14 @@ class Policy:
             reached[task.vocabulary] = 0.0
         return float(expected.mean())
 
-    def _contexts_of(self, texts: Texts) -> Integers:
+    def _index_contexts(self, texts: Texts) -> Integers:
         """Return the index of the context (position, previous token, prompt) of every token: (n, length)."""
         task = self.task
         previous = np.empty_like(texts.tokens)
         previous[:, 0] = task.vocabulary
         previous[:, 1:] = texts.tokens[:, :-1]
         position = np.arange(task.length)
-        return np.asarray((position * _contexts(task) + previous) * task.prompts + texts.prompts[:, None])
+        return np.asarray((position * _count_contexts(task) + previous) * task.prompts + texts.prompts[:, None])
 
 
 def draw_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
@@ -106,6 +106,6 @@ def draw_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
     return Policy(task, rng.normal(scale=scale, size=Policy.parameter_count(task)))
 
 
-def _contexts(task: Task) -> int:
+def _count_contexts(task: Task) -> int:
     """Return the number of contexts of a token: any previous token, or the start of the text."""
     return task.vocabulary + 1

@@ -94,13 +94,15 @@ def run(args: argparse.Namespace) -> int:
     setting, seeds = options.get_setting(args, WORLDS_BY_NAME), options.get_seeds(args)
     if args.restore_hours is not None:
         setting = replace(setting, restore_hours=args.restore_hours)
-    by_seed = options.sweep_each(args, partial(_simulate, setting, tuple(args.schedulers)), seeds, "simulating actions")
+    by_seed = options.sweep_each(
+        args, partial(_simulate_seed, setting, tuple(args.schedulers)), seeds, "simulating actions"
+    )
     outcomes = []
     for rule, scheduler in by_seed[0]:
         columns = np.array([of_seed[rule, scheduler] for of_seed in by_seed]).T
         outcomes.append(Outcome(rule, scheduler, *map(estimate_interval, columns)))
     report = {"outcomes": [asdict(item) for item in outcomes], "setting": options.encode_setting(setting, seeds)}
-    return options.print_report(args, report, lambda console: _print(console, outcomes), plots.plot_actions)
+    return options.print_report(args, report, lambda console: _print_table(console, outcomes), plots.plot_actions)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _find_row(policy: Policy, run: Run, evals: int) -> list[float]:
 _Numbers = dict[tuple[str, str], tuple[float, ...]]
 
 
-def _simulate(setting: Setting, schedulers: Sequence[str], seed: int) -> _Numbers:
+def _simulate_seed(setting: Setting, schedulers: Sequence[str], seed: int) -> _Numbers:
     """The numbers of an `Outcome`, by rule and scheduler."""
     workload, hidden = draw_jobs(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
@@ -201,7 +203,7 @@ def _measure_costs(
     return change, lost.sum() / healthy, (kept & aside).sum() / healthy, delay.mean() if len(delay) else 0.0
 
 
-def _print(console: Console, outcomes: Sequence[Outcome]) -> None:
+def _print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     table = new_table(
         "contended GPU-hours returned, of the oracle's; costs to healthy jobs",
         "rule",

@@ -52,12 +52,14 @@ class Net:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `cadence` to `evalstop-lab cluster`."""
-    parser = subparsers.add_parser("cadence", help="how often to evaluate, given the cost of an eval")
+    parser = subparsers.add_parser("cadence", help="compare numbers of evals per job, given the cost of an eval")
     options.add_common(parser, seeds=SEEDS)
     options.add_world(parser)
     options.add_policies(parser)
-    parser.add_argument("--evals", nargs="+", type=positive_number, default=list(EVALS), metavar="EVALS")
-    parser.add_argument("--costs", nargs="+", type=float, default=list(COSTS), metavar="SHARE", help="of a job's hours")
+    parser.add_argument("--evals", nargs="+", type=positive_number, default=list(EVALS), help="evals per job")
+    parser.add_argument(
+        "--costs", nargs="+", type=float, default=list(COSTS), metavar="SHARE", help="eval durations, of a job's hours"
+    )
     parser.set_defaults(run=run)
 
 
@@ -67,20 +69,24 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments("An eval costs a share of its job's hours: give --costs from 0 up to 1, such as 0.002.")
     setting, seeds, policies = options.get_setting(args), options.get_seeds(args), options.get_policies(args)
     work = [(evals, seed) for evals in args.evals for seed in seeds]
-    results = options.sweep_each(args, partial(_simulate, setting, policies, args.costs), work, "simulating cadences")
+    results = options.sweep_each(
+        args, partial(_simulate_seed, setting, policies, args.costs), work, "simulating cadences"
+    )
     nets = _summarize(dict(zip(work, results, strict=True)), policies, args.costs, args.evals, seeds)
     report = {
         "nets": [asdict(net) for net in nets],
         "world": args.world,
         "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print(console, nets, policies, args), plots.plot_cadence)
+    return options.print_report(
+        args, report, lambda console: _print_tables(console, nets, policies, args), plots.plot_cadence
+    )
 
 
 _Numbers = dict[tuple[str, float], tuple[float, float, int, int]]
 
 
-def _simulate(
+def _simulate_seed(
     setting: Setting, policies: Sequence[Policy], costs: Sequence[float], evals_and_seed: tuple[int, int]
 ) -> _Numbers:
     """The share of GPU-hours saved, the change of the mean time, false stops and healthy jobs, by policy and cost."""
@@ -129,7 +135,7 @@ def _summarize(
     return nets
 
 
-def _print(console: Console, nets: Sequence[Net], policies: Sequence[Policy], args: argparse.Namespace) -> None:
+def _print_tables(console: Console, nets: Sequence[Net], policies: Sequence[Policy], args: argparse.Namespace) -> None:
     for policy in policies:
         title = f"{policy.name}, world {args.world}: share of all GPU-hours saved; * marks the best cadence"
         table = new_table(title, "cost per eval", *(f"{evals} evals" for evals in args.evals))

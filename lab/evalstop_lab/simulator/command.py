@@ -26,9 +26,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    questions = parser.add_subparsers(required=True, metavar="QUESTION")
-    for question in (reproduce, frontier, actions, cadence, cost, rollback, population, trace):
-        question.add_parser(questions)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (reproduce, frontier, actions, cadence, cost, rollback, population, trace):
+        module.add_parser(commands)
     parser.set_defaults(run=run)
 
 

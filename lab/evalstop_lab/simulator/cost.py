@@ -97,7 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     prices = Prices()
     options.add_world(parser)
     options.add_policies(parser)
-    parser.add_argument("--scheduler", choices=SCHEDULERS, default="SRTF-Est", help="default: %(default)s")
+    parser.add_argument("--scheduler", choices=SCHEDULERS, default="SRTF-Est", help="(default: %(default)s)")
     for name in ("on_demand", "spot", "reserved"):
         default = getattr(prices, name)
         parser.add_argument(
@@ -105,9 +105,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             type=float,
             default=default,
             metavar="DOLLARS",
-            help=f"a GPU-hour ({default})",
+            help=f"price of a GPU-hour (default: {default})",
         )
-    parser.add_argument("--node-gpus", type=positive_number, default=prices.node_gpus, help="default: %(default)s")
+    parser.add_argument(
+        "--node-gpus", type=positive_number, default=prices.node_gpus, help="GPUs per node (default: %(default)s)"
+    )
     parser.add_argument(
         "--length-growth",
         type=float,
@@ -127,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments(f"--length-growth must be from 0 to {LONGEST_GROWTH}; 0.5 means 50 % longer.")
     setting = replace(options.get_setting(args), length_growth=args.length_growth)
     seeds, policies = options.get_seeds(args), options.get_policies(args)
-    work = partial(_simulate, setting, policies, args.scheduler, prices)
+    work = partial(_simulate_seed, setting, policies, args.scheduler, prices)
     by_seed = options.sweep_each(args, work, seeds, "simulating savings")
     savings = [item for of_seed in by_seed for item in of_seed]
     offered = setting.load * setting.gpus * HOURS_A_MONTH
@@ -144,22 +146,22 @@ def run(args: argparse.Namespace) -> int:
         "scheduler": args.scheduler,
         "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print(console, report), plots.plot_cost)
+    return options.print_report(args, report, lambda console: _print_tables(console, report), plots.plot_cost)
 
 
-def _simulate(
+def _simulate_seed(
     setting: Setting, policies: Sequence[Policy], scheduler_name: str, prices: Prices, seed: int
 ) -> list[Savings]:
     scheduler = SCHEDULERS[scheduler_name]
     jobs = draw_jobs(setting, seed)
-    before, billed = _measure(setting, jobs, no_stops(jobs[0]), scheduler, setting.gpus, prices)
+    before, billed = _measure_stops(setting, jobs, no_stops(jobs[0]), scheduler, setting.gpus, prices)
     savings = []
     for policy in policies:
         stops = decide_stops(policy, jobs[0])
-        after, billed_after = _measure(setting, jobs, stops, scheduler, setting.gpus, prices)
+        after, billed_after = _measure_stops(setting, jobs, stops, scheduler, setting.gpus, prices)
         held = (after.gpu_hours + after.again) / before.gpu_hours
         more_jobs = draw_jobs(replace(setting, load=setting.load / held), seed)
-        at_load, _ = _measure(setting, more_jobs, stops, scheduler, setting.gpus, prices)
+        at_load, _ = _measure_stops(setting, more_jobs, stops, scheduler, setting.gpus, prices)
         savings.append(
             Savings(
                 policy.name,
@@ -173,7 +175,7 @@ def _simulate(
     return savings
 
 
-def _measure(
+def _measure_stops(
     setting: Setting, jobs: tuple[Workload, Hidden], stops: Stops, scheduler: Scheduler, gpus: int, prices: Prices
 ) -> tuple[Figures, float]:
     """The figures, and the GPU-hours of the running nodes."""
@@ -197,7 +199,7 @@ def _count_spare_gpus(
     least, most = int(jobs[0].gpus.max()), setting.gpus
     while least < most:
         middle = (least + most) // 2
-        figures, _ = _measure(setting, jobs, stops, scheduler, middle, prices)
+        figures, _ = _measure_stops(setting, jobs, stops, scheduler, middle, prices)
         least, most = (least, middle) if figures.jct <= jct else (middle + 1, most)
     return setting.gpus - most
 
@@ -215,16 +217,16 @@ def _summarize(savings: Sequence[Savings], offered: float, prices: Prices) -> di
     }
 
 
-def _print(console: Console, report: dict[str, Any]) -> None:
-    console.print(_work_table(report))
-    console.print(_dollar_table(report))
+def _print_tables(console: Console, report: dict[str, Any]) -> None:
+    console.print(_build_work_table(report))
+    console.print(_build_dollar_table(report))
     console.print(
         "The model `mechanism` simulates only the mechanism, on drawn iterations: its figures differ from the papers'."
         " The model `published` uses the best ratio of each paper. Prices are parameters."
     )
 
 
-def _work_table(report: dict[str, Any]) -> Table:
+def _build_work_table(report: dict[str, Any]) -> Table:
     table = new_table(
         f"savings, {report['scheduler']}",
         "policy",
@@ -249,7 +251,7 @@ def _work_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _dollar_table(report: dict[str, Any]) -> Table:
+def _build_dollar_table(report: dict[str, Any]) -> Table:
     table = new_table(
         "dollars per month; owned GPUs save none, only waiting times get shorter",
         "policy",

@@ -83,68 +83,74 @@ def _draw_lengths(iteration: Iteration, rng: np.random.Generator) -> Floats:
     return np.clip(drawn, 1, iteration.longest)
 
 
-def _serial(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
+def _simulate_serial(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
     """All GPUs wait for the longest response, then do inference, then training with bubbles."""
     shares = [lengths[engine :: iteration.engines] for engine in range(iteration.engines)]
-    generation = max(_decoding(iteration, share) for share in shares) + _prefill(iteration, len(lengths))
-    time = generation + _inference(iteration, lengths) / iteration.engines + _training(iteration, lengths, bubbles=True)
+    generation = max(_compute_decoding(iteration, share) for share in shares) + _compute_prefill(
+        iteration, len(lengths)
+    )
+    time = (
+        generation
+        + _compute_inference(iteration, lengths) / iteration.engines
+        + _compute_training(iteration, lengths, bubbles=True)
+    )
     return time, time * iteration.engines
 
 
-def _fused(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
+def _simulate_fused(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
     """The last responses move to one engine while the others start inference, at the best possible time."""
     ordered, engines = np.sort(lengths), iteration.engines
-    inference = _inference(iteration, lengths)
+    inference = _compute_inference(iteration, lengths)
     best = math.inf
     for left in range(1, iteration.most_sequences + 1):
         moment = ordered[-left - 1]
         before = iteration.step_ms * moment + iteration.sequence_ms * np.minimum(ordered, moment).sum() / engines
-        tail = _decoding(iteration, ordered[-left:] - moment)
+        tail = _compute_decoding(iteration, ordered[-left:] - moment)
         done = min(inference, tail * (engines - 1))
         best = min(best, float(before + tail + (inference - done) / engines))
-    time = best + _prefill(iteration, len(lengths)) + _training(iteration, lengths, bubbles=False)
+    time = best + _compute_prefill(iteration, len(lengths)) + _compute_training(iteration, lengths, bubbles=False)
     return time, time * engines
 
 
-def _serverless(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
+def _simulate_serverless(iteration: Iteration, lengths: Floats, predicted: Floats) -> tuple[float, float]:
     """Responses of similar predicted length share an actor, billed until its end; the number of actors is optimized."""
     order = np.argsort(predicted)
-    prefill = _prefill(iteration, len(lengths)) / iteration.samples_a_prompt
+    prefill = _compute_prefill(iteration, len(lengths)) / iteration.samples_a_prompt
     candidates = []
     for actors in range(math.ceil(len(lengths) / iteration.most_sequences), 4 * iteration.engines + 1):
-        times = [_decoding(iteration, lengths[share]) for share in np.array_split(order, actors)]
+        times = [_compute_decoding(iteration, lengths[share]) for share in np.array_split(order, actors)]
         candidates.append((max(times) + prefill, sum(times) + prefill * iteration.engines))
     least_time, least_cost = (min(item[part] for item in candidates) for part in (0, 1))
     generation, billed = min(
         candidates, key=lambda item: item[0] / least_time + iteration.cost_weight * item[1] / least_cost
     )
-    inference = _inference(iteration, lengths)
-    training = _training(iteration, lengths, bubbles=True)
+    inference = _compute_inference(iteration, lengths)
+    training = _compute_training(iteration, lengths, bubbles=True)
     return generation + inference / iteration.engines + training, billed + inference + training * iteration.engines
 
 
-def _decoding(iteration: Iteration, lengths: Floats) -> float:
+def _compute_decoding(iteration: Iteration, lengths: Floats) -> float:
     """One engine decodes its responses in one batch, which each response leaves at its end."""
     return float(iteration.step_ms * lengths.max() + iteration.sequence_ms * lengths.sum())
 
 
-def _prefill(iteration: Iteration, samples: int) -> float:
+def _compute_prefill(iteration: Iteration, samples: int) -> float:
     return iteration.prefill_ms * iteration.prompt_tokens * samples / iteration.engines
 
 
-def _inference(iteration: Iteration, lengths: Floats) -> float:
+def _compute_inference(iteration: Iteration, lengths: Floats) -> float:
     """On one engine: reward, reference and critic process every token once."""
     return float(iteration.inference_ms * (lengths + iteration.prompt_tokens).sum())
 
 
-def _training(iteration: Iteration, lengths: Floats, bubbles: bool) -> float:
+def _compute_training(iteration: Iteration, lengths: Floats, bubbles: bool) -> float:
     """On all engines."""
     work = float(iteration.training_ms * (lengths + iteration.prompt_tokens).sum()) / iteration.engines
     return work / (1 - iteration.bubble) if bubbles else work
 
 
 _MODELS: Mapping[str, Callable[[Iteration, Floats, Floats], tuple[float, float]]] = {
-    "serial": _serial,
-    "fused": _fused,
-    "serverless": _serverless,
+    "serial": _simulate_serial,
+    "fused": _simulate_fused,
+    "serverless": _simulate_serverless,
 }

@@ -65,7 +65,7 @@ class OperatingPoint:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `frontier` to `evalstop-lab cluster`."""
-    parser = subparsers.add_parser("frontier", help="the share of an oracle's saving that each rule reaches")
+    parser = subparsers.add_parser("frontier", help="measure the share of an oracle's saving that each rule reaches")
     options.add_common(parser, seeds=SEEDS)
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), metavar="WORLD")
     parser.set_defaults(run=run)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         "rate": RATE,
         "worlds": {name: options.encode_setting(setting, seeds) for name, setting in worlds.items()},
     }
-    return options.print_report(args, report, lambda console: _print(console, points), plots.plot_frontier)
+    return options.print_report(args, report, lambda console: _print_table(console, points), plots.plot_frontier)
 
 
 def tune_detectors(setting: Setting, args: argparse.Namespace) -> list[Policy]:
@@ -150,7 +150,7 @@ def _make_detector(name: str) -> Detector[Any]:
     return detector
 
 
-def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
+def _print_table(console: Console, points: Sequence[OperatingPoint]) -> None:
     table = new_table(
         f"share of the oracle's saving of GPU-hours, net of false stops ({BASELINE})",
         "world",

@@ -90,5 +90,5 @@ def build_plain_workload(submitted: Floats, gpus: Integers, hours: Floats, estim
         Job(number, 0, Kind.LORA, at, size, length, estimate, evals=1)
         for number, (at, size, length, estimate) in enumerate(zip(*columns, strict=True))
     )
-    nothing = np.zeros((len(jobs), 1))
-    return Workload(jobs, nothing, nothing, np.zeros(len(jobs)))
+    zeros = np.zeros((len(jobs), 1))
+    return Workload(jobs, zeros, zeros, np.zeros(len(jobs)))

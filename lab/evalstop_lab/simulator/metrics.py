@@ -114,11 +114,11 @@ def measure_schedule(
     falsely = _find_false_stops(hidden, schedule, hours, peak_at)
     known = [job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)]
     return Figures(
-        jct=_mean(jct[inside]),
-        jct_healthy=_mean(jct[inside & ~hidden.hacking]),
-        jct_hacking=_mean(jct[inside & hidden.hacking]),
+        jct=_compute_mean(jct[inside]),
+        jct_healthy=_compute_mean(jct[inside & ~hidden.hacking]),
+        jct_hacking=_compute_mean(jct[inside & hidden.hacking]),
         jct_p95=float(np.quantile(jct[inside], 0.95)) if inside.any() else math.nan,
-        wait=_mean(jct[inside] - schedule.held[inside]),
+        wait=_compute_mean(jct[inside] - schedule.held[inside]),
         gpu_hours=float((schedule.held * gpus).sum()),
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),
@@ -126,7 +126,7 @@ def measure_schedule(
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
         again=float((hours * gpus)[falsely].sum()),
-        eval_lost=_mean(_compute_eval_loss(hidden, stops)[hidden.hacking]),
+        eval_lost=_compute_mean(_compute_eval_loss(hidden, stops)[hidden.hacking]),
     )
 
 
@@ -167,5 +167,5 @@ def _compute_eval_loss(hidden: Hidden, stops: Stops) -> Floats:
     return np.asarray((hidden.best - hidden.eval_scores[np.arange(len(kept)), kept]) / hidden.gain)
 
 
-def _mean(numbers: Floats) -> float:
+def _compute_mean(numbers: Floats) -> float:
     return float(numbers.mean()) if len(numbers) else math.nan

@@ -31,7 +31,7 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
     """Add the options that all subcommands have."""
     parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"number of seeds (default: {seeds})")
     parser.add_argument("--first-seed", type=whole_number, help="the first seed (default: seeds not used for fitting)")
-    parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="jobs of each seed's cluster")
+    parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="number of jobs per seed")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write plots to this folder")
@@ -46,7 +46,9 @@ def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = W
 
 def add_policies(parser: argparse.ArgumentParser) -> None:
     """Add `--policies`."""
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    names = " ".join(POLICIES)
+    description = f"policies to simulate (default: {names})"
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE", help=description)
 
 
 def get_setting(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS) -> Setting:

@@ -26,7 +26,7 @@ class Change:
 def compare_paired(before: Sequence[float], after: Sequence[float], chance_seed: int = 0) -> Change:
     """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    return Change(estimate_interval(new / old - 1, chance_seed), _wilcoxon(new - old))
+    return Change(estimate_interval(new / old - 1, chance_seed), _compute_p_value(new - old))
 
 
 def estimate_interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
@@ -45,5 +45,5 @@ def correct_p_values(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def _wilcoxon(differences: Floats) -> float:
+def _compute_p_value(differences: Floats) -> float:
     return float(stats.wilcoxon(differences).pvalue) if np.any(differences) else 1.0

@@ -91,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
     if args.members < FIFTH:
         raise UnusableArguments(f"--members must be at least {FIFTH}.")
     setting = Sweep(members=args.members, curvature=args.curvature)
-    work = partial(_simulate, setting, options.get_policies(args))
+    work = partial(_simulate_seed, setting, options.get_policies(args))
     by_seed = options.sweep_each(args, work, options.get_seeds(args), "simulating sweeps")
     outcomes = [
         Outcome(strategy, *(estimate_interval(column) for column in np.array([row[strategy] for row in by_seed]).T))
         for strategy in by_seed[0]
     ]
     report = {"outcomes": [asdict(outcome) for outcome in outcomes], "sweep": asdict(setting), "seeds": args.seeds}
-    return options.print_report(args, report, lambda console: _print(console, outcomes, setting), plots.plot_population)
+    return options.print_report(
+        args, report, lambda console: _print_table(console, outcomes, setting), plots.plot_population
+    )
 
 
 def train_members(setting: Sweep, seed: int, population: bool) -> Trained:
@@ -110,7 +112,7 @@ def train_members(setting: Sweep, seed: int, population: bool) -> Trained:
     eval_scores = np.zeros((setting.evals, setting.members))
     for index in range(setting.evals):
         places = places + speeds / setting.peak / setting.evals
-        eval_scores[index] = _height(setting, speeds) * places * (1 - np.log(places))
+        eval_scores[index] = _compute_height(setting, speeds) * places * (1 - np.log(places))
         if population:
             replace_worst(eval_scores[index] + errors[index], places, speeds, chance)
     return Trained(eval_scores.T, (eval_scores + errors).T)
@@ -125,11 +127,11 @@ def replace_worst(measured: Floats, places: Floats, speeds: Floats, chance: np.r
     speeds[worst] = speeds[models] * chance.choice(PERTURBED, count)
 
 
-def _height(setting: Sweep, speeds: Floats) -> Floats:
+def _compute_height(setting: Sweep, speeds: Floats) -> Floats:
     return np.asarray(np.maximum(1 - setting.curvature * np.log(speeds) ** 2, 0.0))
 
 
-def _simulate(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
+def _simulate_seed(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
     """GPU-hours, the kept eval score and the mean eval score at the end, by strategy."""
     independent, population = (train_members(setting, seed, population=value) for value in (False, True))
     whole = np.full(setting.members, setting.evals)
@@ -162,7 +164,7 @@ def _build_workload(setting: Sweep, trained: Trained) -> Workload:
     return Workload(jobs, trained.measured, proxy, np.zeros(setting.members))
 
 
-def _print(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:
+def _print_table(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:
     table = new_table(
         f"a sweep of {setting.members} members, curvature {setting.curvature:g}",
         "strategy",

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         "fitted": " ".join(FITTED.split()),
     }
     return options.print_report(
-        args, report, lambda console: _print(console, rows, lines, changes), plots.plot_reproduce
+        args, report, lambda console: _print_tables(console, rows, lines, changes), plots.plot_reproduce
     )
 
 
@@ -189,17 +189,17 @@ def _encode_changes(changes: Mapping[str, Change]) -> dict[str, Any]:
     return {quantity: asdict(change) for quantity, change in changes.items()}
 
 
-def _print(
+def _print_tables(
     console: Console, rows: Rows, lines: Sequence[Line], changes: Mapping[str, Mapping[str, Mapping[str, Change]]]
 ) -> None:
-    console.print(_paper_table(lines))
-    console.print(_rules_table(rows))
-    console.print(_waste_table(rows))
-    console.print(_changes_table(changes["paper"]))
+    console.print(_build_paper_table(lines))
+    console.print(_build_rules_table(rows))
+    console.print(_build_waste_table(rows))
+    console.print(_build_changes_table(changes["paper"]))
     console.print(" ".join(FITTED.split()))
 
 
-def _paper_table(lines: Sequence[Line]) -> Table:
+def _build_paper_table(lines: Sequence[Line]) -> Table:
     title = "the paper's table (with flags at the last eval)"
     table = new_table(title, "", "paper", "ours", "95 %", "within 2 points")
     for line in lines:
@@ -209,7 +209,7 @@ def _paper_table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def _rules_table(rows: Rows) -> Table:
+def _build_rules_table(rows: Rows) -> Table:
     table = new_table(
         "flags, with / without those at the last eval, which save nothing",
         "rule",
@@ -234,7 +234,7 @@ def _rules_table(rows: Rows) -> Table:
     return table
 
 
-def _waste_table(rows: Rows) -> Table:
+def _build_waste_table(rows: Rows) -> Table:
     shares = ("held", "after the peak", "false stops", "hacking jobs", "pauses")
     wastes = ("waste", "waste (all hacking)")
     table = new_table(f"shares of all GPU-hours without stops, {BASELINE}", "rule", *shares, *wastes)
@@ -252,7 +252,7 @@ def _waste_table(rows: Rows) -> Table:
     return table
 
 
-def _changes_table(changes: Mapping[str, Mapping[str, Change]]) -> Table:
+def _build_changes_table(changes: Mapping[str, Mapping[str, Change]]) -> Table:
     table = new_table(
         "paper: changes relative to no stops, by scheduler (Wilcoxon, Holm over schedulers)",
         "scheduler",

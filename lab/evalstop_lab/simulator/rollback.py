@@ -68,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster rollback`; return its exit code."""
     setting, seeds, policies = options.get_setting(args), options.get_seeds(args), options.get_policies(args)
-    work = partial(_simulate, setting, policies, args.frontier_gain)
+    work = partial(_simulate_seed, setting, policies, args.frontier_gain)
     by_seed = options.sweep_each(args, work, seeds, "simulating rollbacks")
     outcomes = [
         Outcome(policy.name, action, *(estimate_interval(column) for column in np.array(rows).T))
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         "setting": options.encode_setting(setting, seeds),
     }
     return options.print_report(
-        args, report, lambda console: _print(console, outcomes, args.frontier_gain), plots.plot_rollback
+        args, report, lambda console: _print_table(console, outcomes, args.frontier_gain), plots.plot_rollback
     )
 
 
@@ -98,7 +98,7 @@ def roll_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:
 _Numbers = dict[tuple[str, str], tuple[float, float, float]]
 
 
-def _simulate(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Numbers:
+def _simulate_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Numbers:
     """The changes of GPU-hours and mean time, and the kept eval score, by policy and action."""
     workload, hidden = draw_jobs(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
@@ -127,7 +127,7 @@ def _compute_retried_share(stops: Stops, hidden: Hidden) -> float:
     return float(early[hidden.hacking].mean())
 
 
-def _print(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) -> None:
+def _print_table(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) -> None:
     table = new_table(
         f"changes relative to no stops, SRTF-Est; a rollback adds {format_percent(frontier_gain, 0)} to the eval score",
         "policy",

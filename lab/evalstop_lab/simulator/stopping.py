@@ -71,9 +71,9 @@ class Stops:
 
 
 def no_stops(workload: Workload) -> Stops:
-    """No stops."""
-    nothing = np.zeros(len(workload.jobs), dtype=np.int64)
-    return Stops(nothing, nothing)
+    """The stops of a rule that stops no job."""
+    zeros = np.zeros(len(workload.jobs), dtype=np.int64)
+    return Stops(zeros, zeros)
 
 
 def decide_stops(policy: Policy, workload: Workload) -> Stops:

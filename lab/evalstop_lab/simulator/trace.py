@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments(f"A job of the trace needs {trace.gpus.max()} GPUs; --gpus must be at least as many.")
     setting = replace(WORLDS[args.world], gpus=gpus, jobs=len(trace.gpus), measured=(0.0, 1.0))
     seeds, policies = options.get_seeds(args), options.get_policies(args)
-    work = partial(_simulate, trace, setting, policies, tuple(args.schedulers))
+    work = partial(_simulate_seed, trace, setting, policies, tuple(args.schedulers))
     by_seed = options.sweep_each(args, work, seeds, f"simulating {args.file.name}")
     rows = Rows([row for of_seed in by_seed for row in of_seed])
     rules = [*(policy.name for policy in policies), ORACLE]
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         "results": {name: {rule: _summarize(rows, rule, name) for rule in rules} for name in args.schedulers},
         "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print(console, report), plots.plot_trace)
+    return options.print_report(args, report, lambda console: _print_table(console, report), plots.plot_trace)
 
 
 def find_cluster_size(trace: Trace) -> int:
@@ -91,7 +91,7 @@ def compute_load(trace: Trace, gpus: int) -> float:
     return float((trace.hours * trace.gpus).sum()) / (span * gpus)
 
 
-def _simulate(
+def _simulate_seed(
     trace: Trace, setting: Setting, policies: tuple[Policy, ...], schedulers: tuple[str, ...], seed: int
 ) -> list[Row]:
     estimates = draw_estimates(setting, seed, trace.hours)
@@ -115,7 +115,7 @@ def _summarize(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, report: dict[str, Any]) -> None:
+def _print_table(console: Console, report: dict[str, Any]) -> None:
     title = (
         f"{report['jobs']:,} jobs on {report['gpus']:,} GPUs, load {report['load']:.2f};"
         f" {report['skipped']:,} rows without a GPU job skipped"

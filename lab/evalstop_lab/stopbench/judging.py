@@ -38,10 +38,10 @@ class Judgement:
 def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list[Judgement]:
     """Apply each rule to one run of the suite."""
     world = SUITES[suite].draw(seeds, number)
-    return [_judge(rule, world) for rule in rules]
+    return [_judge_world(rule, world) for rule in rules]
 
 
-def _judge(name: str, world: World) -> Judgement:
+def _judge_world(name: str, world: World) -> Judgement:
     """Apply the rule to the run; raises UnusableArguments if the rule fails."""
     rows = [
         (step, *map(_to_optional, values))
@@ -88,7 +88,7 @@ def compute_figures(judged: Judged) -> dict[str, Any]:
         "microseconds": 1e6 * sum(item.seconds for item, _ in judged) / max(1, sum(item.evals for item, _ in judged)),
         "by_noise": _compute_by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
         "by_family": _compute_by(judged, lambda world: world.family),
-        "by_length": _compute_by(judged, lambda world: "not told" if world.planned_steps is None else "told"),
+        "by_length": _compute_by(judged, lambda world: "unknown" if world.planned_steps is None else "known"),
     }
 
 

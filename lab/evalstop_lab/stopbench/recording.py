@@ -75,7 +75,7 @@ def record_run(seed: int) -> dict[str, Any]:
         step, policy = trainer.state.step, trainer.state.policy
         if step % config.eval_every == 0:
             rng = np.random.default_rng([seed, 2, step])
-            texts = _sample(policy, EVAL_TEXTS, rng)
+            texts = _sample_texts(policy, EVAL_TEXTS, rng)
             scores = trainer.world.gold.score(texts)
             values = (
                 *_mean_and_stderr(scores),
@@ -86,7 +86,7 @@ def record_run(seed: int) -> dict[str, Any]:
             log["step"].append(step)
             for name, value in zip(list(log)[1:], values, strict=True):
                 log[name].append(round(value, 4))
-            truth.append(round(float(trainer.world.gold.score(_sample(policy, TRUE_TEXTS, rng)).mean()), 4))
+            truth.append(round(float(trainer.world.gold.score(_sample_texts(policy, TRUE_TEXTS, rng)).mean()), 4))
         if step == config.steps:
             return {"seed": seed, **asdict(setting), "log": log, "truth": truth}
         if step in setting.refits:
@@ -113,7 +113,7 @@ def _refit_proxy(trainer: Trainer, rng: np.random.Generator) -> None:
     config, policy, world = trainer.config, trainer.state.policy, trainer.world
     comparisons = draw_comparisons(policy, world.gold, config.comparisons, config.label_noise, rng)
     model = fit_bradley_terry(config.task, comparisons)
-    proxy = standardize_scores(model, _sample(world.initial, EVAL_TEXTS, rng))
+    proxy = standardize_scores(model, _sample_texts(world.initial, EVAL_TEXTS, rng))
     trainer.world = replace(world, proxy=proxy)
 
 
@@ -122,7 +122,7 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
     steps = np.asarray(log["step"], dtype=np.int64)
     stderr = np.asarray(log["small_stderr" if small else "stderr"], dtype=np.float64)
     sd = float(np.sqrt(np.mean(stderr**2)))
-    truth = _judge(steps, np.asarray(record["truth"], dtype=np.float64), sd)
+    truth = _label_run(steps, np.asarray(record["truth"], dtype=np.float64), sd)
     return World(
         name=f"trained-{record['seed']}",
         family="refitted" if record["refits"] else "trained",
@@ -138,7 +138,7 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
     )
 
 
-def _judge(steps: Integers, scores: Floats, sd: float) -> Truth:
+def _label_run(steps: Integers, scores: Floats, sd: float) -> Truth:
     """Label the run by its smoothed true scores; a fall between 5 and 10 % of the gain is ambiguous."""
     half = SMOOTHED_OVER // 2
     padded = np.pad(scores, half, mode="edge")
@@ -150,7 +150,7 @@ def _judge(steps: Integers, scores: Floats, sd: float) -> Truth:
     return truth
 
 
-def _sample(policy: Policy, texts: int, rng: np.random.Generator) -> Texts:
+def _sample_texts(policy: Policy, texts: int, rng: np.random.Generator) -> Texts:
     """Sample texts for randomly drawn prompts, like those of an eval set."""
     return policy.sample(rng.integers(policy.task.prompts, size=texts), rng)
 

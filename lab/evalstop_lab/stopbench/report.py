@@ -26,17 +26,17 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
         *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost", "us/eval"),
         caption="saved: share of the evals after the peaks, minus those lost by wrong stops; eval lost: of the gain",
     )
-    for rule, figures in sorted(result.items(), key=lambda item: -_comparable(item[1]["saved"]["value"])):
+    for rule, figures in sorted(result.items(), key=lambda item: -_get_sort_value(item[1]["saved"]["value"])):
         table.add_row(
             rule,
-            _share(figures["recall"]),
-            _share(figures["false_stops"]),
-            _percent(figures["premature"]["value"]),
-            _number(figures["delay"]["value"], 0),
-            _number(figures["delay_to_bound"]["value"], 1),
-            _share(figures["saved"]),
-            _percent(figures["eval_lost"]["value"]),
-            _number(figures["microseconds"], 0),
+            _format_share(figures["recall"]),
+            _format_share(figures["false_stops"]),
+            _format_percent(figures["premature"]["value"]),
+            _format_number(figures["delay"]["value"], 0),
+            _format_number(figures["delay_to_bound"]["value"], 1),
+            _format_share(figures["saved"]),
+            _format_percent(figures["eval_lost"]["value"]),
+            _format_number(figures["microseconds"], 0),
         )
     console.print(table)
 
@@ -51,7 +51,15 @@ def draw_scatter(path: Path, results: Results) -> None:
                     x, y = figures["false_stops"], figures[field]
                     if math.isnan(x["value"]) or math.isnan(y["value"]):
                         continue
-                    axis.errorbar(x["value"], y["value"], _span(y), _span(x), marker, label=rule, elinewidth=0.7)
+                    axis.errorbar(
+                        x["value"],
+                        y["value"],
+                        _compute_errors(y),
+                        _compute_errors(x),
+                        marker,
+                        label=rule,
+                        elinewidth=0.7,
+                    )
                 show_percent(axis.xaxis, axis.yaxis)
                 axis.set_title(suite if row == 0 else "")
                 axis.grid(alpha=0.3)
@@ -62,25 +70,25 @@ def draw_scatter(path: Path, results: Results) -> None:
         axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
 
 
-def _span(figure: Mapping[str, float]) -> list[list[float]]:
+def _compute_errors(figure: Mapping[str, float]) -> list[list[float]]:
     """The distances from the value to both ends of its interval."""
     below, above = figure["value"] - figure["low"], figure["high"] - figure["value"]
     return [[max(0.0, below)], [max(0.0, above)]]
 
 
-def _comparable(value: float) -> float:
+def _get_sort_value(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _share(share: Mapping[str, float]) -> str:
+def _format_share(share: Mapping[str, float]) -> str:
     if math.isnan(share["value"]):
         return "-"
-    return f"{_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+    return f"{_format_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     return "-" if math.isnan(value) else format_percent(value)
 
 
-def _number(value: float, digits: int) -> str:
+def _format_number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"

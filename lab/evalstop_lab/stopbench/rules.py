@@ -114,7 +114,7 @@ class TransformersRule(_ByScore):
 
     def start(self) -> None:
         """Patience 3."""
-        self._callback = _import("transformers").EarlyStoppingCallback(early_stopping_patience=PATIENCE)
+        self._callback = _import_module("transformers").EarlyStoppingCallback(early_stopping_patience=PATIENCE)
         self._args = SimpleNamespace(metric_for_best_model="eval_score", greater_is_better=True)
         self._state, self._control = SimpleNamespace(best_metric=None), SimpleNamespace(should_training_stop=False)
 
@@ -131,7 +131,7 @@ class KerasRule(_ByScore):
 
     def start(self) -> None:
         """Patience 3."""
-        self._callback = _import("keras").callbacks.EarlyStopping(monitor="score", mode="max", patience=PATIENCE)
+        self._callback = _import_module("keras").callbacks.EarlyStopping(monitor="score", mode="max", patience=PATIENCE)
         self._model = SimpleNamespace(stop_training=False)
         self._callback.set_model(self._model)
         self._callback.on_train_begin()
@@ -149,7 +149,7 @@ class LightningRule(_ByScore):
 
     def start(self) -> None:
         """Patience 3, the default."""
-        callbacks, self._torch = _import("lightning.pytorch.callbacks"), _import("torch")
+        callbacks, self._torch = _import_module("lightning.pytorch.callbacks"), _import_module("torch")
         self._callback = callbacks.EarlyStopping(
             monitor="score", mode="max", patience=PATIENCE, check_on_train_epoch_end=False
         )
@@ -159,7 +159,7 @@ class LightningRule(_ByScore):
             should_stop=False,
             current_epoch=0,
             sanity_checking=False,
-            state=SimpleNamespace(fn=_import("lightning.pytorch.trainer.states").TrainerFn.FITTING),
+            state=SimpleNamespace(fn=_import_module("lightning.pytorch.trainer.states").TrainerFn.FITTING),
             strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision),  # noqa: A006 - its name
         )
 
@@ -175,7 +175,7 @@ class OptunaRule(_ByScore):
 
     def start(self) -> None:
         """Patience 3."""
-        optuna = _import("optuna")
+        optuna = _import_module("optuna")
         with warnings.catch_warnings():  # that it is experimental
             warnings.simplefilter("ignore")
             self._pruner = optuna.pruners.PatientPruner(None, patience=PATIENCE)
@@ -194,7 +194,7 @@ class RayRule(_ByScore):
 
     def start(self) -> None:
         """Start one trial."""
-        self._stopper = _import("ray.tune.stopper").TrialPlateauStopper(metric="score")
+        self._stopper = _import_module("ray.tune.stopper").TrialPlateauStopper(metric="score")
 
     def take(self, score: float) -> bool:
         """Report the score."""
@@ -242,7 +242,7 @@ def load_rule(name: str) -> Factory:
     return cast(Factory, rule)
 
 
-def _import(module: str) -> Any:
+def _import_module(module: str) -> Any:
     os.environ.setdefault("KERAS_BACKEND", "torch")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     return importlib.import_module(module)

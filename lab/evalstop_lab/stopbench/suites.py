@@ -36,12 +36,12 @@ class Suite:
 
 
 @lru_cache(maxsize=2)
-def _plan(seeds: str) -> Sequence[tuple[str, int]]:
+def _plan_runs(seeds: str) -> Sequence[tuple[str, int]]:
     return plan_worlds(DRAWN_RUNS, SEEDS[seeds], REPORTING)
 
 
 def _draw_first(seeds: str, number: int) -> World:
-    return add_planned_steps(draw_world(*_plan(seeds)[number]), PLANNED_SHARE)
+    return add_planned_steps(draw_world(*_plan_runs(seeds)[number]), PLANNED_SHARE)
 
 
 def _draw_second(seeds: str, number: int) -> World:

@@ -30,7 +30,7 @@ def load_recorded_runs(path: Path) -> list[World]:
         raise UnusableArguments(f"{path}: {error.strerror}; give a file of recorded runs.") from error
     for number, line in enumerate(lines, start=1):
         try:
-            worlds.append(_world(json.loads(line)))
+            worlds.append(_parse_run(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
             raise UnusableArguments(
                 f"{path}, line {number}: not a recorded run ({error!r});"
@@ -39,22 +39,22 @@ def load_recorded_runs(path: Path) -> list[World]:
     return worlds
 
 
-def _world(record: dict[str, Any]) -> World:
+def _parse_run(record: dict[str, Any]) -> World:
     log, label = record["log"], record["truth_label"]
     steps = np.asarray(log["step"], dtype=np.int64)
-    eval_scores, stderr = _floats(log["gold"]), _floats(log["gold_se"])
+    eval_scores, stderr = _to_floats(log["gold"]), _to_floats(log["gold_se"])
     sd = float(np.sqrt(np.nanmean(stderr**2)))
     truth = Truth(
         label=_LABELS.get(label["label"], Label.AMBIGUOUS),
         steps=steps,
-        eval_scores=_floats(record["truth"]["gold"]),
+        eval_scores=_to_floats(record["truth"]["gold"]),
         peak=int(label["peak_eval"]),
         gain=float(label["gain"]),
         drop=float(label["drop"]),
         unit=float(label["gain"]),
         noise_sd=sd,
     )
-    correlation = float(np.nanmedian(_floats(log["corr"])))
+    correlation = float(np.nanmedian(_to_floats(log["corr"])))
     return World(
         name=str(record["run_id"]),
         family=FAMILY,
@@ -62,13 +62,13 @@ def _world(record: dict[str, Any]) -> World:
         steps=steps,
         eval_scores=eval_scores,
         eval_stderr=stderr,
-        proxy=_floats(log["proxy"]),
-        kl=_floats(log["kl"]),
+        proxy=_to_floats(log["proxy"]),
+        kl=_to_floats(log["kl"]),
         noise=Noise(NoiseKind.RECORDED, sd / truth.unit, correlation, stderr_given=True),
         truth=truth,
     )
 
 
-def _floats(values: list[float | None]) -> Floats:
+def _to_floats(values: list[float | None]) -> Floats:
     """Convert to an array, None to NaN."""
     return np.asarray(values, dtype=np.float64)

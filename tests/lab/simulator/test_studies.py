@@ -114,11 +114,11 @@ def test_a_cost_that_is_no_share_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "such as 0.002" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("question", ["reproduce", "frontier", "cadence", "cost", "rollback", "population", "trace"])
-def test_every_subcommand_has_a_help_text(question: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("subcommand", ["reproduce", "frontier", "cadence", "cost", "rollback", "population", "trace"])
+def test_every_subcommand_has_a_help_text(subcommand: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` of each subcommand lists its options."""
     with pytest.raises(SystemExit) as end:
-        main(["cluster", question, "--help"])
+        main(["cluster", subcommand, "--help"])
     assert end.value.code == 0
     assert "--seeds" in capsys.readouterr().out
 

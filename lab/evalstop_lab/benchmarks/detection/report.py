@@ -29,12 +29,17 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     rows, runs = report["rows"], report["setting"]["runs"]
     summary = (
         *(
-            _share("recall"),
-            _share("false stops", "false_stops"),
-            _share("in held-out families", "false_stops_held_out"),
+            _share_column("recall"),
+            _share_column("false stops", "false_stops"),
+            _share_column("in held-out families", "false_stops_held_out"),
         ),
-        *(_number("precision", 2), _number("premature", 3), _number("delay", 0), _number("delay_p90", 0)),
-        *(_number("delay_to_bound", 2), _number("wasted", 2), _number("eval_lost", 3)),
+        *(
+            _number_column("precision", 2),
+            _number_column("premature", 3),
+            _number_column("delay", 0),
+            _number_column("delay_p90", 0),
+        ),
+        *(_number_column("delay_to_bound", 2), _number_column("wasted", 2), _number_column("eval_lost", 3)),
         ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
     )
     console.print(_build_table(f"{runs} runs, half of them hacking", rows, summary))
@@ -47,8 +52,8 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
             "runs without dips: thresholds and figures",
             [row | row["without_dips"] for row in rows],
             (
-                *(_share("recall"), _share("false stops", "false_stops")),
-                *(_number("delay", 0), _number("delay_p90", 0), _number("delay_to_bound", 2)),
+                *(_share_column("recall"), _share_column("false stops", "false_stops")),
+                *(_number_column("delay", 0), _number_column("delay_p90", 0), _number_column("delay_to_bound", 2)),
             ),
         )
     )
@@ -57,7 +62,9 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         ("second suite: runs by an author who knew neither detectors nor families", "second_suite"),
     ):
         shown = [row | row[part] for row in rows if row[part]]
-        console.print(_build_table(title, shown, (*_SHORT, _number("delay", 0), _number("delay_to_bound", 2))))
+        console.print(
+            _build_table(title, shown, (*_SHORT, _number_column("delay", 0), _number_column("delay_to_bound", 2)))
+        )
     left_out = [row for row in rows if row["left_out"]]
     families = list(left_out[0]["left_out"]) if left_out else []
     columns = [
@@ -75,8 +82,12 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
                 f"{report['setting']['recorded_runs']} recorded runs, without ambiguous ones",
                 [row | row["recorded"] for row in rows],
                 (
-                    *(_share("recall"), _share("false stops", "false_stops"), _number("precision", 2)),
-                    *(_number("premature", 2), _number("delay", 0), _number("eval_lost", 3)),
+                    *(
+                        _share_column("recall"),
+                        _share_column("false stops", "false_stops"),
+                        _number_column("precision", 2),
+                    ),
+                    *(_number_column("premature", 2), _number_column("delay", 0), _number_column("eval_lost", 3)),
                 ),
             )
         )
@@ -97,15 +108,15 @@ def _build_checkpoints_table(losses: dict[str, dict[str, Any]]) -> Table:
     for level in LEVELS:
         table.add_column(f"{level:g}", justify="right")
     for name, by_noise in losses.items():
-        table.add_row(name, *(_format(by_noise[f"{level:g}"]["value"], 4) for level in LEVELS))
+        table.add_row(name, *(_format_number(by_noise[f"{level:g}"]["value"], 4) for level in LEVELS))
     return table
 
 
-def _number(field: str, digits: int) -> Column:
-    return field.replace("_", " "), lambda row: _format(row[field]["value"], digits)
+def _number_column(field: str, digits: int) -> Column:
+    return field.replace("_", " "), lambda row: _format_number(row[field]["value"], digits)
 
 
-def _share(heading: str, field: str | None = None) -> Column:
+def _share_column(heading: str, field: str | None = None) -> Column:
     def write(row: Row) -> str:
         share = row[field or heading]
         return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" if share["n"] else "-"
@@ -113,15 +124,15 @@ def _share(heading: str, field: str | None = None) -> Column:
     return heading, write
 
 
-_SHORT = (_share("recall"), _share("false stops", "false_stops"), _number("premature", 3))
+_SHORT = (_share_column("recall"), _share_column("false stops", "false_stops"), _number_column("premature", 3))
 
 
 def _format_noise(cell: dict[str, Any]) -> str:
-    delay, p90, bound = (_format(cell[field]["value"], 0) for field in ("delay", "delay_p90", "bound"))
-    return f"{_format(cell['recall']['value'], 2)}  {delay} ({p90}) / {bound}"
+    delay, p90, bound = (_format_number(cell[field]["value"], 0) for field in ("delay", "delay_p90", "bound"))
+    return f"{_format_number(cell['recall']['value'], 2)}  {delay} ({p90}) / {bound}"
 
 
-def _format(value: float, digits: int) -> str:
+def _format_number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 

@@ -37,9 +37,9 @@ from evalstop_lab.benchmarks.ingest.results import (
     Measurement,
     Shape,
     Target,
+    compute_rate,
     compute_ratio,
     compute_targets,
-    rate,
     rotate,
 )
 from evalstop_lab.benchmarks.machine import describe_machine, format_machine
@@ -214,15 +214,15 @@ def _build_cells_table(cells: Sequence[Cell]) -> Table:
     by_key = {(cell.contender, cell.shape): cell for cell in cells}
     for shape in sorted({cell.shape for cell in cells}):
         for cell in (cell for cell in cells if cell.shape == shape):
-            rates = list(map(rate, cell.rounds))
+            rates = list(map(compute_rate, cell.rounds))
             bound = BOUND + ON_SQLITE if cell.contender.endswith(ON_SQLITE) else BOUND
-            ratio = compute_ratio(by_key, cell.contender, bound, shape, rate)
+            ratio = compute_ratio(by_key, cell.contender, bound, shape, compute_rate)
             retried = sum(item.load.retried for item in cell.rounds)
             database_us = cell.median(lambda item: item.database_us)
             table.add_row(
                 str(shape),
                 cell.contender + (f", {retried} retried" if retried else ""),
-                f"{cell.median(rate):,.0f}",
+                f"{cell.median(compute_rate):,.0f}",
                 f"{min(rates):,.0f} - {max(rates):,.0f}",
                 f"{ratio.median:.2f}" if ratio else "",
                 f"{cell.median(lambda item: item.load.p50_ms):.2f}",

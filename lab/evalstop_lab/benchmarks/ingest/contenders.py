@@ -112,18 +112,18 @@ class Contender:
 
 def open_run(api: httpx.Client) -> str:
     """Open a run under the policy `default`; returns its id."""
-    return str(_decode(api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"}))["id"])
+    return str(_decode_response(api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"}))["id"])
 
 
 def _open_mlflow_run(api: httpx.Client) -> str:
-    created = _decode(api.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}))
+    created = _decode_response(api.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}))
     return str(created["run"]["info"]["run_id"])
 
 
 OPENERS: dict[str, Callable[[httpx.Client], str]] = {"evalstop": open_run, "mlflow": _open_mlflow_run}
 
 
-def _decode(response: httpx.Response) -> Any:
+def _decode_response(response: httpx.Response) -> Any:
     if not response.is_success:
         raise JobFailed(f"{response.request.url} answered {response.status_code}: {response.text[:300]}")
     return response.json()

@@ -49,7 +49,7 @@ class Measurement:
 Figure = Callable[[Measurement], float]
 
 
-def rate(item: Measurement) -> float:
+def compute_rate(item: Measurement) -> float:
     """Observations per second."""
     return item.load.per_second
 
@@ -123,7 +123,7 @@ def compute_targets(cells: Cells) -> list[Target]:
             targets.append(Target(f"{shape}: {name}", ratio, least, most))
 
     for shape, least in TARGETS_OF_BOUND.items():
-        add("rate, relative to the bound", EVALSTOP, BOUND, shape, rate, least=least)
+        add("rate, relative to the bound", EVALSTOP, BOUND, shape, compute_rate, least=least)
     most_clients = Shape(1, 64)
     add("CPU time of the service", EVALSTOP, BOUND, most_clients, lambda item: item.server_us, most=2)
     add(
@@ -135,11 +135,11 @@ def compute_targets(cells: Cells) -> list[Target]:
         most=1.3,
     )
     for name, contender, least in (("hashed", HASHED, 0.75), ("round robin", ROUND_ROBIN, 0.35)):
-        add(f"rate of replicas, {name} relative to sticky", contender, DIRECT, most_clients, rate, least=least)
+        add(f"rate of replicas, {name} relative to sticky", contender, DIRECT, most_clients, compute_rate, least=least)
     for shape in SHAPES:
         add("p99, relative to the other checkout", EVALSTOP, AGAINST, shape, lambda item: item.load.p99_ms, most=1)
         name, ours, theirs = "rate on SQLite, relative to the other checkout", EVALSTOP + ON_SQLITE, AGAINST + ON_SQLITE
-        add(name, ours, theirs, shape, rate, least=1)
+        add(name, ours, theirs, shape, compute_rate, least=1)
     return targets
 
 
