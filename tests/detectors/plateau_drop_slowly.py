@@ -144,7 +144,7 @@ def weigh(
             value = length * size / (len(g) * size + 8)
             if progress is not None and 0 < progress < 1:
                 value = 1.5 * length * size / (len(g) * size / progress + 8)
-            value *= depth**0.4 * (1 + 2 * rises)
+            value = value * depth**0.4 * (1 + 2 * rises)
             best = max(best, (value, -length, depth, end - 1, rises))
     value, length, depth, end, rises = best
     if value == 0:

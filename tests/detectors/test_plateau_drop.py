@@ -158,6 +158,7 @@ def test_a_new_measurement_keeps_the_rest_of_the_plan() -> None:
     grain=st.sampled_from([0.0, 0.25]),
     scale=st.sampled_from([1.0, 1.0, 1e-300, 1e130, 3.7]),
     stderr=st.sampled_from([None, 0.2, math.nan]),
+    planned=st.none() | st.floats(0.3, 3.0),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_it_equals_itself_done_slowly(
@@ -167,11 +168,13 @@ def test_it_equals_itself_done_slowly(
     grain: float,
     scale: float,
     stderr: float | None,
+    planned: float | None,
     seed: int,
 ) -> None:
     """Nothing that is remembered to save time, over any shape of run, changes a bit of the evidence."""
     chance, eval_scores, proxy = np.random.default_rng(seed), 0.0, 0.0
     observations: list[Observation] = []
+    longest = 2 * sum(evals for _, _, evals in runs)
     for eval_slope, proxy_slope, evals in runs:
         for _ in range(evals):
             eval_scores, proxy = eval_scores + eval_slope / evals, proxy + proxy_slope / evals
@@ -182,7 +185,8 @@ def test_it_equals_itself_done_slowly(
                 observations.append(Observation(MetricRole.PROXY, step, scale * b if luck > 0.02 else math.inf))
             if luck > 0.1:
                 told = stderr if luck > 0.5 else None
-                observations.append(Observation(MetricRole.EVAL, step, scale * a if luck > 0.12 else math.nan, told))
+                value, progress = scale * a if luck > 0.12 else math.nan, planned and step / longest / planned
+                observations.append(Observation(MetricRole.EVAL, step, value, told, progress))
     state, evidence = detector.start(), []
     for observation in observations:
         state, item = detector.step(state, observation)
