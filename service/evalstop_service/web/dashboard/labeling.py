@@ -30,7 +30,7 @@ router = APIRouter(prefix="/precision/label", route_class=PageRoute)
 
 _PATH = "/precision/label"
 
-WORDS = {RunOutcome.TURNED: "turned", RunOutcome.HEALTHY: "healthy", RunOutcome.UNDECIDED: "can’t tell"}
+ANSWERS = {RunOutcome.TURNED: "turned", RunOutcome.HEALTHY: "healthy", RunOutcome.UNDECIDED: "can’t tell"}
 """The labels that a person can choose."""
 
 Until = Annotated[datetime, AfterValidator(in_utc)]
@@ -94,7 +94,7 @@ def show_case(
         mine=shown.labels.get(visitor.actor) if shown else None,
         following=visitor.link(choice.link(at=following)),
         agreements=_measure(cases),
-        words=WORDS,
+        answers=ANSWERS,
         outcome_words=formatting.OUTCOMES,
         action=visitor.link(choice.link(f"{_PATH}/{shown.run.id}", place)) if shown else None,
     )

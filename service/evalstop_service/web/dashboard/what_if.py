@@ -139,11 +139,11 @@ def _describe_stop(
     if stop is None or stop.step is None:
         until = "" if run.last_step is None else f" up to step {format_step(run.last_step)}, its last"
         return f"{name} would not have {verb} this run{until}."
-    words = f"{name} would have {verb} this run at step {format_step(stop.step)}"
-    words += _compare_steps(stop.step, run, decision)
+    description = f"{name} would have {verb} this run at step {format_step(stop.step)}"
+    description += _compare_steps(stop.step, run, decision)
     if policy.action is Action.PARK and not replay.verdicts[-1].stops:
-        words += ", to return later"
-    return f"{words}; {_describe_best(stop.step, run, replay, saved)}."
+        description += ", to return later"
+    return f"{description}; {_describe_best(stop.step, run, replay, saved)}."
 
 
 def _compare_steps(step: int, run: Run, decision: Decision | None) -> str:
