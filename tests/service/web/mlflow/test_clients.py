@@ -69,6 +69,8 @@ def client_environment(service: Service, key: str) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",
         "MLFLOW_TRACKING_TOKEN": key,
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        # To list a model's requirements MLflow imports all of them anew, for up to two minutes, or else assumes some.
+        "MLFLOW_REQUIREMENTS_INFERENCE_TIMEOUT": "1",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "HF_MLFLOW_LOG_ARTIFACTS": "1",
