@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +23,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import take
-from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded import LEVEL, Eval, Tenant, add_tenant, open_run, recorded
 
 HACKING = recorded("np-0044")
 HEALTHY = recorded("np-0082")
@@ -44,9 +42,18 @@ def tenant(database: Database, now: datetime) -> Tenant:
     return add_tenant(database, now)
 
 
-def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Any, ...]) -> UUID:
+def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Eval, ...]) -> UUID:
     run = open_run(database, tenant, now, name, labels={"gpus": "2"})
-    report(database, tenant, run.id, evals, now)
+    points = [
+        point
+        for item in evals
+        for point in (
+            PostedObservation("reward/gold", item.step, item.gold, item.gold_stderr),
+            PostedObservation("reward/proxy", item.step, item.proxy),
+            PostedObservation("policy/kl", item.step, item.kl),
+        )
+    ]
+    take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
     commands.finish_run(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
     return run.id
 
@@ -87,26 +94,23 @@ def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: 
 def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenant, now: datetime) -> None:
     """A process killed in the middle costs the runs of one step; another takes over after the lease, none twice."""
     ids = []
-    for number in range(3 * backtests.RUNS_AT_A_TIME):
+    for number in range(2 * backtests.RUNS_AT_A_TIME + 1):
         run = open_run(database, tenant, now, f"run-{number}")
-        points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(200))
+        points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(20))
         take(database, tenant.project.id, run.id, Observations(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         ids.append(run.id)
     wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)])
-    try:
-        deadline = time.monotonic() + 120
-        while result(database, wanted).done == 0:
-            assert worker.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        worker.send_signal(signal.SIGKILL)
-        worker.wait()
+    command = [sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"saving the second step\n"
+        finally:
+            worker.kill()
     left = result(database, wanted)
     assert left.state == "running"
-    assert 0 < left.done < len(ids)
+    assert left.done == backtests.RUNS_AT_A_TIME
     assert not backtests.run_next_backtest(database, utc_now), "the lease of whoever was killed still runs"
     with database.transaction() as tx:  # time passes
         assert backtest_rows.save_progress(tx, left, replace(left, lease_until=now))
@@ -131,11 +135,16 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
 
 
 WORKER = """
-import sys
+import sys, threading
 from evalstop_service.evaluation import backtests
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
-database = Database(sys.argv[1])
-while True:
-    backtests.run_next_backtest(database, utc_now)
+calls = []
+def clock():
+    calls.append(utc_now())
+    if len(calls) == 3:  # after those of the claim and of the first step
+        print("saving the second step", flush=True)
+        threading.Event().wait()
+    return calls[-1]
+backtests.run_next_backtest(Database(sys.argv[1]), clock)
 """
