@@ -45,6 +45,8 @@ LAWS = settings(
     max_examples=min(12, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+TOGETHER = settings(LAWS, max_examples=LAWS.max_examples // 2)
+"""Each example has several runs, every one of which is told again by itself."""
 
 values = st.one_of(
     st.integers(-3, 3).map(float),
@@ -214,8 +216,8 @@ def test_any_replica_takes_any_news(scene: Scene, story: Story, replicas: list[i
     assert stands(scene.read(run)) == stands(in_order(scene, story))
 
 
-@LAWS
-@given(stories=st.lists(stories(), min_size=2, max_size=4), chance=st.randoms(use_true_random=False))
+@TOGETHER
+@given(stories=st.lists(stories(), min_size=2, max_size=3), chance=st.randoms(use_true_random=False))
 def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: random.Random) -> None:
     """Taken in together, in any interleaving and any cut into commits, runs stand where each would alone."""
     runs = [open_run(scene, story) for story in stories]
@@ -234,8 +236,8 @@ def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: ra
         assert stands(scene.read(run)) == stands(in_order(scene, story))
 
 
-@settings(LAWS, max_examples=LAWS.max_examples // 2)
-@given(stories=st.lists(stories(), min_size=2, max_size=4), chance=st.randoms(use_true_random=False))
+@TOGETHER
+@given(stories=st.lists(stories(), min_size=2, max_size=3), chance=st.randoms(use_true_random=False))
 def test_many_runs_are_brought_back_together(scene: Scene, stories: list[Story], chance: random.Random) -> None:
     """Runs that a process knows, knew, has a kept state of or never saw are brought back in one commit to what each
     would be alone."""
