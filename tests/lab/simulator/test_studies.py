@@ -74,7 +74,7 @@ def read_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str
 
 def test_reproduce_compares_eleven_figures(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     """`cluster reproduce` compares eleven figures with the paper's; precision and recall match on two small seeds."""
-    report = read_report(capsys, "reproduce", "--seeds", "2", "--cluster-jobs", "400", "--plots", str(tmp_path))
+    report = read_report(capsys, "reproduce", "--seeds", "2", "--cluster-jobs", "200", "--plots", str(tmp_path))
     lines = {line["what"]: line for line in report["lines"]}
     assert len(lines) == 11
     assert lines["precision"]["matches"]
@@ -86,7 +86,7 @@ def test_reproduce_compares_eleven_figures(capsys: pytest.CaptureFixture[str], t
 
 def test_frontier_reports_shares_and_thresholds(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     """`cluster frontier` reports each rule's share of the oracle's saving, and the thresholds of tuned rules."""
-    arguments = ("frontier", "--worlds", "paper", "--seeds", "2", "--cluster-jobs", "120", "--plots", str(tmp_path))
+    arguments = ("frontier", "--worlds", "paper", "--seeds", "2", "--cluster-jobs", "60", "--plots", str(tmp_path))
     points = {point["rule"]: point for point in read_report(capsys, *arguments)["points"]}
     assert 0 < points["paper"]["saved"]["value"] < 1
     assert points["k_decline at 2 %"]["threshold"] >= 3
@@ -125,7 +125,7 @@ def test_every_subcommand_has_a_help_text(subcommand: str, capsys: pytest.Captur
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json the command prints tables."""
-    assert main(["cluster", "reproduce", "--seeds", "2", "--cluster-jobs", "60", "--jobs", "1"]) == 0
+    assert main(["cluster", "reproduce", "--seeds", "2", "--cluster-jobs", "20", "--jobs", "1"]) == 0
     assert "within 2 points" in capsys.readouterr().out
 
 
