@@ -130,7 +130,7 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
 def policy_from_document(document: object, *, stored: bool = False) -> Policy:
     """Read a policy from parsed JSON or YAML; raises InvalidPolicy, which names the key and its valid values.
 
-    `stored`: the document was accepted earlier, perhaps by a release that did not refuse unreachable thresholds.
+    `stored`: the document was accepted before; its thresholds are not checked again, since its runs need them read.
     """
     try:
         parsed = msgspec.convert(document, PolicyDocument)

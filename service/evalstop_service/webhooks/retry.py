@@ -76,7 +76,7 @@ def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, ba
     if code in REJECTIONS:
         return Dead(error)
     if attempts >= backoff.max_attempts:
-        return Dead(f"{error}; given up after {attempts} attempts")
+        return Dead(f"{error}; given up after {attempts} {'attempt' if attempts == 1 else 'attempts'}")
     wait = backoff.seconds(attempts, chance)
     asked = _retry_after_seconds(answer.retry_after, now)
     if asked is not None:

@@ -171,7 +171,7 @@ def test_an_endpoint_that_takes_for_ever_costs_its_time_alone(database: Database
         asyncio.run(deliver_until(over, database, limits=limits, backoff=backoff, timeout_seconds=0.7))
     with database.reading() as tx:
         errors = {one.last_error for one in scene.all(tx) if one.state == "dead"}
-    assert errors == {"no answer within 0.7 s; given up after 1 attempts"}
+    assert errors == {"no answer within 0.7 s; given up after 1 attempt"}
 
 
 def test_killed_at_random(database: Database, database_url: str) -> None:
