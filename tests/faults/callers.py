@@ -98,10 +98,12 @@ def helpful(response: httpx.Response) -> dict[str, Any]:
 
 
 class Trainer(threading.Thread):
-    """Tells a run of its own step by step until it is told to end; all in `acknowledged` was answered 200."""
+    """Tells a run of its own step by step, with a pause in between, until it is told to end; all in `acknowledged` was
+    answered 200."""
 
-    def __init__(self, caller: Caller, name: str, end: threading.Event) -> None:
+    def __init__(self, caller: Caller, name: str, end: threading.Event, pause_seconds: float = 0.0) -> None:
         super().__init__(name=name)
+        self._pause_seconds = pause_seconds
         self.caller, self.run_id = caller, ""
         self.acknowledged: list[list[PostedObservation]] = []
         self.failure: BaseException | None = None
@@ -113,7 +115,7 @@ class Trainer(threading.Thread):
                 terms = {"name": self.name, "policy": "paper", "mode": "enforce"}
                 self.run_id = self.caller.post("/runs", terms)["id"]
                 step = 0
-                while not self._end.is_set():
+                while not self._end.wait(self._pause_seconds):
                     points = told(step)
                     self.caller.post(f"/runs/{self.run_id}/observations", batch(points))
                     self.acknowledged.append(points)
