@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from copy import deepcopy
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -13,7 +15,8 @@ import pytest
 from tests.service.web.api.conftest import Service, client_for
 from tests.service.web.api.speaking import BODIES, World, problem, said
 
-JSON = {"content-type": "application/json"}
+ON_POSTGRESQL = pytest.mark.parametrize("service", ["postgresql"], indirect=True)
+"""It refuses all that SQLite does, and more."""
 
 TWISTED: list[Any] = [
     None,
@@ -59,19 +62,29 @@ TWISTED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("service", ["postgresql"], indirect=True)  # which refuses all that SQLite does, and more
+@ON_POSTGRESQL
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_twisted_values(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
     """Whatever stands in the place of a value: it is taken, or refused with a problem, and never a fault."""
     client, path = client_for(service, everything, route), everything[1].path(route[1])
-    for where in places(BODIES[route]):
-        for value in TWISTED:
-            body = json.dumps(put(BODIES[route], where, value))
-            response = client.request(route[0], path, content=body, headers=JSON)
-            if response.status_code >= 400:
-                problem(response)
-            else:
-                assert response.status_code in (200, 201, 202), (where, value)
+    with closing(HTTPConnection(client.base_url.host, client.base_url.port)) as connection:
+        for where in places(BODIES[route]):
+            for value in TWISTED:
+                response = send(connection, client, route[0], path, json.dumps(put(BODIES[route], where, value)))
+                if response.status_code >= 400:
+                    problem(response)
+                else:
+                    assert response.status_code in (200, 201, 202), (where, value)
+
+
+def send(connection: HTTPConnection, client: httpx.Client, method: str, path: str, body: str) -> httpx.Response:
+    """The answer to a request of this client, sent by what takes a fifth of its processor time."""
+    url = client.base_url.path.rstrip("/") + path
+    headers = {"content-type": "application/json", "authorization": client.headers["authorization"]}
+    connection.request(method, url, body, headers)
+    answer = connection.getresponse()
+    request = httpx.Request(method, client.base_url.join(url))
+    return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read(), request=request)
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -95,6 +108,7 @@ def put(document: Any, where: tuple[Any, ...], value: Any) -> Any:
 LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs/{run_id}/observations")
 
 
+@ON_POSTGRESQL
 @pytest.mark.parametrize("template", LISTS)
 @pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1e3", "9" * 30, "9" * 5000, "NaN", "\x00", "é", "0.0"])
 def test_absurd_queries(everything: tuple[httpx.Client, World], template: str, value: str) -> None:
