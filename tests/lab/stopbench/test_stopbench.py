@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,12 @@ class ThreeDeclines:
         self.last = score
         return self.declines >= 3
 """
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    """The record of the first run, trained here."""
+    return record_run(FIRST_SEED)
 
 
 def _run(folder: Path, *arguments: str) -> int:
@@ -86,20 +93,19 @@ def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
         assert public.name != held_out.name
 
 
-def test_a_recorded_run_is_read_as_it_was_trained(tmp_path: Path) -> None:
+def test_a_recorded_run_is_read_as_it_was_trained(tmp_path: Path, recorded: dict[str, Any]) -> None:
     """Recording is deterministic, and small evals of the same run are noisier."""
     path = tmp_path / "runs.jsonl.gz"
-    record_runs(path, 1, 1, first_seed=7)
+    record_runs(path, 1, 1, first_seed=FIRST_SEED)
     [large], [small] = read_runs(path), read_runs(path, small=True)
-    again = record_run(7)
-    assert np.array_equal(large.eval_scores, again["log"]["eval"])
+    assert np.array_equal(large.eval_scores, recorded["log"]["eval"])
     assert small.noise.level > 2 * large.noise.level
     assert np.array_equal(large.truth.eval_scores, small.truth.eval_scores)
 
 
-def test_the_shipped_runs_are_those_of_their_seeds() -> None:
+def test_the_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None:
     """The file has 400 runs of consecutive seeds, some of which turn."""
     worlds = read_runs(TRAINED)
     assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))
     assert {Label.HACKING, Label.HEALTHY} <= {world.truth.label for world in worlds}
-    assert record_run(FIRST_SEED)["log"]["eval"][0] == pytest.approx(worlds[0].eval_scores[0], abs=1e-3)
+    assert recorded["log"]["eval"][0] == pytest.approx(worlds[0].eval_scores[0], abs=1e-3)
