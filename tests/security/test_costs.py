@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 import pytest
@@ -80,6 +81,30 @@ def test_a_key_pays_for_the_processor_that_its_late_points_take(scene: Scene) ->
         assert [post(step) for step in (10, 20, 5, 30)] == [1, 1, 1, 1]
         with pytest.raises(TooOften, match="late"):
             post(4)
+
+
+def test_a_replay_holds_up_no_other_run(postgres_database: Database) -> None:
+    """While a late point has a long run stepped again, the post of another run is committed and answered."""
+    scene = set_up(postgres_database)
+    committer = Committer(scene.database, RunCache(), lambda: NOW, ServiceMetrics(), Limits(slow_seconds=3600.0))
+    long, other = scene.open(), scene.open()
+
+    def message(run: Run, points: Sequence[PostedObservation]) -> Message:
+        return Message(scene.project_id, run.id, Observations(tuple(points)))
+
+    async def post() -> bool:
+        async with committer.run():
+            await committer.submit(message(long, evals(*[0.5] * 4000, start=1)))
+            await committer.submit(message(other, evals(0.5, start=0)))
+            late = committer.submit(message(long, evals(0.5, start=0)))
+            await asyncio.sleep(0)  # the commit of the late point starts
+            done, _ = await asyncio.wait(
+                [late, committer.submit(message(other, evals(0.5, start=1)))], return_when=asyncio.FIRST_COMPLETED
+            )
+            await late
+            return late not in done
+
+    assert asyncio.run(post())
 
 
 def test_steps_are_weighed() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
@@ -52,9 +53,6 @@ _log = logging.getLogger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Pauses before the retries of a commit that failed for a transient reason; then its requests are refused."""
 
-SLOW_SECONDS = 0.05
-"""A commit that takes longer no longer blocks others: it may wait for a lock that they do not need."""
-
 LARGE = 1_000
 """From this many observations on, they are applied in a thread, so that the event loop is not blocked."""
 
@@ -63,9 +61,11 @@ LARGE = 1_000
 class Limits:
     """Limits on what is committed together and on what may wait.
 
-    `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer. `requests`,
-    `observations`: in one commit. `waiting`: observations waiting or in a commit. `step_seconds`: a run whose detectors
-    took longer in one commit is committed separately. `replays`: per key, caused by late observations.
+    `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer.
+    `slow_seconds`: a commit that takes longer no longer blocks others, since it may wait for a lock that they do not
+    need. `requests`, `observations`: in one commit. `waiting`: observations waiting or in a commit. `step_seconds`: a
+    run whose detectors took longer in one commit is committed separately. `replays`: per key, caused by late
+    observations.
     """
 
     commits: int = 4
@@ -73,6 +73,7 @@ class Limits:
     observations: int = 20_000
     waiting: int = 200_000
     step_seconds: float = 0.2
+    slow_seconds: float = 0.05
     replays: Rate = REPLAYS
 
 
@@ -158,8 +159,13 @@ class Committer:
     def _may_start(self) -> bool:
         """Committing one group at a time makes the groups largest, which costs least."""
         under_way = len(self._commits) - (self._apart is not None)
-        is_slow = self._loop.time() - self._started_at >= SLOW_SECONDS
+        is_slow = self._loop.time() - self._started_at >= self._limits.slow_seconds
         return not under_way or (is_slow and under_way < self._most_commits)
+
+    def _let_others_start(self) -> None:
+        """Start another commit now rather than after `slow_seconds`: the latest one will take long."""
+        self._started_at = -math.inf
+        self._start_commits()
 
     def _may_start_apart(self, run_id: UUID) -> bool:
         return bool(self._costly) and self._apart is None and run_id in self._costly and run_id not in self._busy
@@ -168,7 +174,7 @@ class Committer:
         self._is_scheduled = False
         while self._may_start() and (group := self._next_group()):
             self._started_at = self._loop.time()
-            self._loop.call_later(SLOW_SECONDS, self._start_commits)
+            self._loop.call_later(self._limits.slow_seconds, self._start_commits)
             self._start_commit(group)
         if self._costly:
             run_id = next((run_id for run_id in self._waiting if self._may_start_apart(run_id)), None)
@@ -259,7 +265,7 @@ class Committer:
            failed save leaves the cache as it was.
         4. Answer. Everything in an answer is durable. If nothing is saved, no version was compared: unless the run was
            read in this commit, it is read first, since another process may have changed it.
-        5. Load the missing facts, and continue with the remaining messages.
+        5. Load the missing facts, and continue with the remaining messages. Other commits may start meanwhile.
         """
         left = {run: some for run, entries in group.items() if (some := [e for e in entries if not e.is_answered])}
         facts: dict[UUID, Facts] = {}
@@ -296,6 +302,8 @@ class Committer:
                     self.count_refused("replays")
                     left[run_id].pop(0).answer(objection)
                     del needs[run_id]
+            if needs:
+                self._let_others_start()
             facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
             moved |= {run_id for run_id, known in facts.items() if known.version != needs[run_id][0].version}
             left = {run_id: entries for run_id, entries in left.items() if entries}
@@ -346,6 +354,7 @@ class Committer:
             started = time.perf_counter()
             size = len(known.points) + sum([entry.size for entry in entries])
             if size > LARGE or (self._costly and run_id in self._costly):
+                self._let_others_start()
                 result = await asyncio.to_thread(self.replays.apply, state, messages, known, now)
             else:
                 result = self.replays.apply(state, messages, known, now)
