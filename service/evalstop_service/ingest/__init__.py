@@ -8,8 +8,9 @@
 Any process may accept messages for any run at any time: caches hold copies, and the rows are authoritative.
 """
 
-from evalstop_service.ingest.committer import Committer, Limits
+from evalstop_service.ingest.committer import Committer
 from evalstop_service.ingest.committer_thread import running_in_thread
+from evalstop_service.ingest.limits import Limits
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     Content,

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from uuid import UUID
@@ -31,8 +30,9 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
 from evalstop_service.ingest.apply import Applied, not_found
 from evalstop_service.ingest.consequences import carry_out
-from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
+from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
+from evalstop_service.ingest.limits import Limits
 from evalstop_service.ingest.load import Loaded, load_runs
 from evalstop_service.ingest.messages import Message, Receipt
 from evalstop_service.ingest.run_cache import RunCache
@@ -40,7 +40,6 @@ from evalstop_service.ingest.run_state import RunState, with_decision
 from evalstop_service.ingest.waiting import Entry, Group, take_group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.security.rate_limits import Rate
 from evalstop_service.store import run_health
 from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
 from evalstop_service.store.ingest import IngestStore, RunChange
@@ -55,26 +54,6 @@ PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 
 LARGE = 1_000
 """From this many observations on, they are applied in a thread, so that the event loop is not blocked."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on what is committed together and on what may wait.
-
-    `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer.
-    `slow_seconds`: a commit that takes longer no longer blocks others, since it may wait for a lock that they do not
-    need. `requests`, `observations`: in one commit. `waiting`: observations waiting or in a commit. `step_seconds`: a
-    run whose detectors took longer in one commit is committed separately. `replays`: per key, caused by late
-    observations.
-    """
-
-    commits: int = 4
-    requests: int = 1000
-    observations: int = 20_000
-    waiting: int = 200_000
-    step_seconds: float = 0.2
-    slow_seconds: float = 0.05
-    replays: Rate = REPLAYS
 
 
 class Committer:
