@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
+from uuid import uuid4
 
-import httpx
 import pytest
-from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
+from evalstop_service.ingest import Committer
 from evalstop_service.projects import api_keys
+from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
-from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LoopShares
+from evalstop_service.web.middleware.held_bodies import BodyPool
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import served
-from tests.service.web.api.speaking import said
+from tests.service.web.api.fake_committer import FakeCommitter
 
 BUSY, OTHER = "busy", "other"
 
@@ -118,29 +120,51 @@ def test_requests_in_progress_divide_the_time(steps: list[tuple[str, float]]) ->
     assert sum(charges.costs) == pytest.approx(sum(milliseconds for _, milliseconds in steps), abs=1e-6)
 
 
-def test_posts_of_a_busy_key_are_delayed_and_counted(embedded_database: Database) -> None:
-    """Of two keys that post, the one that sends many large batches waits, and the metrics tell how often."""
+def test_posts_of_a_busy_key_wait_for_its_share(embedded_database: Database) -> None:
+    """The endpoint charges each key for its posts: the post of one in debt waits while another key's is answered."""
     create_project(embedded_database, "p", "shadow", 0.0, utc_now())
-    keys = [api_keys.create_named_key(embedded_database, "p", name, ["admin"], utc_now())[1] for name in "ab"]
-    app = create_app(Settings(), embedded_database, session_secret="s" * 32)
-    with served(app) as url:
-        busy, other = (
-            httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
-            for key in keys
-        )
-        with busy, other:
-            run_id = said(busy.post("/api/v1/runs", json={"name": "r"}), 201)["id"]
+    busy, other = (api_keys.create_named_key(embedded_database, "p", name, ["admin"], utc_now()) for name in "ab")
+    run_id, limit = uuid4(), RateLimit(Rate(burst=1.0, per_second=1e-9))
+    loop = Loop(limit=limit)
+    committer = cast(Committer, FakeCommitter({run_id}))
+    endpoint = IngestEndpoint(
+        refuse_all, committer, KeyCache(embedded_database, 60.0), utc_now, 10**6, BodyPool(10**6, 10**6), loop.shares
+    )
 
-            def post(step: int) -> None:
-                points = [{"metric": f"m{n}", "step": step, "value": 1.0} for n in range(500)]
-                said(busy.post(f"/api/v1/runs/{run_id}/observations", json={"observations": points}), 200)
+    async def post(secret: str) -> int:
+        statuses = list[int]()
 
-            with ThreadPoolExecutor(8) as threads:
-                posts = [threads.submit(post, step) for step in range(20)]
-                while not all(future.done() for future in posts):
-                    said(other.get("/api/v1/runs?limit=1"), 200)
-            for future in posts:
-                future.result()
-            lines = busy.get("/metrics").text.splitlines()
-    delayed = next(line for line in lines if line.startswith("evalstop_delayed_requests_total "))
-    assert float(delayed.split()[-1]) > 0
+        async def receive() -> Message:
+            body = b'{"observations": [{"metric": "eval", "step": 1, "value": 0.5}]}'
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [
+            (b"authorization", f"Bearer {secret}".encode()),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"63"),
+        ]
+        path = f"/api/v1/runs/{run_id}/observations"
+        await endpoint({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+        return statuses[0]
+
+    async def post_both() -> bool:
+        assert [await post(busy[1]), await post(other[1])] == [200, 200]
+        limit.charge(busy[0].id, 1000.0)
+        waiting = asyncio.create_task(post(busy[1]))
+        assert await post(other[1]) == 200
+        still_waits = not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return still_waits
+
+    assert asyncio.run(post_both())
+    assert loop.delayed == 1
+
+
+async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
+    """The app behind the endpoint, which is not asked."""
+    raise AssertionError(scope["path"])

@@ -99,6 +99,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(raw)
 
+    def finish(self) -> None:
+        """Close the connection even if the last answer cannot be sent: otherwise its reader would keep it open."""
+        try:
+            super().finish()
+        finally:
+            self.rfile.close()
+
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle  # noqa: N815  # the names that the standard library looks for
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
