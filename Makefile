@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 PRESET ?= overoptimizes
 PYTEST ?= -q
-WORKERS ?= 3
+WORKERS ?= 4
 MLFLOW_RELEASE ?= 3.11.1
 
 VENV := .venv

@@ -37,6 +37,7 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
         eventually(lambda: place(cluster, suspect) == ("PENDING", "gpu"), PATIENCE_SECONDS)
         cluster.start_requeued(suspect.id)
         completed = find_run(stage, suspect, "completed")
+        eventually(lambda: cluster.state(suspect.id) == "COMPLETED", PATIENCE_SECONDS)  # it has written its output
         output = (folder / "output").read_text()
         history = stage.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
     assert "resumed at step" in output
