@@ -36,7 +36,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import repeat
-from operator import mul
 from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta, Struct
@@ -44,14 +43,13 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.slope import slopes_up
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count, format_percent
 
 BLOCKS = 128
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_SLOPE_SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
-_SLOPE_SIGMAS = 2.0
 LEAST_GAIN_SIGMAS = 6.0
 SIGMAS_IF_NOT_RISEN = 4.0
 _PROXY_WEIGHT = 3.0
@@ -302,7 +300,7 @@ def weigh(
             value, depth_seen, length_seen, turn, rises_seen = weight, depth, length, best.ends, rises
     if turn is None:
         return NO_FALL
-    if _slopes_up(state, noise):
+    if slopes_up(scores, noise.inflation * noise.sd / math.sqrt(size)):
         return _RISING
     proxy = "not seen" if not state.proxy_noise.seen else "rising" if rises_seen > 0 else "not falling alike"
     return Evidence(
@@ -387,26 +385,7 @@ def _of_mean(noise: Noise, evals: int) -> float:
     return noise.sd * (noise.inflation if evals > 1 else 1.0) / math.sqrt(evals)
 
 
-def _slopes_up(state: PlateauDropState, noise: Noise) -> bool:
-    """Whether the last blocks have a significant upward slope over any of several spans."""
-    bound = _SLOPE_SIGMAS * noise.inflation * noise.sd / math.sqrt(state.size)
-    for span, weights in _SLOPE_WEIGHTS:
-        if span > len(state.scores):
-            break
-        if add_up(map(mul, weights, state.scores[-span:])) >= bound:
-            return True
-    return False
-
-
-def _unit_slope(span: int) -> tuple[float, ...]:
-    """Weights whose product with values is their least-squares slope in standard deviations, for unit noise."""
-    centered = [index - (span - 1) / 2 for index in range(span)]
-    norm = math.sqrt(add_up(x * x for x in centered))
-    return tuple(x / norm for x in centered)
-
-
 LOOKS = tuple(
     tuple(math.sqrt(2 * math.log(count / length)) for length in LENGTHS if 2 * length <= count)
     for count in range(BLOCKS + 1)
 )
-_SLOPE_WEIGHTS = tuple((span, _unit_slope(span)) for span in _SLOPE_SPANS)
