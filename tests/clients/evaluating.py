@@ -16,7 +16,7 @@ from evalstop_service.store.keys import SCOPES
 
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import said
+from tests.service.web.api.api_calls import expect_json
 
 
 @contextmanager
@@ -41,6 +41,6 @@ def place_of(api: httpx.Client) -> dict[str, Any]:
 
 def find_request(api: httpx.Client, run_id: str, request_id: str) -> dict[str, Any]:
     """A request as it is now."""
-    items = said(api.get(f"/runs/{run_id}/eval-requests"), 200)["items"]
+    items = expect_json(api.get(f"/runs/{run_id}/eval-requests"), 200)["items"]
     found: dict[str, Any] = next(item for item in items if item["id"] == request_id)
     return found

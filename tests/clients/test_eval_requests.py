@@ -22,7 +22,7 @@ from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, che
 
 from tests.clients.evaluating import evaluating_service, find_request, place_of
 from tests.clients.programs import eventually
-from tests.service.web.api.speaking import populate_request, said
+from tests.service.web.api.api_calls import create_eval_request, expect_json
 
 SCORES = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11 for at in range(60)]
 SCRIPT = """\
@@ -80,8 +80,8 @@ def test_a_plain_loop_answers(api: httpx.Client) -> None:
             if answered:
                 break
         assert run.flush(30)
-        (asked,) = said(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
-        assert said(api.get(f"/runs/{run.id}"), 200)["eval_share"] == 0.001
+        (asked,) = expect_json(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
+        assert expect_json(api.get(f"/runs/{run.id}"), 200)["eval_share"] == 0.001
     assert asked["id"] == answered[0].id
     assert (asked["difference"], asked["prompts"]) == (pytest.approx(-1.95), 400)
 
@@ -106,16 +106,16 @@ def test_a_callback_answers_with_the_checkpoint_that_was_saved(api: httpx.Client
             if len(seen) == 3:
                 break
         assert run.flush(30)
-        (asked,) = said(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
+        (asked,) = expect_json(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
     assert [uri for uri, _, _ in seen] == ["file:///30", "file:///30", f"file:///{step}"]
     assert asked["difference"] == pytest.approx(-7 / 6)
 
 
 def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, tmp_path: Path) -> None:
     """It is killed while a checkpoint is being evaluated; started again it evaluates both, and answers."""
-    run_id, request_id = populate_request(api)
+    run_id, request_id = create_eval_request(api)
     place = {"step": 59, "uri": "file:///models/now"}
-    said(api.post(f"/runs/{run_id}/checkpoints", json=place), 201)
+    expect_json(api.post(f"/runs/{run_id}/checkpoints", json=place), 201)
     script, log = tmp_path / "eval.py", tmp_path / "log"
     log.touch()
     script.write_text(SCRIPT.format(log=str(log)))

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import problem, said
+from tests.service.web.api.api_calls import expect_json, expect_problem
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def client(database: Database) -> Iterator[httpx.Client]:
 def test_every_answer_is_what_it_says(client: httpx.Client) -> None:
     """Each answer forbids sniffing, storing and framing, unless its own headers say more: of the API, its problems,
     batches that are read straight from the socket, MLflow's, metrics, the description and pages."""
-    run = said(client.post("/api/v1/runs", json={"name": "r"}), 201)["id"]
+    run = expect_json(client.post("/api/v1/runs", json={"name": "r"}), 201)["id"]
     batch = {"observations": [{"metric": "eval", "step": 1, "value": 0.5}]}
     answers = [
         client.post(f"/api/v1/runs/{run}/observations", json=batch),
@@ -68,14 +68,14 @@ def test_a_name_stands_on_one_line(client: httpx.Client, name: str) -> None:
         ("/keys", {"name": name, "scopes": ["read"]}),
         ("/project/pause", {"actor": name, "reason": "look"}),
     ):
-        problem(client.post(f"/api/v1{path}", json=body), 422)
+        expect_problem(client.post(f"/api/v1{path}", json=body), 422)
 
 
 def test_readiness_says_nothing_of_the_database_s_address(database: Database) -> None:
     """Whoever asks whether the service is ready hears that its database is away, and not where it is."""
     away = Database("postgresql://somebody:secret@127.0.0.1:9/hidden")
     with serving(away) as url:
-        refused = problem(httpx.get(f"{url}/readyz", trust_env=False, verify=certificates()), 503)
+        refused = expect_problem(httpx.get(f"{url}/readyz", trust_env=False, verify=certificates()), 503)
     away.close()
     for hidden in ("127.0.0.1", "somebody", "secret", "hidden", "port"):
         assert hidden not in refused["detail"]

@@ -21,7 +21,7 @@ from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import served
 from tests.security.stops import create_pending_decision
-from tests.service.web.api.speaking import ENDPOINT, problem, said
+from tests.service.web.api.api_calls import ENDPOINT, expect_json, expect_problem
 
 WAIT_SECONDS = 60
 
@@ -67,7 +67,7 @@ def test_requests_of_one_key_leave_threads_for_others(flooded: Flooded) -> None:
     busy, other = flooded.client("busy"), flooded.client("other")
     decision = create_pending_decision(other)
     from_key = flooded.app.state.context.shares.requests
-    sender = str(said(busy.get("/keys"), 200)["items"][0]["id"])
+    sender = str(expect_json(busy.get("/keys"), 200)["items"][0]["id"])
     with ExitStack() as places:
         count = 0
         try:
@@ -77,24 +77,24 @@ def test_requests_of_one_key_leave_threads_for_others(flooded: Flooded) -> None:
         except TooOften:
             pass
         assert count < THREADS / 2
-        refused = problem(busy.get("/runs"), 429)
+        refused = expect_problem(busy.get("/runs"), 429)
         assert "the most for one sender" in refused["detail"]
-        said(other.get("/runs"), 200)
-        said(busy.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
-        said(other.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
-    said(busy.get("/runs"), 200)
+        expect_json(other.get("/runs"), 200)
+        expect_json(busy.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
+        expect_json(other.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+    expect_json(busy.get("/runs"), 200)
     assert flooded.count_refused("requests") >= 1
 
 
 def test_costly_requests_of_one_key_are_few(flooded: Flooded) -> None:
     """A key that tests an endpoint without end is answered 429 with the time to wait; another key is not."""
     busy, other = flooded.client("busy"), flooded.client("other")
-    endpoint = said(busy.post("/endpoints", json=ENDPOINT | {"url": "http://127.0.0.1:1/"}), 201)["id"]
+    endpoint = expect_json(busy.post("/endpoints", json=ENDPOINT | {"url": "http://127.0.0.1:1/"}), 201)["id"]
     path, since = f"/endpoints/{endpoint}/replay", {"since": "2020-01-01T00:00:00Z"}
     statuses = [busy.post(path, json=since).status_code for _ in range(int(COSTLY.burst) + 20)]
     assert statuses.count(200) >= COSTLY.burst
     assert 429 in statuses
-    assert said(other.post(f"/endpoints/{endpoint}/test"), 200)["delivered"] is False
+    assert expect_json(other.post(f"/endpoints/{endpoint}/test"), 200)["delivered"] is False
     assert flooded.count_refused("costly") == statuses.count(429)
 
 
@@ -103,8 +103,8 @@ def test_a_policy_has_a_bounded_cost(flooded: Flooded) -> None:
     client = flooded.client("head")
     member = {"detector": "bocpd", "params": {"run_lengths": 1000}, "stop_at": 0.9}
     policy = {"name": "slow", "members": [member | {"id": f"m{index}"} for index in range(32)]}
-    assert "run lengths" in problem(client.post("/policies", json=policy), 422)["detail"]
-    said(client.post("/policies", json=policy | {"members": policy["members"][:2]}), 201)
+    assert "run lengths" in expect_problem(client.post("/policies", json=policy), 422)["detail"]
+    expect_json(client.post("/policies", json=policy | {"members": policy["members"][:2]}), 201)
 
 
 def test_places_are_counted_by_sender() -> None:

@@ -24,7 +24,7 @@ from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.security.stops import create_pending_decision
-from tests.service.web.api.speaking import said
+from tests.service.web.api.api_calls import expect_json
 
 MEBIBYTE = 2**20
 
@@ -73,11 +73,11 @@ def count_unread(url: str) -> int:
 def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
     """Whoever decides is heard once the server has taken in what it takes of the bodies."""
     wait_until(lambda: count_unread(url) == 0, "what the server takes has been read", 60)
-    said(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
-    said(admin.post("/project/resume", json={"actor": "dana"}), 200)
+    expect_json(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
+    expect_json(admin.post("/project/resume", json={"actor": "dana"}), 200)
     signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=certificates())
     assert signing_in.status_code != 503
-    said(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+    expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/api/v1/runs", "/login", "/mlflow/api/2.0/mlflow/runs/create"])
@@ -101,12 +101,12 @@ def test_bodies_of_one_key_leave_room_for_others(database: Database, project: st
         ExitStack() as held,
     ):
         decision = create_pending_decision(admin)
-        run = said(trainer.post("/runs", json={"name": "other"}), 201)["id"]
+        run = expect_json(trainer.post("/runs", json={"name": "other"}), 201)["id"]
         for _ in range(8):
             held.enter_context(hold(url, path, 8 * MEBIBYTE, f"Authorization: Bearer {busy}\r\n"))
         assert_heard(url, admin, decision)
         large = {"observations": [{"metric": f"m{index:0200}", "step": 1, "value": 0.5} for index in range(1000)]}
-        said(trainer.post(f"/runs/{run}/observations", json=large), 200)
+        expect_json(trainer.post(f"/runs/{run}/observations", json=large), 200)
 
 
 def test_a_large_body_without_a_key_is_refused_before_it_comes(database: Database) -> None:

@@ -14,7 +14,7 @@ from evalstop_service.store.database import Database
 from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import problem, said
+from tests.service.web.api.api_calls import expect_json, expect_problem
 
 JOB = {"slurm_job_id": "4711", "job_id": "7"}
 
@@ -43,14 +43,14 @@ def clients(embedded_database: Database) -> Iterator[Clients]:
 
 def start_run(trainer: httpx.Client) -> str:
     """A run that names its job and has an observation."""
-    run = said(trainer.post("/api/v1/runs", json={"name": "r", "labels": JOB}), 201)["id"]
+    run = expect_json(trainer.post("/api/v1/runs", json={"name": "r", "labels": JOB}), 201)["id"]
     posted = {"observations": [{"metric": "eval", "step": 1, "value": 0.5}]}
-    said(trainer.post(f"/api/v1/runs/{run}/observations", json=posted), 200)
+    expect_json(trainer.post(f"/api/v1/runs/{run}/observations", json=posted), 200)
     return str(run)
 
 
 def read_labels(trainer: httpx.Client, run: str) -> dict[str, str]:
-    labels: dict[str, str] = said(trainer.get(f"/api/v1/runs/{run}"), 200)["labels"]
+    labels: dict[str, str] = expect_json(trainer.get(f"/api/v1/runs/{run}"), 200)["labels"]
     return labels
 
 
@@ -61,7 +61,7 @@ def test_another_key_cannot_name_another_job(clients: Clients, label: dict[str, 
     run = start_run(trainer)
     body = {"name": "r", "labels": label}
     for terms in ({}, {"resume": "must"}, {"resume": "must", "job": "mine"}):
-        problem(other.post("/api/v1/runs", json=body | terms), 409)
+        expect_problem(other.post("/api/v1/runs", json=body | terms), 409)
     (key, value), tags = *label.items(), "/mlflow/api/2.0/mlflow/runs"
     for path, document in (
         ("set-tag", {"run_id": run, "key": key, "value": value}),
@@ -70,7 +70,7 @@ def test_another_key_cannot_name_another_job(clients: Clients, label: dict[str, 
     ):
         assert other.post(f"{tags}/{path}", json=document).status_code in range(400, 500)
     assert read_labels(trainer, run) == JOB
-    said(other.post("/api/v1/runs", json={"name": "r", "resume": "must", "labels": {"note": "seen"}}), 200)
+    expect_json(other.post("/api/v1/runs", json={"name": "r", "resume": "must", "labels": {"note": "seen"}}), 200)
     assert read_labels(trainer, run) == JOB | {"note": "seen"}
 
 
@@ -79,9 +79,9 @@ def test_the_run_s_own_key_names_its_next_job(clients: Clients) -> None:
     trainer = clients.new("trainer", "ingest")
     run = start_run(trainer)
     resumed = {"name": "r", "resume": "must", "labels": {"slurm_job_id": "4712"}}
-    said(trainer.post("/api/v1/runs", json=resumed), 200)
+    expect_json(trainer.post("/api/v1/runs", json=resumed), 200)
     head = clients.new("head", "admin")
-    said(head.post("/api/v1/runs", json=resumed | {"labels": {"slurm_job_id": "4713"}}), 200)
+    expect_json(head.post("/api/v1/runs", json=resumed | {"labels": {"slurm_job_id": "4713"}}), 200)
     assert read_labels(trainer, run)["slurm_job_id"] == "4713"
 
 
@@ -89,10 +89,10 @@ def test_a_run_whose_key_is_out_of_use_is_the_next_key_s(clients: Clients) -> No
     """When the key of a run was revoked, the key that resumes it says which job it is, and no third one."""
     trainer, head = clients.new("trainer", "ingest"), clients.new("head", "admin")
     start_run(trainer)
-    keys = said(head.get("/api/v1/keys"), 200)["items"]
+    keys = expect_json(head.get("/api/v1/keys"), 200)["items"]
     trainer_id = next(key["id"] for key in keys if key["name"] == "trainer")
     assert head.delete(f"/api/v1/keys/{trainer_id}").status_code == 204
     resumed = {"name": "r", "resume": "must", "labels": {"slurm_job_id": "4712"}}
-    said(clients.new("successor", "ingest").post("/api/v1/runs", json=resumed), 200)
+    expect_json(clients.new("successor", "ingest").post("/api/v1/runs", json=resumed), 200)
     third = clients.new("third", "ingest")
-    problem(third.post("/api/v1/runs", json=resumed | {"labels": {"slurm_job_id": "4713"}}), 409)
+    expect_problem(third.post("/api/v1/runs", json=resumed | {"labels": {"slurm_job_id": "4713"}}), 409)

@@ -25,7 +25,7 @@ from evalstop_service.store.keys import KeyLimits
 from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import FALLING, problem, said
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 
 STOPS = {"event_types": ["run.stop_requested"]}
 
@@ -49,10 +49,10 @@ class Project:
 
     def stop_a_run(self) -> str:
         """The id of a decision that was requested."""
-        run = said(self.admin.post("/runs", json={"name": "r"}), 201)["id"]
-        said(self.admin.post(f"/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
-        said(self.admin.post(f"/runs/{run}/observations", json={"observations": FALLING}), 200)
-        return str(said(self.admin.get("/decisions"), 200)["items"][0]["id"])
+        run = expect_json(self.admin.post("/runs", json={"name": "r"}), 201)["id"]
+        expect_json(self.admin.post(f"/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+        expect_json(self.admin.post(f"/runs/{run}/observations", json={"observations": FALLING}), 200)
+        return str(expect_json(self.admin.get("/decisions"), 200)["items"][0]["id"])
 
 
 @pytest.fixture
@@ -67,46 +67,47 @@ def test_a_receiver_s_key_reports_on_its_own_stops(project: Project) -> None:
     """A key of the scope report that is bound to an endpoint fetches, settles and reports what was sent there, looks
     at checkpoints, and does nothing else."""
     mine, other = (
-        said(project.admin.post("/pull/endpoints", json=STOPS | {"name": name}), 201)["id"] for name in ("a", "b")
+        expect_json(project.admin.post("/pull/endpoints", json=STOPS | {"name": name}), 201)["id"]
+        for name in ("a", "b")
     )
     decision = project.stop_a_run()
-    idle = said(project.admin.post("/pull/endpoints", json=STOPS | {"name": "late"}), 201)["id"]
+    idle = expect_json(project.admin.post("/pull/endpoints", json=STOPS | {"name": "late"}), 201)["id"]
     receiver = project.client(project.key("report", endpoint_ids=(UUID(mine),)))
     stranger = project.client(project.key("report", endpoint_ids=(UUID(idle),)))
     claim = {"wait_seconds": 0.0}
-    (event,) = said(receiver.post(f"/pull/endpoints/{mine}/claim", json=claim), 200)["events"]
-    problem(receiver.post(f"/pull/endpoints/{other}/claim", json=claim), 403)
+    (event,) = expect_json(receiver.post(f"/pull/endpoints/{mine}/claim", json=claim), 200)["events"]
+    expect_problem(receiver.post(f"/pull/endpoints/{other}/claim", json=claim), 403)
     settle = {"delivery_id": event["delivery_id"], "attempt": 1, "status": 200}
-    problem(receiver.post(f"/pull/endpoints/{other}/settle", json=settle), 403)
-    said(receiver.post(f"/pull/endpoints/{mine}/settle", json=settle), 200)
+    expect_problem(receiver.post(f"/pull/endpoints/{other}/settle", json=settle), 403)
+    expect_json(receiver.post(f"/pull/endpoints/{mine}/settle", json=settle), 200)
     report = {"state": "confirmed", "actor": "r", "reason": "gone"}
-    problem(stranger.post(f"/decisions/{decision}/report", json=report), 403)
-    problem(receiver.post(f"/decisions/{decision}/veto", json={"actor": "r", "reason": "x"}), 403)
-    run = said(project.admin.get(f"/decisions/{decision}"), 200)["run_id"]
-    said(receiver.get(f"/runs/{run}/checkpoints"), 200)
-    assert said(receiver.post(f"/decisions/{decision}/report", json=report), 200)["state"] == "confirmed"
+    expect_problem(stranger.post(f"/decisions/{decision}/report", json=report), 403)
+    expect_problem(receiver.post(f"/decisions/{decision}/veto", json={"actor": "r", "reason": "x"}), 403)
+    run = expect_json(project.admin.get(f"/decisions/{decision}"), 200)["run_id"]
+    expect_json(receiver.get(f"/runs/{run}/checkpoints"), 200)
+    assert expect_json(receiver.post(f"/decisions/{decision}/report", json=report), 200)["state"] == "confirmed"
 
 
 def test_a_bound_key_may_report_alone(project: Project) -> None:
     """A key with other scopes cannot be bound to endpoints, which would not narrow it, nor to another project's."""
-    endpoint = said(project.admin.post("/pull/endpoints", json=STOPS | {"name": "a"}), 201)["id"]
+    endpoint = expect_json(project.admin.post("/pull/endpoints", json=STOPS | {"name": "a"}), 201)["id"]
     body = {"name": "k", "scopes": ["report", "operate"], "endpoint_ids": [endpoint]}
-    assert "single scope report" in problem(project.admin.post("/keys", json=body), 422)["detail"]
+    assert "single scope report" in expect_problem(project.admin.post("/keys", json=body), 422)["detail"]
     body |= {"scopes": ["report"], "endpoint_ids": ["01900000-0000-7000-8000-000000000000"]}
-    assert "no endpoint" in problem(project.admin.post("/keys", json=body), 422)["detail"]
+    assert "no endpoint" in expect_problem(project.admin.post("/keys", json=body), 422)["detail"]
 
 
 def test_a_key_expires(project: Project) -> None:
     """A key with an end opens nothing from then on, and is not made with one in the past."""
     past, future = utc_now() - timedelta(seconds=1), utc_now() + timedelta(days=1)
     body = {"name": "k", "scopes": ["read"], "expires_at": past.isoformat()}
-    assert "past" in problem(project.admin.post("/keys", json=body), 422)["detail"]
-    key = said(project.admin.post("/keys", json=body | {"expires_at": future.isoformat()}), 201)
+    assert "past" in expect_problem(project.admin.post("/keys", json=body), 422)["detail"]
+    key = expect_json(project.admin.post("/keys", json=body | {"expires_at": future.isoformat()}), 201)
     client = project.client(key["key"])
-    said(client.get("/runs"), 200)
+    expect_json(client.get("/runs"), 200)
     with project.database.transaction() as tx:
         tx.execute(tables.keys.update().where(tables.keys.c.id == UUID(key["id"])).values(expires_at=past))
-    problem(client.get("/runs"), 401)
+    expect_problem(client.get("/runs"), 401)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_key_is_taken_from_its_networks(project: Project, address: str, status
     """A key that is bound to networks opens nothing from elsewhere, by any way in, as trusted proxies say it."""
     secret = project.key("ingest", "read", networks=("10.1.0.0/16",))
     home = project.client(secret, "10.1.0.1")
-    run = said(home.post("/runs", json={"name": "r"}), 201)["id"]
+    run = expect_json(home.post("/runs", json={"name": "r"}), 201)["id"]
     client = project.client(secret, address)
     observation = {"observations": [{"metric": "eval", "step": 1, "value": 0.5}]}
     assert client.get("/runs").status_code == status
@@ -135,24 +136,24 @@ def test_a_key_is_taken_from_its_networks(project: Project, address: str, status
 
 def test_a_key_is_rotated_with_an_overlap(project: Project) -> None:
     """A new secret of a key works at once, the one before as long as it was said, and the key stays the same one."""
-    made = said(project.admin.post("/keys", json={"name": "k", "scopes": ["read"]}), 201)
+    made = expect_json(project.admin.post("/keys", json={"name": "k", "scopes": ["read"]}), 201)
     path = f"/keys/{made['id']}/rotate"
-    rotated = said(project.admin.post(path, json={"overlap_seconds": 3600}), 200)
+    rotated = expect_json(project.admin.post(path, json={"overlap_seconds": 3600}), 200)
     assert rotated["id"] == made["id"]
     for secret in (made["key"], rotated["key"]):
-        said(project.client(secret).get("/runs"), 200)
-    again = said(project.admin.post(path, json={"overlap_seconds": 0}), 200)
+        expect_json(project.client(secret).get("/runs"), 200)
+    again = expect_json(project.admin.post(path, json={"overlap_seconds": 0}), 200)
     assert [project.client(one["key"]).get("/runs").status_code for one in (made, rotated, again)] == [401, 401, 200]
-    entries = said(project.admin.get("/audit", params={"action": "key.rotated"}), 200)["items"]
+    entries = expect_json(project.admin.get("/audit", params={"action": "key.rotated"}), 200)["items"]
     assert len(entries) == 2
 
 
 def test_it_is_known_when_a_key_was_used(project: Project) -> None:
     """The list of keys says when each was used last, so that those of nobody can be revoked."""
-    unused = said(project.admin.post("/keys", json={"name": "unused", "scopes": ["read"]}), 201)["id"]
-    used = said(project.admin.post("/keys", json={"name": "used", "scopes": ["read"]}), 201)
-    said(project.client(used["key"]).get("/runs"), 200)
-    listed = {one["id"]: one["last_used_at"] for one in said(project.admin.get("/keys"), 200)["items"]}
+    unused = expect_json(project.admin.post("/keys", json={"name": "unused", "scopes": ["read"]}), 201)["id"]
+    used = expect_json(project.admin.post("/keys", json={"name": "used", "scopes": ["read"]}), 201)
+    expect_json(project.client(used["key"]).get("/runs"), 200)
+    listed = {one["id"]: one["last_used_at"] for one in expect_json(project.admin.get("/keys"), 200)["items"]}
     assert listed[unused] is None
     assert listed[used["id"]] is not None
 
@@ -195,7 +196,7 @@ def test_a_key_guessed_too_often_is_answered_429(project: Project) -> None:
     assert (statuses[0], statuses[-1]) == (401, 429)
     assert int(guesser.get("/runs").headers["retry-after"]) > 0
     assert guesser.get(f"{project.url}/mlflow/api/2.0/mlflow/experiments/get?experiment_id=0").status_code == 429
-    said(client.get("/runs"), 200)
+    expect_json(client.get("/runs"), 200)
 
 
 def test_a_veto_is_heard_though_others_guess_keys_behind_the_same_proxy(project: Project) -> None:
@@ -206,5 +207,5 @@ def test_a_veto_is_heard_though_others_guess_keys_behind_the_same_proxy(project:
         guesser.headers["Authorization"] = f"Bearer {keys.generate_secret()}"
         guesser.get("/runs")
     person = project.client(project.key("operate"), "10.0.0.7")
-    said(person.post("/project/pause", json={"reason": "the eval set is broken"}), 200)
-    said(person.post("/project/resume", json={}), 200)
+    expect_json(person.post("/project/pause", json={"reason": "the eval set is broken"}), 200)
+    expect_json(person.post("/project/resume", json={}), 200)

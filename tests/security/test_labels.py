@@ -16,7 +16,7 @@ from evalstop_service.store.database import Database
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.web.api.speaking import FALLING, problem, said
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 
 EVENT_BYTES = 64 * 1024
 
@@ -48,7 +48,7 @@ def test_labels_that_are_merged_are_bounded_by_number(database: Database) -> Non
             body = {"name": "r", "labels": many_labels(start, 100, 10)}
             assert client.post("/api/v1/runs", json=body).status_code < 300
         body = {"name": "r", "labels": many_labels(500, 100, 10)}
-        refused = problem(client.post("/api/v1/runs", json=body), 422)
+        refused = expect_problem(client.post("/api/v1/runs", json=body), 422)
         assert "500" in refused["detail"]
 
 
@@ -59,7 +59,7 @@ def test_labels_that_are_merged_are_bounded_by_size(database: Database) -> None:
             client.post("/api/v1/runs", json={"name": "r", "labels": many_labels(start, 50, 1900)})
             for start in range(0, 200, 50)
         ]
-        assert "256 KiB" in problem(statuses[-1], 422)["detail"]
+        assert "256 KiB" in expect_problem(statuses[-1], 422)["detail"]
 
 
 def test_tags_are_bounded_by_size(database: Database) -> None:
@@ -80,12 +80,12 @@ def test_an_event_always_fits_a_receiver(database: Database) -> None:
     """A stop of a run with as many labels as there may be holds less than 64 KiB, and keeps those of its job."""
     with connected(database) as client:
         terms = {"name": "r", "mode": "enforce"}
-        run = said(client.post("/api/v1/runs", json=terms | {"labels": {"slurm_job_id": "4711"}}), 201)["id"]
+        run = expect_json(client.post("/api/v1/runs", json=terms | {"labels": {"slurm_job_id": "4711"}}), 201)["id"]
         for start in range(0, 90, 30):
             body = terms | {"labels": many_labels(start, 30, 2000)}
             assert client.post("/api/v1/runs", json=body).status_code < 300
-        said(client.post(f"/api/v1/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
-        said(client.post(f"/api/v1/runs/{run}/observations", json={"observations": FALLING}), 200)
+        expect_json(client.post(f"/api/v1/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+        expect_json(client.post(f"/api/v1/runs/{run}/observations", json={"observations": FALLING}), 200)
         with database.reading() as tx:
             bodies = tx.execute(sa.select(tables.events.c.body)).scalars().all()
         assert any("run.stop_requested" in body for body in bodies)

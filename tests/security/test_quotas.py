@@ -22,7 +22,7 @@ from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.scenes import set_up
-from tests.service.web.api.speaking import BODIES, ENDPOINT, problem, said
+from tests.service.web.api.api_calls import BODIES, ENDPOINT, expect_json, expect_problem
 
 NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=3)
 
@@ -58,7 +58,7 @@ def count_refused(client: httpx.Client, quota: Quota) -> float:
 
 def test_each_quota_is_refused_by_its_name(client: httpx.Client) -> None:
     """What is past a quota is refused with one code, 429 where waiting helps; what was there before still works."""
-    runs = [said(client.post("/runs", json={"name": f"r{index}"}), 201)["id"] for index in range(2)]
+    runs = [expect_json(client.post("/runs", json={"name": f"r{index}"}), 201)["id"] for index in range(2)]
     policy = BODIES["POST", "/policies"]
     past: dict[Quota, tuple[int, Callable[[], httpx.Response]]] = {
         Quota.OPEN_RUNS: (429, lambda: client.post("/runs", json={"name": "one more"})),
@@ -67,24 +67,24 @@ def test_each_quota_is_refused_by_its_name(client: httpx.Client) -> None:
         Quota.POLICIES: (409, lambda: client.post("/policies", json=policy | {"min_evals": 30})),
         Quota.METRICS_PER_RUN: (409, lambda: post_metrics(client, runs[0], 101)),
     }
-    said(client.post("/keys", json={"name": "k2", "scopes": ["read"]}), 201)
-    said(client.post("/endpoints", json=ENDPOINT), 201)
+    expect_json(client.post("/keys", json={"name": "k2", "scopes": ["read"]}), 201)
+    expect_json(client.post("/endpoints", json=ENDPOINT), 201)
     for evals in (10, 20):
-        said(client.post("/policies", json=policy | {"min_evals": evals}), 201)
-    said(post_metrics(client, runs[0], 100), 200)
-    for quota, (status, ask) in past.items():
-        refused = problem(ask(), status)
+        expect_json(client.post("/policies", json=policy | {"min_evals": evals}), 201)
+    expect_json(post_metrics(client, runs[0], 100), 200)
+    for quota, (status, call_route) in past.items():
+        refused = expect_problem(call_route(), status)
         assert refused["code"] == "quota_reached"
         assert quota in refused["detail"]
         assert count_refused(client, quota) == 1
-    said(client.post("/policies", json=policy | {"min_evals": 20}), 201)  # the latest once more
-    said(client.post("/runs", json={"name": "r0"}), 200)
-    said(post_metrics(client, runs[0], 100, step=2), 200)
-    said(client.post(f"/runs/{runs[0]}/finish", json={"status": "completed"}), 200)
-    said(client.post("/runs", json={"name": "r2"}), 201)
-    said(client.post(f"/runs/{runs[1]}/finish", json={"status": "completed"}), 200)
+    expect_json(client.post("/policies", json=policy | {"min_evals": 20}), 201)  # the latest once more
+    expect_json(client.post("/runs", json={"name": "r0"}), 200)
+    expect_json(post_metrics(client, runs[0], 100, step=2), 200)
+    expect_json(client.post(f"/runs/{runs[0]}/finish", json={"status": "completed"}), 200)
+    expect_json(client.post("/runs", json={"name": "r2"}), 201)
+    expect_json(client.post(f"/runs/{runs[1]}/finish", json={"status": "completed"}), 200)
     late = client.post("/runs", json={"name": "r3"})
-    assert Quota.RUNS_PER_DAY in problem(late, 429)["detail"]
+    assert Quota.RUNS_PER_DAY in expect_problem(late, 429)["detail"]
     assert 0 < int(late.headers["retry-after"]) <= 86_400
 
 
@@ -147,10 +147,10 @@ def test_a_day_ends_at_midnight() -> None:
 
 def test_a_project_does_not_raise_its_quotas(client: httpx.Client, embedded_database: Database) -> None:
     """Whoever runs the installation does, by a key of its own."""
-    project_id = said(client.get("/project"), 200)["id"]
+    project_id = expect_json(client.get("/project"), 200)["id"]
     path, wanted = f"/projects/{project_id}/quotas", {"open_runs": 5}
-    problem(client.put(path, json=wanted), 403)
+    expect_problem(client.put(path, json=wanted), 403)
     key = api_keys.create_named_key(embedded_database, None, "root", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
-    changed: dict[str, Any] = said(client.put(path, json=wanted, headers=headers), 200)["quotas"]
+    changed: dict[str, Any] = expect_json(client.put(path, json=wanted, headers=headers), 200)["quotas"]
     assert (changed["open_runs"], changed["keys"]) == (5, Quotas().keys)

@@ -17,7 +17,7 @@ from evalstop_service.web.api.reading.openmetrics import Stepping, read_observat
 from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import problem, said
+from tests.service.web.api.api_calls import expect_json, expect_problem
 
 
 def write_scrape(lines: int, labels: int, length: int = 3) -> str:
@@ -44,9 +44,9 @@ def test_a_scrape_has_limits(database: Database, scrape: str, words: str) -> Non
         serving(database) as url,
         httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False, verify=certificates()) as client,
     ):
-        run = said(client.post("/runs", json={"name": "r"}), 201)["id"]
+        run = expect_json(client.post("/runs", json={"name": "r"}), 201)["id"]
         answer = client.post(f"/runs/{run}/openmetrics?step=1", content=scrape, timeout=300)
-        assert words in problem(answer, 413, 422)["detail"]
+        assert words in expect_problem(answer, 413, 422)["detail"]
 
 
 def count_calls(work: Callable[[], Any]) -> int:

@@ -20,7 +20,7 @@ from evalstop_service.web.dashboard.sessions import FRESH_SECONDS
 from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import served
-from tests.service.web.api.speaking import problem, said, sign_in
+from tests.service.web.api.api_calls import expect_json, expect_problem, sign_in
 
 
 class People:
@@ -73,18 +73,18 @@ def test_signing_out_ends_the_cookie(people: People) -> None:
 def test_sessions_are_listed_and_ended(people: People) -> None:
     """An admin sees who is signed in and ends a session, by the API or on the page; others see and end none."""
     dana, eve = people.person("dana", "admin"), people.person("eve", "read")
-    listed = {one["name"]: one["id"] for one in said(dana.get("/sessions"), 200)["items"]}
+    listed = {one["name"]: one["id"] for one in expect_json(dana.get("/sessions"), 200)["items"]}
     assert set(listed) == {"dana", "eve"}
-    problem(eve.get("/sessions"), 403)
-    problem(eve.delete(f"/sessions/{listed['dana']}"), 403)
+    expect_problem(eve.get("/sessions"), 403)
+    expect_problem(eve.delete(f"/sessions/{listed['dana']}"), 403)
     assert dana.delete(f"/sessions/{listed['eve']}").status_code == 204
     assert (people.page(eve, "/runs"), people.page(dana, "/runs")) == (303, 200)
     sign_in(eve)
-    (again,) = [one["id"] for one in said(dana.get("/sessions"), 200)["items"] if one["name"] == "eve"]
+    (again,) = [one["id"] for one in expect_json(dana.get("/sessions"), 200)["items"] if one["name"] == "eve"]
     assert people.post(dana, f"/settings/sessions/{again}/end").status_code == 303
     assert people.page(eve, "/runs") == 303
-    problem(dana.delete(f"/sessions/{again}"), 404)
-    assert len(said(dana.get("/audit", params={"action": "session.ended"}), 200)["items"]) == 2
+    expect_problem(dana.delete(f"/sessions/{again}"), 404)
+    assert len(expect_json(dana.get("/audit", params={"action": "session.ended"}), 200)["items"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_where_stops_go_and_what_judges_needs_a_fresh_sign_in(people: People, pa
     """So do patterns of roles, and endpoints whose secret would be shown or to which stops would go."""
     dana = people.person("dana", "admin")
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
-    before = said(dana.get("/audit"), 200)["items"]
+    before = expect_json(dana.get("/audit"), 200)["items"]
     refused = people.post(dana, path, **form)
     page = path.split("/")[1]
     assert (refused.status_code, refused.headers["location"]) == (303, f"/login?next=%2F{page}&again=1")
-    assert said(dana.get("/audit"), 200)["items"] == before
+    assert expect_json(dana.get("/audit"), 200)["items"] == before
 
 
 @pytest.mark.parametrize(
@@ -115,26 +115,28 @@ def test_what_lets_more_be_ended_needs_a_fresh_sign_in(people: People, path: str
     """Enforcing and keys need a sign-in of the last minutes: the page asks for one, and nothing is changed before."""
     dana = people.person("dana", "admin")
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
-    before = said(dana.get("/audit"), 200)["items"]
+    before = expect_json(dana.get("/audit"), 200)["items"]
     refused = people.post(dana, path, **form)
     assert (refused.status_code, refused.headers["location"]) == (303, "/login?next=%2Fsettings&again=1")
     assert "Sign in again" in dana.get(f"{people.url}{refused.headers['location']}").text
-    assert said(dana.get("/audit"), 200)["items"] == before
+    assert expect_json(dana.get("/audit"), 200)["items"] == before
     sign_in(dana)
     assert people.post(dana, path, **form).status_code in (200, 303)
-    assert len(said(dana.get("/audit"), 200)["items"]) == len(before) + (path != "/settings")
+    assert len(expect_json(dana.get("/audit"), 200)["items"]) == len(before) + (path != "/settings")
 
 
 def test_letting_more_be_ended_by_a_second_word_needs_a_fresh_sign_in(people: People) -> None:
     """So does an admin's word for another's proposal; after it the page shows the proposal again."""
     dana, eve = people.person("dana", "admin"), people.person("eve", "admin")
-    said(dana.patch("/project", json={"max_mode": "shadow", "default_mode": "shadow", "second_person": True}), 200)
-    said(dana.patch("/project", json={"max_mode": "enforce"}), 202)
-    (proposal,) = said(eve.get("/proposals"), 200)["items"]
+    expect_json(
+        dana.patch("/project", json={"max_mode": "shadow", "default_mode": "shadow", "second_person": True}), 200
+    )
+    expect_json(dana.patch("/project", json={"max_mode": "enforce"}), 202)
+    (proposal,) = expect_json(eve.get("/proposals"), 200)["items"]
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
     refused = people.post(eve, f"/proposals/{proposal['id']}/confirm")
     assert (refused.status_code, refused.headers["location"]) == (303, "/login?next=%2F%23queue&again=1")
-    assert said(eve.get("/project"), 200)["max_mode"] == "shadow"
+    assert expect_json(eve.get("/project"), 200)["max_mode"] == "shadow"
     sign_in(eve)
     assert people.post(eve, f"/proposals/{proposal['id']}/confirm").status_code == 303
-    assert said(eve.get("/project"), 200)["max_mode"] == "enforce"
+    assert expect_json(eve.get("/project"), 200)["max_mode"] == "enforce"

@@ -22,7 +22,7 @@ from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules,
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.security.stops import create_pending_decision
-from tests.service.web.api.speaking import said
+from tests.service.web.api.api_calls import expect_json
 
 WAIT_SECONDS = 30.0
 
@@ -68,7 +68,7 @@ def test_a_window_that_ended_unseen_is_extended(database: Database, client_key: 
         assert state == DecisionState.PENDING
         assert due_at > utc_now() + timedelta(seconds=30)
         assert claim(database) == []
-        said(client.post(f"/decisions/{decision_id}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+        expect_json(client.post(f"/decisions/{decision_id}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 
 
 def test_a_window_that_ended_just_now_is_over(database: Database, client_key: str) -> None:

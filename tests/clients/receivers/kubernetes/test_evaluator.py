@@ -29,7 +29,7 @@ from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
 from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
 from tests.clients.receivers.kubernetes.world import NAMESPACE, ROOT, World, manifests
-from tests.service.web.api.speaking import populate_request, said
+from tests.service.web.api.api_calls import create_eval_request, expect_json
 
 EVALUATOR_PROGRAM = [sys.executable, "-m", "evalstop_client.receivers.cli", "evaluator"]
 REQUEST = PairedRequest("1", "run", "file:///30", "file:///now", 800, 7)
@@ -68,8 +68,8 @@ class Stage:
     stack: ExitStack
 
     def __post_init__(self) -> None:
-        self.run_id, self.request_id = populate_request(self.api)
-        said(self.api.post(f"/runs/{self.run_id}/checkpoints", json={"step": 59, "uri": CURRENT}), 201)
+        self.run_id, self.request_id = create_eval_request(self.api)
+        expect_json(self.api.post(f"/runs/{self.run_id}/checkpoints", json={"step": 59, "uri": CURRENT}), 201)
         set_up(self.world, self.folder)
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""A server on each database for the whole session, projects in it, and clients that hold keys."""
+"""A server for the whole session on each database, and clients of projects on it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.event_check import check_events
-from tests.service.web.api.speaking import World, populate
+from tests.service.web.api.api_calls import Resources, create_resources
 
-ON_ONE_DATABASE = [pytest.mark.usefixtures("service"), pytest.mark.parametrize("service", ["sqlite"], indirect=True)]
-"""For what is answered before a database is asked, or by statements that other tests have both databases execute."""
+ON_SQLITE = [pytest.mark.usefixtures("service"), pytest.mark.parametrize("service", ["sqlite"], indirect=True)]
+"""For requests that are answered before the database is used, or whose statements other tests run on both databases."""
 
 
 @dataclass
 class Service:
-    """A server that runs, and its database."""
+    """A running server and its database."""
 
     url: str
     database: Database
     clients: list[httpx.Client] = field(default_factory=list)
 
-    def project(self, mode: str = "enforce", veto_window_seconds: float = 0.0) -> str:
-        """The name of a new project, which may have all its runs stopped."""
+    def create_project(self, mode: str = "enforce", veto_window_seconds: float = 0.0) -> str:
+        """Create a project without limits on stops, and return its name."""
         project = create_project(self.database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), "paper")
         with self.database.transaction() as tx:
             projects.update_project(tx, replace(project, stops_per_hour=None, stops_share=None))
         return project.name
 
-    def key(self, project: str | None, *scopes: str) -> str:
-        """A key to a project, or (None) to the installation."""
+    def create_key(self, project: str | None, *scopes: str) -> str:
+        """Create a key to a project, or to the installation if the project is None."""
         return api_keys.create_named_key(self.database, project, "test", scopes or SCOPES, utc_now())[1]
 
-    def client(self, key: str | None) -> httpx.Client:
-        """A client that sends this key to paths below /api/v1."""
+    def open_client(self, project: str | None, *scopes: str) -> httpx.Client:
+        """A client with a new key to a project, or to the installation if the project is None."""
+        return self.open_client_with_key(self.create_key(project, *scopes))
+
+    def open_client_with_key(self, key: str | None) -> httpx.Client:
+        """A client that sends this key, or none, to paths under /api/v1."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         client = httpx.Client(
             verify=certificates(), base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False
@@ -58,7 +62,7 @@ class Service:
 
 @pytest.fixture(scope="session", params=BACKENDS)
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server on the embedded database, then one on PostgreSQL."""
+    """A server on SQLite, then one on PostgreSQL."""
     if request.param == "sqlite":
         file: Path = tmp_path_factory.mktemp("api") / "evalstop.db"
         shutil.copyfile(request.getfixturevalue("migrated_file"), file)
@@ -78,16 +82,19 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def admin(service: Service) -> httpx.Client:
-    """A client that may do everything in a new project whose stops are carried out at once."""
-    return service.client(service.key(service.project()))
+    """A client with an admin key to a new project that enforces stops without a veto window."""
+    return service.open_client(service.create_project())
 
 
 @pytest.fixture(scope="module")
-def everything(service: Service) -> tuple[httpx.Client, World]:
-    """A project with one of everything, and a client that may do everything in it."""
-    client = service.client(service.key(service.project()))
-    return client, populate(client)
+def admin_and_resources(service: Service) -> tuple[httpx.Client, Resources]:
+    """A client with an admin key to a project that has one resource of each kind, and the ids of these."""
+    client = service.open_client(service.create_project())
+    return client, create_resources(client)
 
 
-def client_for(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> httpx.Client:
-    return service.client(service.key(None, "admin")) if route[1].startswith("/projects") else everything[0]
+def client_for_route(
+    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
+) -> httpx.Client:
+    """The admin client of the project, or one with a key to the installation for routes under /projects."""
+    return service.open_client(None, "admin") if route[1].startswith("/projects") else admin_and_resources[0]

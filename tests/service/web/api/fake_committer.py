@@ -1,4 +1,4 @@
-"""A committer that stores in a dictionary, and can be made to wait or to fail."""
+"""A committer for tests that stores in a dictionary and can be made to wait or to fail."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 @dataclass
 class FakeCommitter:
-    """Knows the runs that it is given; `values` is what it stored, `messages` all that it was asked to, in order.
+    """Stores observations of the runs in `known`.
 
-    `failures` are raised first, one for each message. Nothing is stored while `open` is not set.
+    `values` holds what was stored, `messages` every message as (run, number of observations), in order. An entry of
+    `failures` is raised for each message until none is left. While `open` is not set, `submit` waits.
     """
 
     known: set[UUID]
@@ -54,12 +55,12 @@ class FakeCommitter:
             elif stored != point.value and not (math.isnan(stored) and math.isnan(point.value)):
                 conflicts.append(ValueConflict(point, stored))
         duplicates = len(points) - accepted - len(conflicts)
-        run = a_run(message.run_id)
+        run = build_run(message.run_id)
         return Receipt(run, None, accepted, duplicates, conflicts=tuple(conflicts))
 
 
-def a_run(run_id: UUID) -> Run:
-    """A run of which nothing is told."""
+def build_run(run_id: UUID) -> Run:
+    """A run with default values in all fields."""
     return Run(
         id=run_id,
         project_id=run_id,

@@ -11,8 +11,8 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys, audit_trail
 from evalstop_service.store.tables import deliveries
 
+from tests.service.web.api.api_calls import BODIES, ENDPOINT, FALLING, ROUTES, call_route, create_resources, expect_json
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import BODIES, ENDPOINT, FALLING, ROUTES, ask, populate, said
 
 SLACK = "https://93.184.216.34/services/T0/B0/a-path-that-is-a-secret"
 
@@ -76,7 +76,7 @@ NOT_AUDITED = {
 
 def log(client: httpx.Client, **query: str) -> list[dict[str, Any]]:
     """What was written down since the command line made the project and its first key."""
-    items: list[dict[str, Any]] = said(client.get("/audit", params=query), 200)["items"]
+    items: list[dict[str, Any]] = expect_json(client.get("/audit", params=query), 200)["items"]
     return [entry for entry in items if entry["actor"] != "command line"]
 
 
@@ -87,12 +87,12 @@ def test_every_route_that_changes_something_is_in_the_log_or_is_said_not_to_be()
 
 def test_what_a_key_does_is_written_down(service: Service) -> None:
     """Each change stands in the log once, by the key that proved itself, with who it named and nothing secret."""
-    project = service.project(veto_window_seconds=3600.0)
-    admin = service.client(service.key(project))
-    world = populate(admin)
-    secrets = [said(admin.post("/endpoints", json=ENDPOINT | {"url": SLACK}), 201)["secret"]]
-    secrets.append(said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["key"])
-    secrets.append(said(admin.post(f"/endpoints/{world.ids['endpoint_id']}/rotate-secret"), 200)["secret"])
+    project = service.create_project(veto_window_seconds=3600.0)
+    admin = service.open_client(project)
+    resources = create_resources(admin)
+    secrets = [expect_json(admin.post("/endpoints", json=ENDPOINT | {"url": SLACK}), 201)["secret"]]
+    secrets.append(expect_json(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["key"])
+    secrets.append(expect_json(admin.post(f"/endpoints/{resources.ids['endpoint_id']}/rotate-secret"), 200)["secret"])
     already = [entry["action"] for entry in log(admin)]
     assert already[:3] == ["endpoint.secret_rotated", "key.made", "endpoint.made"]
     for route in (
@@ -114,7 +114,7 @@ def test_what_a_key_does_is_written_down(service: Service) -> None:
         ("POST", "/keys/{key_id}/rotate"),
         ("DELETE", "/keys/{key_id}"),
     ):
-        response = ask(admin, route, world)
+        response = call_route(admin, route, resources)
         assert response.status_code < 300, (route, response.text)
         newest = log(admin)[0]
         assert newest["action"] == ACTIONS[route]
@@ -129,9 +129,9 @@ def test_what_a_key_does_is_written_down(service: Service) -> None:
 
 def test_what_the_command_line_makes_is_written_down(service: Service) -> None:
     """The project and a key of it, in its own log and in no other."""
-    admins = [service.client(service.key(service.project())) for _ in range(2)]
+    admins = [service.open_client(service.create_project()) for _ in range(2)]
     for admin in admins:
-        items = said(admin.get("/audit"), 200)["items"]
+        items = expect_json(admin.get("/audit"), 200)["items"]
         assert [(entry["actor"], entry["action"]) for entry in items] == [
             ("command line", "key.made"),
             ("command line", "project.made"),
@@ -140,15 +140,15 @@ def test_what_the_command_line_makes_is_written_down(service: Service) -> None:
 
 def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
     """Vetoing twice, saying the settings that hold, and what is refused leave no entry."""
-    project = service.project(veto_window_seconds=3600.0)
-    admin = service.client(service.key(project))
-    run_id = said(admin.post("/runs", json={"name": "one", "mode": "enforce"}), 201)["id"]
-    said(admin.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
-    decision_id = said(admin.get("/decisions"), 200)["items"][0]["id"]
+    project = service.create_project(veto_window_seconds=3600.0)
+    admin = service.open_client(project)
+    run_id = expect_json(admin.post("/runs", json={"name": "one", "mode": "enforce"}), 201)["id"]
+    expect_json(admin.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
+    decision_id = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
     for _ in range(2):
-        said(admin.post(f"/decisions/{decision_id}/veto", json={"reason": "a known dip"}), 200)
+        expect_json(admin.post(f"/decisions/{decision_id}/veto", json={"reason": "a known dip"}), 200)
     assert admin.post(f"/decisions/{decision_id}/undo", json={"reason": "too late"}).status_code == 409
-    said(admin.patch("/project", json={"veto_window_seconds": 3600.0}), 200)
+    expect_json(admin.patch("/project", json={"veto_window_seconds": 3600.0}), 200)
     assert [(entry["action"], entry["subject"]) for entry in log(admin)] == [
         ("decision.vetoed", f"decision {decision_id}"),
         ("run.opened", "run one"),
@@ -157,46 +157,46 @@ def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
 
 def test_what_is_taken_up_again_is_written_down(service: Service) -> None:
     """A stop that is released, one that is undone, and a delivery that is retried each have their entry."""
-    admin = service.client(service.key(service.project(veto_window_seconds=3600.0)))
-    world = populate(admin)
-    said(admin.post("/project/pause", json={}), 200)
-    assert ask(admin, ("POST", "/decisions/{decision_id}/release"), world).status_code == 409
-    said(admin.post("/project/resume", json={}), 200)
+    admin = service.open_client(service.create_project(veto_window_seconds=3600.0))
+    resources = create_resources(admin)
+    expect_json(admin.post("/project/pause", json={}), 200)
+    assert call_route(admin, ("POST", "/decisions/{decision_id}/release"), resources).status_code == 409
+    expect_json(admin.post("/project/resume", json={}), 200)
     with service.database.transaction() as tx:
-        dead = deliveries.update().where(deliveries.c.id == UUID(world.ids["delivery_id"])).values(state="dead")
+        dead = deliveries.update().where(deliveries.c.id == UUID(resources.ids["delivery_id"])).values(state="dead")
         tx.execute(dead)
-    at_once = service.client(service.key(service.project()))
+    at_once = service.open_client(service.create_project())
     for client, there, route in (
-        (admin, world, ("POST", "/deliveries/{delivery_id}/retry")),
-        (admin, world, ("POST", "/decisions/{decision_id}/release")),
-        (at_once, populate(at_once), ("POST", "/decisions/{decision_id}/undo")),
+        (admin, resources, ("POST", "/deliveries/{delivery_id}/retry")),
+        (admin, resources, ("POST", "/decisions/{decision_id}/release")),
+        (at_once, create_resources(at_once), ("POST", "/decisions/{decision_id}/undo")),
     ):
-        response = ask(client, route, there)
+        response = call_route(client, route, there)
         assert response.status_code == 200, (route, response.text)
         assert log(client)[0]["action"] == ACTIONS[route]
 
 
 def test_what_trainers_and_receivers_do_is_written_down(service: Service) -> None:
     """Who opened a run on which terms, attached to it, named its job, resumed and ended it, and who took its stop."""
-    project = service.project()
+    project = service.create_project()
     secret = api_keys.create_named_key(service.database, project, "t", ["ingest"], utc_now())[1]
-    admin, trainer = service.client(service.key(project)), service.client(secret)
-    endpoint_id = said(admin.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
+    admin, trainer = service.open_client(project), service.open_client_with_key(secret)
+    endpoint_id = expect_json(admin.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
     opening = {"name": "one", "job": "slurm:a:1", "labels": {"slurm_job_id": "1"}, "policy": "paper"}
-    run_id = said(trainer.post("/runs", json=opening), 201)["id"]
-    said(trainer.post("/runs", json=opening), 200)
-    said(trainer.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
+    run_id = expect_json(trainer.post("/runs", json=opening), 201)["id"]
+    expect_json(trainer.post("/runs", json=opening), 200)
+    expect_json(trainer.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
     claiming = {"wait_seconds": 10}
-    (event,) = said(admin.post(f"/pull/endpoints/{endpoint_id}/claim", json=claiming), 200)["events"]
+    (event,) = expect_json(admin.post(f"/pull/endpoints/{endpoint_id}/claim", json=claiming), 200)["events"]
     settling = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": 202}
-    said(admin.post(f"/pull/endpoints/{endpoint_id}/settle", json=settling), 200)
+    expect_json(admin.post(f"/pull/endpoints/{endpoint_id}/settle", json=settling), 200)
     decision_id = json.loads(event["body"])["data"]["decision"]["id"]
     reported = {"state": "acknowledged", "actor": "slurm"}
-    said(admin.post(f"/decisions/{decision_id}/report", json=reported), 200)
-    said(trainer.post("/runs", json=opening | {"labels": {"slurm_job_id": "2"}}), 200)
-    said(trainer.post(f"/runs/{run_id}/resume", json={"step": 1}), 200)
-    said(trainer.post(f"/runs/{run_id}/finish", json={"status": "failed"}), 200)
-    said(trainer.post("/runs", json=opening | {"resume": "must"}), 200)
+    expect_json(admin.post(f"/decisions/{decision_id}/report", json=reported), 200)
+    expect_json(trainer.post("/runs", json=opening | {"labels": {"slurm_job_id": "2"}}), 200)
+    expect_json(trainer.post(f"/runs/{run_id}/resume", json={"step": 1}), 200)
+    expect_json(trainer.post(f"/runs/{run_id}/finish", json={"status": "failed"}), 200)
+    expect_json(trainer.post("/runs", json=opening | {"resume": "must"}), 200)
     terms = {"id": run_id, "mode": "enforce", "policy": "paper@1", "job": "slurm:a:1"}
     of_trainer = [entry for entry in reversed(log(admin)) if entry["actor"] == "key t"]
     assert [entry["action"].removeprefix("run.") for entry in of_trainer] == [
@@ -218,14 +218,14 @@ def test_what_trainers_and_receivers_do_is_written_down(service: Service) -> Non
 
 def test_the_log_is_exported_in_the_order_of_its_chain(service: Service) -> None:
     """A line an entry from any position or time on, each with the hash of the one before."""
-    project = service.project()
-    admin = service.client(service.key(project))
+    project = service.create_project()
+    admin = service.open_client(project)
     audit_trail.chain_waiting(service.database)
     response = admin.get("/audit/export")
     assert response.headers["content-type"].startswith("application/x-ndjson")
     first, second = map(json.loads, response.text.splitlines())
     assert (first["position"], first["action"], first["previous_hash"]) == (1, "project.made", "")
-    assert second["previous_hash"] == first["hash"] == said(admin.get("/audit"), 200)["items"][1]["hash"]
+    assert second["previous_hash"] == first["hash"] == expect_json(admin.get("/audit"), 200)["items"][1]["hash"]
     assert admin.get("/audit/export", params={"limit": 1}).text + admin.get(
         "/audit/export", params={"after": 1}
     ).text == (response.text)

@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.serving import served
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import FALLING, problem, said
 from tests.service.web.api.test_unpacking import PACKED
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -39,7 +39,7 @@ Point = dict[str, Any]
 
 def opened(client: httpx.Client, number: int = 1) -> list[str]:
     """The ids of new runs."""
-    return [said(client.post("/runs", json={"name": f"bulk-{next(NAMES)}"}), 201)["id"] for _ in range(number)]
+    return [expect_json(client.post("/runs", json={"name": f"bulk-{next(NAMES)}"}), 201)["id"] for _ in range(number)]
 
 
 def line(run_id: str, point: Point) -> bytes:
@@ -51,7 +51,7 @@ def stream(client: httpx.Client, body: Any, encoding: str = "identity") -> httpx
 
 
 def steps(client: httpx.Client, run_id: str, metric: str = "eval") -> list[int]:
-    items = said(client.get(f"/runs/{run_id}/observations", params={"metric": metric}), 200)["items"]
+    items = expect_json(client.get(f"/runs/{run_id}/observations", params={"metric": metric}), 200)["items"]
     return [item["step"] for item in items]
 
 
@@ -77,7 +77,7 @@ def test_a_stream(admin: httpx.Client) -> None:
         line(other, {"metric": "lo\x01ss", "step": 0, "value": "NaN"}),
         line(other.upper(), {"metric": "loss", "step": 0, "value": "NaN"}),
     ]
-    answer = said(stream(admin, b"\n".join(lines)), 200)
+    answer = expect_json(stream(admin, b"\n".join(lines)), 200)
     told, errors = answer.pop("runs"), answer.pop("errors")
     assert answer == {"lines": 9, "accepted": 7, "duplicates": 1, "conflict_count": 1, "error_count": 4}
     assert [(run["run_id"], run["accepted"], run["verdict"], run["should_stop"]) for run in told] == [
@@ -118,7 +118,7 @@ def test_verdicts_of_single_posts(
     single, bulk = opened(admin, len(told)), opened(admin, len(told))
     for run_id, points in zip(single, told, strict=True):
         for point in points:
-            said(admin.post(f"/runs/{run_id}/observations", json={"observations": [point]}), 200)
+            expect_json(admin.post(f"/runs/{run_id}/observations", json={"observations": [point]}), 200)
     left = [list(points) for points in told]
     lines = []
     while any(left):
@@ -128,11 +128,11 @@ def test_verdicts_of_single_posts(
     body = PACKED[encoding](b"\n".join(lines))
     # A share, for how long the body is depends on ids that are never twice the same.
     size = max(1, len(body) * data.draw(st.integers(0, 1000)) // 1000)
-    answer = said(stream(admin, iter([body[at : at + size] for at in range(0, len(body), size)]), encoding), 200)
+    answer = expect_json(stream(admin, iter([body[at : at + size] for at in range(0, len(body), size)]), encoding), 200)
     assert answer["error_count"] == answer["conflict_count"] + lines.count(b"garbage")
     standing = {run["run_id"]: run for run in answer["runs"]}
     for one, other in zip(single, bulk, strict=True):
-        expected, found = (said(admin.get(f"/runs/{run_id}"), 200) for run_id in (one, other))
+        expected, found = (expect_json(admin.get(f"/runs/{run_id}"), 200) for run_id in (one, other))
         for word in ("verdict", "should_stop", "last_step", "raw_maximum"):
             assert found[word] == expected[word]
         assert standing[other]["verdict"] == expected["verdict"]["verdict"]
@@ -143,14 +143,14 @@ def test_verdicts_of_single_posts(
 def test_other_content_types(admin: httpx.Client, content_type: str) -> None:
     """A body of another type is a 415 that names the right one."""
     response = admin.post("/observations", content=b"{}", headers={"content-type": content_type})
-    assert "application/x-ndjson" in problem(response, 415)["detail"]
+    assert "application/x-ndjson" in expect_problem(response, 415)["detail"]
 
 
 def test_other_encodings(admin: httpx.Client) -> None:
     """A body packed in another way, or twice, is a 415 that names the ways there are."""
     for encoding in ("br", "deflate", "gzip, gzip"):
         response = stream(admin, b"", encoding)
-        assert "gzip, zstd, identity" in problem(response, 415)["detail"]
+        assert "gzip, zstd, identity" in expect_problem(response, 415)["detail"]
         assert response.headers["accept-encoding"] == "gzip, zstd, identity"
 
 
@@ -159,19 +159,19 @@ def test_a_cut_off_file(admin: httpx.Client, encoding: str) -> None:
     """Of a packed file whose end is missing, what could be read is stored and told; it can be sent again as it is."""
     (run_id,) = opened(admin)
     body = b"\n".join(line(run_id, {"metric": "eval", "step": step, "value": step}) for step in range(5))
-    broken = problem(stream(admin, PACKED[encoding](body)[:-3], encoding), 400)
+    broken = expect_problem(stream(admin, PACKED[encoding](body)[:-3], encoding), 400)
     stored = broken["lines_stored"]
     assert broken["so_far"]["lines"] == stored
     assert steps(admin, run_id) == list(range(stored))
     assert "harmless" in broken["detail"]
-    answer = said(stream(admin, PACKED[encoding](body), encoding), 200)
+    answer = expect_json(stream(admin, PACKED[encoding](body), encoding), 200)
     assert (answer["duplicates"], answer["accepted"]) == (stored, 5 - stored)
 
 
 def test_not_what_it_says(admin: httpx.Client) -> None:
     """A body that is not packed as it says is a 400, and nothing is stored."""
-    assert problem(stream(admin, b"not packed", "gzip"), 400)["lines_stored"] == 0
-    assert problem(stream(admin, PACKED["gzip"](b""), "zstd"), 400)["so_far"]["runs"] == []
+    assert expect_problem(stream(admin, b"not packed", "gzip"), 400)["lines_stored"] == 0
+    assert expect_problem(stream(admin, PACKED["gzip"](b""), "zstd"), 400)["so_far"]["runs"] == []
 
 
 @contextmanager
@@ -210,7 +210,7 @@ def test_a_client_that_goes_away(admin: httpx.Client) -> None:
         wait_for(admin, run_id, [0, 1, 2])
         connection.sendall(chunk(line(run_id, FALLING[3])[:-1]))
     whole = b"\n".join(line(run_id, point) for point in FALLING[:4])
-    answer = said(stream(admin, whole), 200)
+    answer = expect_json(stream(admin, whole), 200)
     assert (answer["duplicates"], answer["accepted"]) == (3, 1)
 
 
@@ -235,12 +235,12 @@ def test_a_body_that_is_too_large(service: Service, admin: httpx.Client) -> None
     (run_id,) = opened(admin)
     lines = b"\n".join(line(run_id, {"metric": "eval", "step": step, "value": 1}) for step in range(3000))
     with limited(service, admin, stream_bytes=len(lines) - 10) as client:
-        assert "Nothing was stored" in problem(stream(client, lines), 413)["detail"]
+        assert "Nothing was stored" in expect_problem(stream(client, lines), 413)["detail"]
         assert steps(admin, run_id) == []
-        broken = problem(stream(client, PACKED["gzip"](lines), "gzip"), 413)
+        broken = expect_problem(stream(client, PACKED["gzip"](lines), "gzip"), 413)
         assert 0 < broken["lines_stored"] < 3000
         assert broken["so_far"]["accepted"] == broken["lines_stored"]
-    assert said(stream(admin, lines), 200)["duplicates"] == broken["lines_stored"]
+    assert expect_json(stream(admin, lines), 200)["duplicates"] == broken["lines_stored"]
 
 
 def test_a_sender_that_pauses(service: Service, admin: httpx.Client) -> None:
@@ -262,9 +262,9 @@ def test_as_many_streams_as_there_is_room_for(service: Service, admin: httpx.Cli
             connection.sendall(chunk(line(run_id, FALLING[0]) + b"\n"))
             wait_for(admin, run_id, [0])
             busy = stream(client, line(run_id, FALLING[1]))
-            assert "Nothing was stored" in problem(busy, 503)["detail"]
+            assert "Nothing was stored" in expect_problem(busy, 503)["detail"]
             assert int(busy.headers["retry-after"]) > 0
         deadline = time.monotonic() + DEADLINE_SECONDS
         while (freed := stream(client, line(run_id, FALLING[1]))).status_code == 503:
             assert time.monotonic() < deadline
-        assert said(freed, 200)["accepted"] == 1
+        assert expect_json(freed, 200)["accepted"] == 1

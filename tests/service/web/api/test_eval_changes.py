@@ -6,18 +6,18 @@ from typing import Any
 
 import httpx
 
-from tests.service.web.api.speaking import problem, said
+from tests.service.web.api.api_calls import expect_json, expect_problem
 
 VERSION = {"gold": {"role": "eval", "version": "v1"}}
 
 
 def opened(admin: httpx.Client, **terms: Any) -> dict[str, Any]:
-    return said(admin.post("/runs", json={"name": "r", "policy": "paper"} | terms), 201)
+    return expect_json(admin.post("/runs", json={"name": "r", "policy": "paper"} | terms), 201)
 
 
 def post(admin: httpx.Client, path: str, *values: float, start: int = 0) -> dict[str, Any]:
     points = [{"metric": "gold", "step": step, "value": value} for step, value in enumerate(values, start)]
-    return said(admin.post(f"{path}/observations", json={"observations": points}), 200)
+    return expect_json(admin.post(f"{path}/observations", json={"observations": points}), 200)
 
 
 def changes(run: dict[str, Any]) -> list[tuple[int, str | None, str]]:
@@ -30,18 +30,18 @@ def test_a_stricter_grader_stops_nothing(admin: httpx.Client) -> None:
     early, late = (opened(admin, name=name, metrics=VERSION, mode="shadow") for name in ("early", "late"))
     for run in (early, late):
         path = f"/runs/{run['id']}"
-        said(admin.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+        expect_json(admin.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
         change = {"step": 3, "reason": "a stricter grader", "version": "v2"}
         if run is early:
-            said(admin.post(f"{path}/eval-changes", json=change), 200)
+            expect_json(admin.post(f"{path}/eval-changes", json=change), 200)
         post(admin, path, *fallen)
-        told = said(admin.post(f"{path}/eval-changes", json=change), 200)
+        told = expect_json(admin.post(f"{path}/eval-changes", json=change), 200)
         assert told["verdict"]["verdict"] == "continue"
         assert changes(told) == [(0, "v1", "version v1"), (3, "v2", "a stricter grader")]
         assert (told["best_checkpoint"]["step"], told["best_is_outdated"]) == (1, True)
         assert told["raw_maximum"] == {"step": 3, "score": 0.7}
-        said(admin.post(f"{path}/checkpoints", json={"step": 4, "uri": "file:///4"}), 201)
-        told = said(admin.get(path), 200)
+        expect_json(admin.post(f"{path}/checkpoints", json={"step": 4, "uri": "file:///4"}), 201)
+        told = expect_json(admin.get(path), 200)
         assert (told["best_checkpoint"]["step"], told["best_is_outdated"]) == (4, False)
         assert post(admin, path, 0.5, 0.4, start=5)["verdict"]["verdict"] == "stop"
 
@@ -51,22 +51,26 @@ def test_another_version_in_the_opening(admin: httpx.Client) -> None:
     run = opened(admin, metrics=VERSION)
     path, name = f"/runs/{run['id']}", run["name"]
     post(admin, path, 0.5, 0.9)
-    assert changes(said(admin.post("/runs", json={"name": name, "metrics": VERSION}), 200)) == [(0, "v1", "version v1")]
+    assert changes(expect_json(admin.post("/runs", json={"name": name, "metrics": VERSION}), 200)) == [
+        (0, "v1", "version v1")
+    ]
     other = {"gold": {"role": "eval", "version": "v2"}}
-    again = said(admin.post("/runs", json={"name": name, "metrics": other, "resume": "must"}), 200)
+    again = expect_json(admin.post("/runs", json={"name": name, "metrics": other, "resume": "must"}), 200)
     assert changes(again) == [(0, "v1", "version v1"), (2, "v2", "version v2")]
-    resumed = said(admin.post(f"{path}/resume", json={"step": 0}), 200)
+    resumed = expect_json(admin.post(f"{path}/resume", json={"step": 0}), 200)
     assert changes(resumed) == [(0, "v1", "version v1"), (1, "v2", "version v2")]
 
 
 def test_what_is_refused(admin: httpx.Client) -> None:
     """Only the eval has a version, a change has a reason, and there is an end to them."""
     answer = admin.post("/runs", json={"name": "r", "metrics": {"kl": {"role": "kl", "version": "2"}}})
-    assert "only the metric with the role eval has a version" in str(problem(answer, 422))
+    assert "only the metric with the role eval has a version" in str(expect_problem(answer, 422))
     path = f"/runs/{opened(admin)['id']}/eval-changes"
-    problem(admin.post(path, json={"step": 1, "reason": ""}), 422)
-    problem(admin.post(path, json={"step": -1, "reason": "why"}), 422)
+    expect_problem(admin.post(path, json={"step": 1, "reason": ""}), 422)
+    expect_problem(admin.post(path, json={"step": -1, "reason": "why"}), 422)
     for step in range(100):
-        said(admin.post(path, json={"step": step, "reason": "why"}), 200)
-    assert "has changed 100 times" in problem(admin.post(path, json={"step": 100, "reason": "why"}), 409)["detail"]
-    said(admin.post(path, json={"step": 99, "reason": "again"}), 200)
+        expect_json(admin.post(path, json={"step": step, "reason": "why"}), 200)
+    assert (
+        "has changed 100 times" in expect_problem(admin.post(path, json={"step": 100, "reason": "why"}), 409)["detail"]
+    )
+    expect_json(admin.post(path, json={"step": 99, "reason": "again"}), 200)

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 
+from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import problem, said
 
 
 def scraped(reward: float = 0.5) -> CollectorRegistry:
@@ -83,18 +83,18 @@ def test_anything(text: str, strict: bool) -> None:
 
 def test_posting_a_scrape(service: Service, admin: httpx.Client) -> None:
     """A scrape is stored and judged like any other batch, as curl sends it, and counts once."""
-    run_id = said(admin.post("/runs", json={"name": "scraped", "metrics": "auto"}), 201)["id"]
+    run_id = expect_json(admin.post("/runs", json={"name": "scraped", "metrics": "auto"}), 201)["id"]
     path = f"/runs/{run_id}/openmetrics"
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     for accepted in (1, 0):
-        answer = said(admin.post(f"{path}?step=3", content="eval_accuracy 0.5\n", headers=headers), 200)
+        answer = expect_json(admin.post(f"{path}?step=3", content="eval_accuracy 0.5\n", headers=headers), 200)
         assert answer["accepted"] == accepted
-    assert "eval_accuracy" in said(admin.get(f"/runs/{run_id}"), 200)["metrics"]
-    problem(admin.post(f"{path}?step=3", content=b"\xff", headers={"Content-Type": "text/plain"}), 400)
-    problem(
+    assert "eval_accuracy" in expect_json(admin.get(f"/runs/{run_id}"), 200)["metrics"]
+    expect_problem(admin.post(f"{path}?step=3", content=b"\xff", headers={"Content-Type": "text/plain"}), 400)
+    expect_problem(
         admin.post(f"{path}?step=3", content="a 1\n", headers={"Content-Type": "application/openmetrics-text"}), 422
     )
-    problem(admin.post(f"{path}?step=3", content="a 1\n", headers={"Content-Type": "image/png"}), 415)
-    problem(admin.post(f"{path}?step=3&step_label=s", content="a 1\n", headers=headers), 422)
-    anyone = service.client(None)
-    problem(anyone.post(f"{path}?step=3", content="a 1\n", headers=headers), 401)
+    expect_problem(admin.post(f"{path}?step=3", content="a 1\n", headers={"Content-Type": "image/png"}), 415)
+    expect_problem(admin.post(f"{path}?step=3&step_label=s", content="a 1\n", headers=headers), 422)
+    anyone = service.open_client_with_key(None)
+    expect_problem(anyone.post(f"{path}?step=3", content="a 1\n", headers=headers), 401)

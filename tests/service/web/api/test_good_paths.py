@@ -9,12 +9,21 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.service.web.api.api_calls import (
+    BODIES,
+    FALLING,
+    ROUTES,
+    Resources,
+    call_route,
+    create_resources,
+    expect_json,
+    expect_problem,
+)
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import BODIES, FALLING, ROUTES, World, ask, populate, problem, said
 
 
 def opened(client: httpx.Client, **terms: Any) -> dict[str, Any]:
-    return said(client.post("/runs", json={"name": uuid.uuid4().hex} | terms), 201)
+    return expect_json(client.post("/runs", json={"name": uuid.uuid4().hex} | terms), 201)
 
 
 def test_knows_every_route(service: Service) -> None:
@@ -41,22 +50,24 @@ def test_runs(admin: httpx.Client) -> None:
     assert run["policy"] == {"name": "paper", "version": 1}
     assert run["verdict"]["verdict"] == "continue"
     assert run["metrics"]["eval"] == {"role": "eval", "direction": "maximize"}
-    again = said(admin.post("/runs", json={"name": run["name"]}), 200)
+    again = expect_json(admin.post("/runs", json={"name": run["name"]}), 200)
     assert again == run
-    assert said(admin.get(f"/runs/{run['id']}"), 200) == run
-    assert said(admin.get("/runs", params={"name": run["name"][3:9], "status": "running"}), 200)["items"] == [run]
-    ended = said(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
+    assert expect_json(admin.get(f"/runs/{run['id']}"), 200) == run
+    assert expect_json(admin.get("/runs", params={"name": run["name"][3:9], "status": "running"}), 200)["items"] == [
+        run
+    ]
+    ended = expect_json(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
     assert (ended["status"], ended["ended_at"] is None) == ("completed", False)
-    assert said(admin.post(f"/runs/{run['id']}/finish", json={"status": "failed"}), 200) == ended
-    assert said(admin.get("/runs", params={"status": "running"}), 200)["items"] == []
+    assert expect_json(admin.post(f"/runs/{run['id']}/finish", json={"status": "failed"}), 200) == ended
+    assert expect_json(admin.get("/runs", params={"status": "running"}), 200)["items"] == []
 
 
 def test_params_are_those_of_the_first_opening(admin: httpx.Client) -> None:
     """What a run is trained with is kept when it is opened; one that names the planned length sets that."""
     run = opened(admin, params={"lr": "1e-6", "max_steps": "500"})
     assert (run["params"], run["total_steps"]) == ({"lr": "1e-6", "max_steps": "500"}, 500)
-    again = said(admin.post("/runs", json={"name": run["name"], "params": {"lr": "1"}}), 200)
-    assert again["params"] == said(admin.get(f"/runs/{run['id']}"), 200)["params"] == run["params"]
+    again = expect_json(admin.post("/runs", json={"name": run["name"], "params": {"lr": "1"}}), 200)
+    assert again["params"] == expect_json(admin.get(f"/runs/{run['id']}"), 200)["params"] == run["params"]
 
 
 def test_directions_are_written_out(admin: httpx.Client) -> None:
@@ -73,16 +84,16 @@ def test_other_metrics_are_refused(admin: httpx.Client) -> None:
     """A run cannot be opened again with other metrics."""
     run = opened(admin)
     body = {"name": run["name"], "metrics": {"gold": {"role": "eval"}}}
-    assert "metrics" in problem(admin.post("/runs", json=body), 409)["detail"]
+    assert "metrics" in expect_problem(admin.post("/runs", json=body), 409)["detail"]
 
 
 def test_a_run_is_stopped(admin: httpx.Client) -> None:
     """Posted evals come back as a verdict with its reason, a decision, and the word to stop."""
     run = opened(admin)
     path = f"/runs/{run['id']}"
-    saved = said(admin.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    saved = expect_json(admin.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
     assert saved == {"step": 1, "uri": "file:///1", "created": True, "best_checkpoint": None}
-    receipt = said(admin.post(f"{path}/observations", json={"observations": FALLING + FALLING[:1]}), 200)
+    receipt = expect_json(admin.post(f"{path}/observations", json={"observations": FALLING + FALLING[:1]}), 200)
     assert (receipt["accepted"], receipt["duplicates"], receipt["conflict_count"]) == (5, 1, 0)
     assert receipt["should_stop"]
     assert (receipt["verdict"]["verdict"], receipt["verdict"]["step"], receipt["verdict"]["turn_step"]) == (
@@ -95,67 +106,71 @@ def test_a_run_is_stopped(admin: httpx.Client) -> None:
     assert best["smoothed_stderr"] > 0
     chosen = {"step": 1, "uri": "file:///1", "score": 0.9, "chosen_by": "smoothed_maximum"}
     assert best == chosen | {name: best[name] for name in ("smoothed", "smoothed_stderr")}
-    after = said(admin.get(path), 200)
+    after = expect_json(admin.get(path), 200)
     assert after["should_stop"]
     assert (after["best_checkpoint"], after["raw_maximum"], after["last_step"]) == (best, {"step": 1, "score": 0.9}, 4)
     decision = after["decision"]
     assert (decision["state"], decision["step"], decision["run_name"]) == ("requested", 4, run["name"])
     assert [change["state"] for change in decision["history"]] == ["requested"]
-    assert said(admin.get(f"/decisions/{decision['id']}"), 200) == decision
-    assert said(admin.get("/decisions", params={"run_id": run["id"], "state": "requested"}), 200)["items"] == [decision]
-    assert said(admin.get("/decisions", params={"state": "vetoed"}), 200)["items"] == []
-    assert said(admin.get(f"{path}/checkpoints"), 200)["items"][0]["step"] == 1
-    words = [item["verdict"]["verdict"] for item in said(admin.get(f"{path}/verdicts"), 200)["items"]]
+    assert expect_json(admin.get(f"/decisions/{decision['id']}"), 200) == decision
+    assert expect_json(admin.get("/decisions", params={"run_id": run["id"], "state": "requested"}), 200)["items"] == [
+        decision
+    ]
+    assert expect_json(admin.get("/decisions", params={"state": "vetoed"}), 200)["items"] == []
+    assert expect_json(admin.get(f"{path}/checkpoints"), 200)["items"][0]["step"] == 1
+    words = [item["verdict"]["verdict"] for item in expect_json(admin.get(f"{path}/verdicts"), 200)["items"]]
     assert words == ["stop", "suspect"]
 
 
 def test_a_receiver_reports(admin: httpx.Client) -> None:
     """A report of the job's end confirms the decision and stops the run; then it can be judged."""
-    world = populate(admin)
-    path = world.path("/decisions/{decision_id}")
+    resources = create_resources(admin)
+    path = resources.path("/decisions/{decision_id}")
     body = {"state": "confirmed", "actor": "receiver", "reason": "gone", "details": {"exit_status": -15}}
-    confirmed = said(admin.post(f"{path}/report", json=body), 200)
+    confirmed = expect_json(admin.post(f"{path}/report", json=body), 200)
     assert confirmed["state"] == "confirmed"
     assert confirmed["history"][-1]["details"] == {"exit_status": -15}
-    assert said(admin.post(f"{path}/report", json=body), 200) == confirmed
-    problem(admin.post(f"{path}/report", json={"state": "failed"}), 409)
-    problem(admin.post(f"{path}/veto", json={"reason": "too late"}), 409)
-    assert said(admin.get(world.path("/runs/{run_id}")), 200)["status"] == "stopped"
+    assert expect_json(admin.post(f"{path}/report", json=body), 200) == confirmed
+    expect_problem(admin.post(f"{path}/report", json={"state": "failed"}), 409)
+    expect_problem(admin.post(f"{path}/veto", json={"reason": "too late"}), 409)
+    assert expect_json(admin.get(resources.path("/runs/{run_id}")), 200)["status"] == "stopped"
     for outcome in ("wrong", "right"):
-        judged = said(admin.post(f"{path}/outcome", json={"outcome": outcome, "turn_step": 1}), 200)
+        judged = expect_json(admin.post(f"{path}/outcome", json={"outcome": outcome, "turn_step": 1}), 200)
     assert (judged["outcome"]["outcome"], judged["outcome"]["actor"]) == ("right", "key test")
 
 
 def test_a_person_vetoes(service: Service) -> None:
     """Within the veto window a stop is pending, not yet to be obeyed, and can be vetoed."""
-    client = service.client(service.key(service.project(veto_window_seconds=3600)))
-    world = populate(client)
-    assert not said(client.get(world.path("/runs/{run_id}")), 200)["should_stop"]
-    vetoed = said(client.post(world.path("/decisions/{decision_id}/veto"), json={"reason": "broken eval"}), 200)
+    client = service.open_client(service.create_project(veto_window_seconds=3600))
+    resources = create_resources(client)
+    assert not expect_json(client.get(resources.path("/runs/{run_id}")), 200)["should_stop"]
+    vetoed = expect_json(
+        client.post(resources.path("/decisions/{decision_id}/veto"), json={"reason": "broken eval"}), 200
+    )
     assert vetoed["state"] == "vetoed"
     assert vetoed["history"][-1]["actor"] == "key test"
-    stops = [item for item in said(client.get("/deliveries"), 200)["items"] if item["decision_id"]]
+    stops = [item for item in expect_json(client.get("/deliveries"), 200)["items"] if item["decision_id"]]
     assert [item["state"] for item in stops] == ["cancelled"]
 
 
 def test_a_stop_under_way_is_undone(admin: httpx.Client) -> None:
     """A receiver says that it has begun and how long it will take; a person takes the stop back."""
-    world = populate(admin)
-    path = world.path("/decisions/{decision_id}")
-    requested = said(admin.get(path), 200)
+    resources = create_resources(admin)
+    path = resources.path("/decisions/{decision_id}")
+    requested = expect_json(admin.get(path), 200)
     assert requested["escalations"] == 0
     body = {"state": "acknowledged", "reason": "found", "expected_seconds": 3600}
-    acknowledged = said(admin.post(f"{path}/report", json=body), 200)
+    acknowledged = expect_json(admin.post(f"{path}/report", json=body), 200)
     assert acknowledged["state"] == "acknowledged"
     later = [datetime.fromisoformat(one["deadline_at"]) for one in (requested, acknowledged)]
     assert later[1] - later[0] >= timedelta(hours=1)
-    assert said(admin.get("/decisions", params={"state": "acknowledged"}), 200)["items"] == [acknowledged]
-    error = problem(admin.post(f"{path}/report", json=body | {"state": "confirmed"}), 422)["errors"][0]
+    assert expect_json(admin.get("/decisions", params={"state": "acknowledged"}), 200)["items"] == [acknowledged]
+    error = expect_problem(admin.post(f"{path}/report", json=body | {"state": "confirmed"}), 422)["errors"][0]
     assert "expected_seconds is allowed with acknowledged only" in error["detail"]
-    undone = said(admin.post(f"{path}/undo", json={"reason": "broken eval", "actor": "dana"}), 200)
+    undone = expect_json(admin.post(f"{path}/undo", json={"reason": "broken eval", "actor": "dana"}), 200)
     assert (undone["state"], undone["deadline_at"]) == ("undone", None)
-    assert not said(admin.get(world.path("/runs/{run_id}")), 200)["should_stop"]
-    refused = problem(admin.post(f"{path}/release", json={"reason": "after all"}), 409)
+    assert not expect_json(admin.get(resources.path("/runs/{run_id}")), 200)["should_stop"]
+    refused = expect_problem(admin.post(f"{path}/release", json={"reason": "after all"}), 409)
     assert "undone" in refused["detail"]
 
 
@@ -165,13 +180,13 @@ def test_what_is_not_finite_comes_back(admin: httpx.Client) -> None:
     path = f"/runs/{run['id']}/observations"
     words = ["NaN", "Infinity", "-Infinity"]
     points = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate(words)]
-    assert said(admin.post(path, json={"observations": points}), 200)["accepted"] == 3
-    assert said(admin.post(path, json={"observations": points}), 200)["duplicates"] == 3
-    conflict = said(admin.post(path, json={"observations": [points[0] | {"value": 1}]}), 200)["conflicts"]
+    assert expect_json(admin.post(path, json={"observations": points}), 200)["accepted"] == 3
+    assert expect_json(admin.post(path, json={"observations": points}), 200)["duplicates"] == 3
+    conflict = expect_json(admin.post(path, json={"observations": [points[0] | {"value": 1}]}), 200)["conflicts"]
     assert conflict == [{"metric": "eval", "step": 0, "stored_value": "NaN", "sent_value": 1.0}]
-    conflict = said(admin.post(path, json={"observations": [points[1] | {"value": "NaN"}]}), 200)["conflicts"]
+    conflict = expect_json(admin.post(path, json={"observations": [points[1] | {"value": "NaN"}]}), 200)["conflicts"]
     assert conflict == [{"metric": "eval", "step": 1, "stored_value": "Infinity", "sent_value": "NaN"}]
-    listed = said(admin.get(path, params={"metric": "eval"}), 200)["items"]
+    listed = expect_json(admin.get(path, params={"metric": "eval"}), 200)["items"]
     assert [item["value"] for item in listed] == words
 
 
@@ -179,20 +194,20 @@ def test_resumes(admin: httpx.Client) -> None:
     """A resumed run shows what its earlier attempt observed as superseded, page by page."""
     run = opened(admin)
     path = f"/runs/{run['id']}"
-    said(admin.post(f"{path}/observations", json={"observations": FALLING}), 200)
-    resumed = said(admin.post(f"{path}/resume", json={"step": 1}), 200)
+    expect_json(admin.post(f"{path}/observations", json={"observations": FALLING}), 200)
+    resumed = expect_json(admin.post(f"{path}/resume", json={"step": 1}), 200)
     assert (resumed["attempt"], resumed["decision"], resumed["should_stop"], resumed["last_step"]) == (
         2,
         None,
         False,
         1,
     )
-    assert said(admin.post(f"{path}/resume", json={"step": 1}), 200)["attempt"] == 2
-    said(admin.post(f"{path}/observations", json={"observations": [FALLING[2] | {"value": 1.0}]}), 200)
+    assert expect_json(admin.post(f"{path}/resume", json={"step": 1}), 200)["attempt"] == 2
+    expect_json(admin.post(f"{path}/observations", json={"observations": [FALLING[2] | {"value": 1.0}]}), 200)
     found: list[tuple[int, float, int | None]] = []
     query: dict[str, Any] = {"metric": "eval", "limit": 2}
     while True:
-        page = said(admin.get(f"{path}/observations", params=query), 200)
+        page = expect_json(admin.get(f"{path}/observations", params=query), 200)
         found += [(item["step"], item["value"], item["superseded_by"]) for item in page["items"]]
         if page["next_cursor"] is None:
             break
@@ -205,7 +220,7 @@ def test_lists_by_pages(admin: httpx.Client) -> None:
     made = [opened(admin)["id"] for _ in range(5)]
     found, query = [], {"limit": "2"}
     while True:
-        page = said(admin.get("/runs", params=query), 200)
+        page = expect_json(admin.get("/runs", params=query), 200)
         found += [item["id"] for item in page["items"]]
         if page["next_cursor"] is None:
             break
@@ -216,63 +231,66 @@ def test_lists_by_pages(admin: httpx.Client) -> None:
 def test_policies(admin: httpx.Client) -> None:
     """A policy is stored as the next version of its name; the same again is the same version."""
     body = BODIES["POST", "/policies"]
-    assert said(admin.post("/policies", json=body), 201)["version"] == 1
-    assert said(admin.post("/policies", json=body), 201)["version"] == 1
-    assert said(admin.post("/policies", json=body | {"min_evals": 11}), 201)["version"] == 2
-    assert [item["version"] for item in said(admin.get("/policies/patient"), 200)["items"]] == [2, 1]
-    assert {"paper", "default", "patient"} <= {item["name"] for item in said(admin.get("/policies"), 200)["items"]}
+    assert expect_json(admin.post("/policies", json=body), 201)["version"] == 1
+    assert expect_json(admin.post("/policies", json=body), 201)["version"] == 1
+    assert expect_json(admin.post("/policies", json=body | {"min_evals": 11}), 201)["version"] == 2
+    assert [item["version"] for item in expect_json(admin.get("/policies/patient"), 200)["items"]] == [2, 1]
+    assert {"paper", "default", "patient"} <= {
+        item["name"] for item in expect_json(admin.get("/policies"), 200)["items"]
+    }
     assert opened(admin, policy="patient@1")["policy"] == {"name": "patient", "version": 1}
     assert opened(admin, policy="patient")["policy"] == {"name": "patient", "version": 2}
-    assert "nosuch" in problem(admin.post("/runs", json={"name": "x", "policy": "nosuch"}), 422)["detail"]
-    detail = problem(admin.post("/policies", json=body | {"members": []}), 422)["detail"]
+    assert "nosuch" in expect_problem(admin.post("/runs", json={"name": "x", "policy": "nosuch"}), 422)["detail"]
+    detail = expect_problem(admin.post("/policies", json=body | {"members": []}), 422)["detail"]
     assert "members" in detail
     out_of_reach = body | {"members": [{"detector": "posterior", "stop_at": 1.7}]}
-    detail = problem(admin.post("/policies", json=out_of_reach), 422)["detail"]
+    detail = expect_problem(admin.post("/policies", json=out_of_reach), 422)["detail"]
     assert "stop_at is 1.7, but the evidence of posterior is from 0 to 1" in detail
 
 
 def test_projects(service: Service) -> None:
     """A key to the installation makes projects; a project's own keys see and change its defaults."""
-    landlord = service.client(service.key(None, "admin"))
+    landlord = service.open_client(None, "admin")
     name = uuid.uuid4().hex
-    made = said(landlord.post("/projects", json={"name": name, "veto_window_seconds": 5}), 201)
+    made = expect_json(landlord.post("/projects", json={"name": name, "veto_window_seconds": 5}), 201)
     assert made["default_mode"] == "shadow"
-    problem(landlord.post("/projects", json={"name": name}), 409)
-    assert made in said(landlord.get("/projects"), 200)["items"]
-    tenant = service.client(service.key(name))
-    assert said(tenant.get("/project"), 200) == made
-    problem(tenant.patch("/project", json={"default_mode": "enforce"}), 409)
-    limited = said(tenant.post("/runs", json={"name": "limited", "mode": "enforce"}), 201)
+    expect_problem(landlord.post("/projects", json={"name": name}), 409)
+    assert made in expect_json(landlord.get("/projects"), 200)["items"]
+    tenant = service.open_client(name)
+    assert expect_json(tenant.get("/project"), 200) == made
+    expect_problem(tenant.patch("/project", json={"default_mode": "enforce"}), 409)
+    limited = expect_json(tenant.post("/runs", json={"name": "limited", "mode": "enforce"}), 201)
     limit = {"field": "mode", "asked": "enforce", "given": "shadow", "setting": "max_mode"}
     assert (limited["mode"], limited["limits"]) == ("shadow", [limit])
     modes = {"default_mode": "enforce", "max_mode": "enforce"}
-    assert said(tenant.patch("/project", json=modes), 200) == made | modes
-    assert said(tenant.get("/project"), 200) == made | modes
+    assert expect_json(tenant.patch("/project", json=modes), 200) == made | modes
+    assert expect_json(tenant.get("/project"), 200) == made | modes
     assert opened(tenant)["mode"] == "enforce"
-    problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
+    expect_problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
     bounds = {"stops_per_hour": 3, "stops_share": None, "confirm_seconds": 60.0, "stale_seconds": 900.0}
-    changed = said(tenant.patch("/project", json=bounds), 200)
+    changed = expect_json(tenant.patch("/project", json=bounds), 200)
     assert changed == made | modes | bounds
-    assert said(tenant.patch("/project", json={"confirm_seconds": None}), 200) == changed
+    assert expect_json(tenant.patch("/project", json={"confirm_seconds": None}), 200) == changed
     for wrong in ({"stops_per_hour": 0}, {"stops_share": 1.5}, {"stops_share": 0}, {"stale_seconds": 0}):
-        assert next(iter(wrong)) in problem(tenant.patch("/project", json=wrong), 422)["errors"][0]["pointer"]
+        assert next(iter(wrong)) in expect_problem(tenant.patch("/project", json=wrong), 422)["errors"][0]["pointer"]
 
 
 def test_a_project_is_paused_and_resumed(service: Service) -> None:
     """Who paused it and why is shown; meanwhile a stop is on hold, and nobody can release it."""
-    tenant = service.client(service.key(service.project()))
-    assert said(tenant.get("/project"), 200)["paused_at"] is None
-    paused = said(tenant.post("/project/pause", json={"actor": "dana", "reason": "broken evals"}), 200)
+    tenant = service.open_client(service.create_project())
+    assert expect_json(tenant.get("/project"), 200)["paused_at"] is None
+    paused = expect_json(tenant.post("/project/pause", json={"actor": "dana", "reason": "broken evals"}), 200)
     assert (paused["paused_by"], paused["paused_reason"]) == ("dana", "broken evals")
     run = opened(tenant)
-    said(tenant.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
-    decision = said(tenant.get(f"/runs/{run['id']}"), 200)["decision"]
+    expect_json(tenant.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
+    decision = expect_json(tenant.get(f"/runs/{run['id']}"), 200)["decision"]
     assert decision["state"] == "on_hold"
-    detail = problem(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 409)["detail"]
+    detail = expect_problem(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 409)["detail"]
     assert "paused" in detail
-    assert said(tenant.post("/project/resume", json={}), 200)["paused_at"] is None
+    assert expect_json(tenant.post("/project/resume", json={}), 200)["paused_at"] is None
     assert (
-        said(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 200)["state"] == "requested"
+        expect_json(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 200)["state"]
+        == "requested"
     )
 
 
@@ -280,49 +298,51 @@ def test_a_run_shows_its_health(admin: httpx.Client) -> None:
     """Heartbeats are answered with the run, and count as being heard of."""
     run = opened(admin)
     assert run["health"]["state"] == "alive"
-    beaten = said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)
+    beaten = expect_json(admin.post(f"/runs/{run['id']}/heartbeat"), 200)
     assert beaten["health"]["last_report_at"] > run["health"]["last_report_at"]
-    said(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
-    assert said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)["health"] is None
+    expect_json(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
+    assert expect_json(admin.post(f"/runs/{run['id']}/heartbeat"), 200)["health"] is None
 
 
 def test_keys(service: Service, admin: httpx.Client) -> None:
     """A key is shown once, works until it is revoked, and is never shown again."""
-    made = said(admin.post("/keys", json={"name": "trainers", "scopes": ["read", "ingest", "read"]}), 201)
+    made = expect_json(admin.post("/keys", json={"name": "trainers", "scopes": ["read", "ingest", "read"]}), 201)
     assert made["scopes"] == ["ingest", "read"]
-    trainer = service.client(made["key"])
-    said(trainer.get("/runs"), 200)
-    listed = said(admin.get("/keys"), 200)["items"]
+    trainer = service.open_client_with_key(made["key"])
+    expect_json(trainer.get("/runs"), 200)
+    listed = expect_json(admin.get("/keys"), 200)["items"]
     assert made["id"] in {item["id"] for item in listed}
     assert all("key" not in item for item in listed)
     assert admin.delete(f"/keys/{made['id']}").status_code == 204
-    problem(trainer.get("/runs"), 401)
-    problem(admin.delete(f"/keys/{made['id']}"), 404)
+    expect_problem(trainer.get("/runs"), 401)
+    expect_problem(admin.delete(f"/keys/{made['id']}"), 404)
 
 
 def test_endpoints_and_deliveries(admin: httpx.Client) -> None:
     """An endpoint's secret is shown when it is made and when it is rotated; its deliveries are listed."""
-    world = populate(admin)
-    path = world.path("/endpoints/{endpoint_id}")
-    rotated = said(admin.post(f"{path}/rotate-secret"), 200)
+    resources = create_resources(admin)
+    path = resources.path("/endpoints/{endpoint_id}")
+    rotated = expect_json(admin.post(f"{path}/rotate-secret"), 200)
     assert rotated["secret"].startswith("whsec_")
     assert rotated["previous_secret_until"] is not None
-    assert "secret" not in said(admin.get("/endpoints"), 200)["items"][0]
-    changed = said(admin.patch(path, json={"enabled": False, "event_types": ["run.stopped"]}), 200)
+    assert "secret" not in expect_json(admin.get("/endpoints"), 200)["items"][0]
+    changed = expect_json(admin.patch(path, json={"enabled": False, "event_types": ["run.stopped"]}), 200)
     assert (changed["enabled"], changed["event_types"]) == (False, ["run.stopped"])
-    listed = said(admin.get("/deliveries", params={"endpoint_id": world.ids["endpoint_id"], "state": "waiting"}), 200)
+    listed = expect_json(
+        admin.get("/deliveries", params={"endpoint_id": resources.ids["endpoint_id"], "state": "waiting"}), 200
+    )
     assert "run.stop_requested" in {item["event_type"] for item in listed["items"]}
-    problem(admin.post(world.path("/deliveries/{delivery_id}/retry")), 409)
+    expect_problem(admin.post(resources.path("/deliveries/{delivery_id}/retry")), 409)
     assert admin.delete(path).status_code == 204
-    problem(admin.patch(path, json={}), 404)
-    assert said(admin.get("/deliveries"), 200)["items"][0]["state"] == "cancelled"
+    expect_problem(admin.patch(path, json={}), 404)
+    assert expect_json(admin.get("/deliveries"), 200)["items"][0]["state"] == "cancelled"
 
 
 def test_nothing_there(admin: httpx.Client) -> None:
     """A path that is not there and a method that it does not take are told in our own words."""
-    assert "/docs" in problem(admin.get("/nosuch"), 404)["detail"]
+    assert "/docs" in expect_problem(admin.get("/nosuch"), 404)["detail"]
     response = admin.put("/runs", json={})
-    assert "GET" in problem(response, 405)["detail"]
+    assert "GET" in expect_problem(response, 405)["detail"]
     assert "GET" in response.headers["allow"]
 
 
@@ -341,14 +361,14 @@ OF_THE_INSTALLATION = {("POST", "/projects/{project_id}/keys"), ("PUT", "/projec
 def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     """An id that is no UUID is not valid; one that nobody has is not found."""
     if "{name}" in route[1] or "{event_type}" in route[1]:
-        problem(ask(admin, route, World({"name": "nosuch", "event_type": "nosuch"})), 404)
+        expect_problem(call_route(admin, route, Resources({"name": "nosuch", "event_type": "nosuch"})), 404)
         return
     ids = (
         *("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id"),
         *("request_id", "session_id", "proposal_id"),
     )
-    problem(ask(admin, route, World(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
-    errors = problem(ask(admin, route, World(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
+    expect_problem(call_route(admin, route, Resources(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
+    errors = expect_problem(call_route(admin, route, Resources(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]
 
 
@@ -356,18 +376,18 @@ def test_a_job_and_an_opening_tell_runs_of_one_name_apart(admin: httpx.Client) -
     """Another job gets a run of its own, the same request gets its run again, and who resumes gets the latest."""
     name, opening = uuid.uuid4().hex, str(uuid.uuid4())
     of_name = {"name": name, "job": "slurm:alpha:1"}
-    first = said(admin.post("/runs", json=of_name | {"opening": opening}), 201)
-    assert said(admin.post("/runs", json=of_name), 200)["id"] == first["id"]
-    second = said(admin.post("/runs", json={"name": name, "job": "slurm:alpha:2"}), 201)
+    first = expect_json(admin.post("/runs", json=of_name | {"opening": opening}), 201)
+    assert expect_json(admin.post("/runs", json=of_name), 200)["id"] == first["id"]
+    second = expect_json(admin.post("/runs", json={"name": name, "job": "slurm:alpha:2"}), 201)
     assert (first["name"], second["name"]) == (name, f"{name}-2")
-    answer = said(admin.post(f"/runs/{first['id']}/finish", json={"status": "completed"}), 200)
-    assert said(admin.post("/runs", json=of_name | {"opening": opening}), 200) == answer
+    answer = expect_json(admin.post(f"/runs/{first['id']}/finish", json={"status": "completed"}), 200)
+    assert expect_json(admin.post("/runs", json=of_name | {"opening": opening}), 200) == answer
     point = {"metric": "eval", "step": 1, "value": 0.5}
-    late = said(admin.post(f"/runs/{first['id']}/observations", json={"observations": [point]}), 200)
+    late = expect_json(admin.post(f"/runs/{first['id']}/observations", json={"observations": [point]}), 200)
     assert late["status"] == "completed"
-    refused = problem(admin.post("/runs", json=of_name | {"resume": "must", "mode": "shadow"}), 409)
+    refused = expect_problem(admin.post("/runs", json=of_name | {"resume": "must", "mode": "shadow"}), 409)
     assert "mode enforce, not shadow" in refused["detail"]
-    resumed = said(admin.post("/runs", json=of_name | {"resume": "must"}), 200)
+    resumed = expect_json(admin.post("/runs", json=of_name | {"resume": "must"}), 200)
     assert (resumed["id"], resumed["status"]) == (first["id"], "running")
-    problem(admin.post("/runs", json={"name": uuid.uuid4().hex, "resume": "must"}), 404)
-    problem(admin.post("/runs", json=of_name | {"resume": "never"}), 422)
+    expect_problem(admin.post("/runs", json={"name": uuid.uuid4().hex, "resume": "must"}), 404)
+    expect_problem(admin.post("/runs", json=of_name | {"resume": "never"}), 422)

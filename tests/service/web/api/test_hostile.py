@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.service.web.api.conftest import ON_ONE_DATABASE, Service, client_for
-from tests.service.web.api.speaking import BODIES, World, problem, said
+from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expect_problem
+from tests.service.web.api.conftest import ON_SQLITE, Service, client_for_route
 
-pytestmark = ON_ONE_DATABASE
+pytestmark = ON_SQLITE
 
 JSON = {"content-type": "application/json"}
 
@@ -51,41 +51,48 @@ FOREIGN = ("POST", "/kubeflow/{name}")
 """Takes a document of which somebody else says what may be in it."""
 
 
-def stored(client: httpx.Client, world: World) -> list[Any]:
+def stored(client: httpx.Client, resources: Resources) -> list[Any]:
     paths = ("/project", "/runs", "/decisions", "/endpoints", "/deliveries", "/keys", "/policies")
-    of_run = [world.path(f"/runs/{{run_id}}/{part}") for part in ("observations", "checkpoints", "verdicts")]
-    return [said(client.get(path), 200) for path in (*paths, *of_run)]
+    of_run = [resources.path(f"/runs/{{run_id}}/{part}") for part in ("observations", "checkpoints", "verdicts")]
+    return [expect_json(client.get(path), 200) for path in (*paths, *of_run)]
 
 
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_unreadable_bodies(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
+def test_unreadable_bodies(
+    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
+) -> None:
     """A body that is not JSON is a 400 that says where it is not, on every route that takes one."""
-    client, path = client_for(service, everything, route), everything[1].path(route[1])
-    before = stored(*everything)
+    client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
+    before = stored(*admin_and_resources)
     for name, (body, words) in UNREADABLE.items():
-        detail = problem(client.request(route[0], path, content=body, headers=JSON), 400)["detail"]
+        detail = expect_problem(client.request(route[0], path, content=body, headers=JSON), 400)["detail"]
         assert words in detail, name
-    assert stored(*everything) == before
+    assert stored(*admin_and_resources) == before
 
 
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_other_documents(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
+def test_other_documents(
+    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
+) -> None:
     """JSON that is no object, or has a name that nobody knows, is a 422 that points at it.
 
     Kubeflow's reports hold names that others may add to.
     """
-    client, path = client_for(service, everything, route), everything[1].path(route[1]).partition("?")[0]
-    before = stored(*everything)
+    client, path = (
+        client_for_route(service, admin_and_resources, route),
+        admin_and_resources[1].path(route[1]).partition("?")[0],
+    )
+    before = stored(*admin_and_resources)
     others: list[Any] = [None, 1, "x", [], [{}], True]
     for document in others:
-        problem(client.request(route[0], path, content=json.dumps(document), headers=JSON), 422)
+        expect_problem(client.request(route[0], path, content=json.dumps(document), headers=JSON), 422)
     for name in () if route == FOREIGN else ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
         body = json.dumps(BODIES[route] | {name: 1})
-        found = problem(client.request(route[0], path, content=body, headers=JSON), 422)
+        found = expect_problem(client.request(route[0], path, content=body, headers=JSON), 422)
         if route[1] != "/policies" and name != "\ud800":  # a policy's own reader says what it may hold
             pointer = "/" + name.replace("~", "~0").replace("/", "~1")
             assert [error["pointer"] for error in found["errors"]] == [pointer]
-    assert stored(*everything) == before
+    assert stored(*admin_and_resources) == before
 
 
 @pytest.mark.parametrize(
@@ -115,71 +122,71 @@ def test_other_documents(service: Service, everything: tuple[httpx.Client, World
 )
 def test_a_bad_point_refuses_its_batch(admin: httpx.Client, point: Any, pointer: str) -> None:
     """One malformed point among good ones is named by its place, and nothing of the batch is stored."""
-    run = said(admin.post("/runs", json={"name": "r"}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     good = [{"metric": "eval", "step": step, "value": 0.5} for step in (10, 11)]
     body = {"observations": [good[0], point, good[1]]}
-    errors = problem(admin.post(f"/runs/{run['id']}/observations", json=body), 422)["errors"]
+    errors = expect_problem(admin.post(f"/runs/{run['id']}/observations", json=body), 422)["errors"]
     assert [error["pointer"] for error in errors] == [pointer]
-    listed = said(admin.get(f"/runs/{run['id']}/observations", params={"metric": "eval"}), 200)
+    listed = expect_json(admin.get(f"/runs/{run['id']}/observations", params={"metric": "eval"}), 200)
     assert listed["items"] == []
 
 
 def test_every_bad_point_is_named(admin: httpx.Client) -> None:
     """Each bad point of a batch is named, up to a hundred, and all of them are counted."""
-    run = said(admin.post("/runs", json={"name": "r"}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     points = [{"metric": "eval", "step": -step, "value": 0.5} for step in range(200)]
-    found = problem(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 422)
+    found = expect_problem(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 422)
     assert found["detail"].startswith("the request has 199 errors")
     assert [error["pointer"] for error in found["errors"]] == [f"/observations/{i}/step" for i in range(1, 101)]
 
 
 def test_whole_floats_are_steps(admin: httpx.Client) -> None:
     """To JSON 120.0 is an integer, so it is a step."""
-    run = said(admin.post("/runs", json={"name": "r"}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     body = {"observations": [{"metric": "eval", "step": 120.0, "value": 1}]}
-    assert said(admin.post(f"/runs/{run['id']}/observations", json=body), 200)["accepted"] == 1
+    assert expect_json(admin.post(f"/runs/{run['id']}/observations", json=body), 200)["accepted"] == 1
 
 
 def test_batches_have_an_end(admin: httpx.Client) -> None:
     """A batch holds 1 to 10,000 points: of one too many, or of a million scribbles, nothing is stored."""
-    run = said(admin.post("/runs", json={"name": "r"}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     path = f"/runs/{run['id']}/observations"
     points = [{"metric": "eval", "step": step, "value": 0.5} for step in range(10_001)]
-    assert "10001 observations" in str(problem(admin.post(path, json={"observations": points}), 422)["errors"])
-    problem(admin.post(path, json={"observations": []}), 422)
-    assert "10000" in str(problem(admin.post(path, json={"observations": [0] * 1_000_000}), 422)["errors"])
-    assert said(admin.get(path, params={"metric": "eval"}), 200)["items"] == []
-    assert said(admin.post(path, json={"observations": points[:10_000]}), 200)["accepted"] == 10_000
+    assert "10001 observations" in str(expect_problem(admin.post(path, json={"observations": points}), 422)["errors"])
+    expect_problem(admin.post(path, json={"observations": []}), 422)
+    assert "10000" in str(expect_problem(admin.post(path, json={"observations": [0] * 1_000_000}), 422)["errors"])
+    assert expect_json(admin.get(path, params={"metric": "eval"}), 200)["items"] == []
+    assert expect_json(admin.post(path, json={"observations": points[:10_000]}), 200)["accepted"] == 10_000
 
 
 def test_lists_of_scribbles(admin: httpx.Client) -> None:
     """A million wrong scopes or event types are refused at the first."""
-    errors = problem(admin.post("/keys", json={"name": "k", "scopes": [0] * 1_000_000}), 422)["errors"]
+    errors = expect_problem(admin.post("/keys", json={"name": "k", "scopes": [0] * 1_000_000}), 422)["errors"]
     assert len(errors) == 1
     body = {"url": "http://127.0.0.1:9/", "event_types": ["nosuch"] * 500_000}
-    assert len(problem(admin.post("/endpoints", json=body), 422)["errors"]) == 1
+    assert len(expect_problem(admin.post("/endpoints", json=body), 422)["errors"]) == 1
 
 
 def test_a_million_points(admin: httpx.Client) -> None:
     """A batch of a million points is a 413, with what to do, and the service goes on."""
-    run = said(admin.post("/runs", json={"name": "r"}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     point = b'{"metric":"eval","step":1,"value":1},'
     body = b'{"observations":[' + (point * 1_000_000)[:-1] + b"]}"
-    found = problem(admin.post(f"/runs/{run['id']}/observations", content=body, headers=JSON), 413)
+    found = expect_problem(admin.post(f"/runs/{run['id']}/observations", content=body, headers=JSON), 413)
     assert "smaller batches" in found["detail"]
-    assert said(admin.get(f"/runs/{run['id']}"), 200)["last_step"] is None
+    assert expect_json(admin.get(f"/runs/{run['id']}"), 200)["last_step"] is None
 
 
 def test_a_chunked_flood(admin: httpx.Client) -> None:
     """A body that does not say its length is cut off at the limit all the same."""
-    run = said(admin.post("/runs", json={"name": "r"}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
 
     def flood() -> Iterator[bytes]:
         for _ in range(12):
             yield b" " * MEBIBYTE
 
-    problem(admin.post(f"/runs/{run['id']}/observations", content=flood(), headers=JSON), 413)
-    said(admin.get(f"/runs/{run['id']}"), 200)
+    expect_problem(admin.post(f"/runs/{run['id']}/observations", content=flood(), headers=JSON), 413)
+    expect_json(admin.get(f"/runs/{run['id']}"), 200)
 
 
 def test_an_endless_flood(service: Service, admin: httpx.Client) -> None:
@@ -197,7 +204,7 @@ def test_an_endless_flood(service: Service, admin: httpx.Client) -> None:
 def test_just_within_the_limit(admin: httpx.Client) -> None:
     """A body of exactly the limit is read."""
     body = b'{"name": "r"}'
-    said(admin.post("/runs", content=body + b" " * (8 * MEBIBYTE - len(body)), headers=JSON), 201)
+    expect_json(admin.post("/runs", content=body + b" " * (8 * MEBIBYTE - len(body)), headers=JSON), 201)
 
 
 def test_a_broken_off_body(service: Service, admin: httpx.Client) -> None:
@@ -207,7 +214,7 @@ def test_a_broken_off_body(service: Service, admin: httpx.Client) -> None:
     head += 'Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"name": "broken off"}'
     with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
         connection.sendall(head.encode())
-    assert said(admin.get("/runs"), 200)["items"] == []
+    assert expect_json(admin.get("/runs"), 200)["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -216,13 +223,13 @@ def test_a_broken_off_body(service: Service, admin: httpx.Client) -> None:
 def test_other_content_types(admin: httpx.Client, content_type: str) -> None:
     """A body of another type is a 415 that names the right one."""
     response = admin.post("/runs", content=b'{"name": "r"}', headers={"content-type": content_type})
-    assert "application/json" in problem(response, 415)["detail"]
+    assert "application/json" in expect_problem(response, 415)["detail"]
 
 
 def test_content_type_parameters(admin: httpx.Client) -> None:
     """A charset beside the content type is no reason to refuse."""
     headers = {"content-type": "Application/JSON; charset=utf-8"}
-    said(admin.post("/runs", content=b'{"name": "r"}', headers=headers), 201)
+    expect_json(admin.post("/runs", content=b'{"name": "r"}', headers=headers), 201)
 
 
 def test_compressed(admin: httpx.Client) -> None:
@@ -230,5 +237,5 @@ def test_compressed(admin: httpx.Client) -> None:
     body = gzip.compress(b'{"name": "r"}')
     for encoding in ("gzip", "GZIP", "br", "gzip, identity"):
         response = admin.post("/runs", content=body, headers=JSON | {"content-encoding": encoding})
-        assert "Content-Encoding" in problem(response, 415)["detail"]
-    said(admin.post("/runs", content=b'{"name": "r"}', headers=JSON | {"content-encoding": "Identity"}), 201)
+        assert "Content-Encoding" in expect_problem(response, 415)["detail"]
+    expect_json(admin.post("/runs", content=b'{"name": "r"}', headers=JSON | {"content-encoding": "Identity"}), 201)

@@ -17,10 +17,18 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.fixtures.statements import executed_statements
-from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
-from tests.service.web.api.speaking import BODIES, ROUTES, World, ask, populate, problem, said
+from tests.service.web.api.api_calls import (
+    BODIES,
+    ROUTES,
+    Resources,
+    call_route,
+    create_resources,
+    expect_json,
+    expect_problem,
+)
+from tests.service.web.api.conftest import ON_SQLITE, Service
 
-pytestmark = ON_ONE_DATABASE
+pytestmark = ON_SQLITE
 
 DOCUMENT = create_app(Settings(), Database("sqlite:///never-asked.db"), session_secret="none").openapi()
 
@@ -121,33 +129,33 @@ class Tenant:
     """A project with one of everything in it, and a client that reads there."""
 
     project: str
-    world: World
+    resources: Resources
     reader: httpx.Client
 
     def snapshot(self) -> list[Any]:
         """What it sees of its own."""
-        return [said(self.reader.get(path), 200) for path in ("/runs", "/decisions", "/deliveries", "/project")]
+        return [expect_json(self.reader.get(path), 200) for path in ("/runs", "/decisions", "/deliveries", "/project")]
 
 
 @pytest.fixture(scope="session")
 def tenant(service: Service) -> Tenant:
     """A project that others must not see."""
-    project = service.project()
-    world = populate(service.client(service.key(project)))
-    return Tenant(project, world, service.client(service.key(project, "read")))
+    project = service.create_project()
+    resources = create_resources(service.open_client(project))
+    return Tenant(project, resources, service.open_client(project, "read"))
 
 
 @pytest.fixture(scope="session")
 def stranger(service: Service) -> httpx.Client:
     """A client that may do everything in another project, which stays empty of what it does not do itself."""
-    return service.client(service.key(service.project()))
+    return service.open_client(service.create_project())
 
 
 @pytest.fixture(scope="session")
-def peer(service: Service) -> tuple[httpx.Client, World]:
+def peer(service: Service) -> tuple[httpx.Client, Resources]:
     """A client that may do everything in a third project, which has one of everything, too."""
-    client = service.client(service.key(service.project()))
-    return client, populate(client)
+    client = service.open_client(service.create_project())
+    return client, create_resources(client)
 
 
 def test_the_table_is_complete() -> None:
@@ -164,41 +172,41 @@ def test_the_table_is_complete() -> None:
 @pytest.mark.parametrize("scope", SCOPES)
 def test_scopes(service: Service, tenant: Tenant, scope: str) -> None:
     """A key opens exactly the routes of its scope: any other route answers 403 and says what it needs."""
-    project, world = tenant.project, tenant.world
-    client = service.client(service.key(project, scope))
+    project, resources = tenant.project, tenant.resources
+    client = service.open_client(project, scope)
     destroys = [route for route in ROUTES if route[0] == "DELETE"]
     for route in [route for route in ROUTES if route not in destroys] + destroys:
-        response = ask(client, route, world)
+        response = call_route(client, route, resources)
         if route in MAY and (scope in MAY[route] or scope == "admin"):
             assert response.status_code not in (401, 403), (route, response.text)
             assert response.status_code < 500, (route, response.text)
         else:
-            detail = problem(response, 403)["detail"]
+            detail = expect_problem(response, 403)["detail"]
             assert route in LANDLORD or scope in detail
 
 
 @pytest.mark.parametrize("header", [None, "Bearer esk_nosuch", "Basic YTpi", "Bearer", "Bearer \xff\xfe", "esk_x", ""])
 def test_without_a_valid_key(service: Service, tenant: Tenant, header: str | None) -> None:
     """Without a key in use every route answers 401, says how to get one, and does nothing."""
-    client = service.client(None)
+    client = service.open_client_with_key(None)
     if header is not None:
         client.headers = httpx.Headers([(b"authorization", header.encode("latin-1"))])
     for route in ROUTES:
-        response = ask(client, route, tenant.world)
-        assert "key create" in problem(response, 401)["detail"]
+        response = call_route(client, route, tenant.resources)
+        assert "key create" in expect_problem(response, 401)["detail"]
         assert response.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_tenants_do_not_see_each_other(tenant: Tenant, stranger: httpx.Client, route: tuple[str, str]) -> None:
     """To a key of another project what is in this one does not exist: 404 by its id, absent from every list."""
-    world = tenant.world
+    resources = tenant.resources
     before = tenant.snapshot()
     if "_id}" in route[1]:
-        problem(ask(stranger, route, world), 403 if route in LANDLORD else 404)
+        expect_problem(call_route(stranger, route, resources), 403 if route in LANDLORD else 404)
     elif route[0] == "GET" and route not in LANDLORD:
-        text = ask(stranger, route, world).text
-        assert not any(world.ids[name] in text for name in world.ids if name not in ("name", "event_type"))
+        text = call_route(stranger, route, resources).text
+        assert not any(resources.ids[name] in text for name in resources.ids if name not in ("name", "event_type"))
     assert tenant.snapshot() == before
 
 
@@ -207,15 +215,15 @@ def test_what_is_foreign_is_missing(
     service: Service, tenant: Tenant, stranger: httpx.Client, route: tuple[str, str]
 ) -> None:
     """What belongs to another project answers as what does not exist does: the same words, by the same statements."""
-    ours = tenant.world.ids
-    nowhere = World({name: one if name in ("name", "event_type") else str(uuid4()) for name, one in ours.items()})
-    ask(stranger, route, nowhere)  # the key is remembered from now on
+    ours = tenant.resources.ids
+    nowhere = Resources({name: one if name in ("name", "event_type") else str(uuid4()) for name, one in ours.items()})
+    call_route(stranger, route, nowhere)  # the key is remembered from now on
     answers = []
-    for world in (tenant.world, nowhere):
+    for resources in (tenant.resources, nowhere):
         with executed_statements(service.database) as seen:
-            response = ask(stranger, route, world)
+            response = call_route(stranger, route, resources)
         text = response.text.replace(response.json()["request_id"], "ID")
-        for one in sorted(world.ids.values(), key=len, reverse=True):
+        for one in sorted(resources.ids.values(), key=len, reverse=True):
             text = text.replace(one, "ID")
         answers.append((response.status_code, text, seen))
     assert answers[0] == answers[1]
@@ -256,10 +264,10 @@ KINDS = {
 
 @pytest.mark.parametrize(("route", "where", "name"), sorted(list_ids()), ids=str)
 def test_a_foreign_id_opens_nothing(
-    tenant: Tenant, peer: tuple[httpx.Client, World], route: tuple[str, str], where: str, name: str
+    tenant: Tenant, peer: tuple[httpx.Client, Resources], route: tuple[str, str], where: str, name: str
 ) -> None:
     """Wherever the document has a route take an id in its query or body, one of another project gives nothing of it."""
-    (stranger, own), foreign, before = peer, tenant.world.ids, tenant.snapshot()
+    (stranger, own), foreign, before = peer, tenant.resources.ids, tenant.snapshot()
     id_ = foreign[KINDS.get(name, name)]
     path = own.path(route[1])
     document = BODIES.get(route)
@@ -277,17 +285,17 @@ def test_a_foreign_id_opens_nothing(
 def test_a_line_for_a_foreign_run_is_refused(tenant: Tenant, stranger: httpx.Client) -> None:
     """In a stream of lines the run of another project does not exist."""
     before = tenant.snapshot()
-    line = f'{{"run_id": "{tenant.world.ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
+    line = f'{{"run_id": "{tenant.resources.ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
     headers = {"Content-Type": "application/x-ndjson"}
-    answer = said(stranger.post("/observations", content=line, headers=headers), 200)
+    answer = expect_json(stranger.post("/observations", content=line, headers=headers), 200)
     assert (answer["accepted"], answer["error_count"], answer["runs"]) == (0, 1, [])
     assert tenant.snapshot() == before
 
 
 def test_filters_do_not_leak(service: Service, tenant: Tenant) -> None:
     """Asking a list for another project's run, endpoint or cursor gives nothing of it."""
-    stranger = service.client(service.key(service.project()))
-    ids = tenant.world.ids
+    stranger = service.open_client(service.create_project())
+    ids = tenant.resources.ids
     last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
     for path, query in (
         ("/decisions", {"run_id": ids["run_id"]}),
@@ -298,63 +306,70 @@ def test_filters_do_not_leak(service: Service, tenant: Tenant) -> None:
         ("/deliveries", {"cursor": last}),
         ("/runs", {"name": "first"}),
     ):
-        assert said(stranger.get(path, params=query), 200)["items"] == []
+        assert expect_json(stranger.get(path, params=query), 200)["items"] == []
 
 
 def test_a_name_is_taken_in_one_project_only(service: Service) -> None:
     """Two projects each have a run of the same name."""
-    ids = {said(service.client(service.key(service.project())).post("/runs", json={"name": "same"}), 201)["id"]}
-    ids |= {said(service.client(service.key(service.project())).post("/runs", json={"name": "same"}), 201)["id"]}
+    ids = {expect_json(service.open_client(service.create_project()).post("/runs", json={"name": "same"}), 201)["id"]}
+    ids |= {expect_json(service.open_client(service.create_project()).post("/runs", json={"name": "same"}), 201)["id"]}
     assert len(ids) == 2
 
 
 def test_installation_keys(service: Service, tenant: Tenant) -> None:
     """A key to the installation makes and lists projects and opens nothing within one; without `admin`, nothing."""
-    landlord, guest = service.client(service.key(None, "admin")), service.client(service.key(None, "read"))
-    said(landlord.get("/projects"), 200)
+    landlord, guest = (
+        service.open_client(None, "admin"),
+        service.open_client(None, "read"),
+    )
+    expect_json(landlord.get("/projects"), 200)
     for route in ROUTES:
         if route not in LANDLORD:
-            problem(ask(landlord, route, tenant.world), 403)
-        problem(ask(guest, route, tenant.world), 403)
+            expect_problem(call_route(landlord, route, tenant.resources), 403)
+        expect_problem(call_route(guest, route, tenant.resources), 403)
 
 
 def test_an_installation_key_makes_keys_of_projects(service: Service) -> None:
     """Who sets up projects gives each its keys, which may do what their scopes say; the project's log has them."""
-    landlord = service.client(service.key(None, "admin"))
-    project = said(landlord.post("/projects", json={"name": "set up"}), 201)["id"]
+    landlord = service.open_client(None, "admin")
+    project = expect_json(landlord.post("/projects", json={"name": "set up"}), 201)["id"]
     body = {"name": "trainers", "scopes": ["ingest"]}
-    made = said(landlord.post(f"/projects/{project}/keys", json=body), 201)
+    made = expect_json(landlord.post(f"/projects/{project}/keys", json=body), 201)
     assert (made["name"], made["scopes"]) == ("trainers", ["ingest"])
-    trainer = service.client(made["key"])
-    said(trainer.post("/runs", json={"name": "a"}), 201)
-    problem(trainer.get("/runs"), 403)
-    admin = said(landlord.post(f"/projects/{project}/keys", json={"name": "head", "scopes": ["admin"]}), 201)
-    entries = said(service.client(admin["key"]).get("/audit", params={"action": "key.made"}), 200)["items"]
+    trainer = service.open_client_with_key(made["key"])
+    expect_json(trainer.post("/runs", json={"name": "a"}), 201)
+    expect_problem(trainer.get("/runs"), 403)
+    admin = expect_json(landlord.post(f"/projects/{project}/keys", json={"name": "head", "scopes": ["admin"]}), 201)
+    project_admin = service.open_client_with_key(admin["key"])
+    entries = expect_json(project_admin.get("/audit", params={"action": "key.made"}), 200)["items"]
     assert [(entry["actor"], entry["subject"]) for entry in entries] == [
         ("key test", "key head"),
         ("key test", "key trainers"),
     ]
-    problem(landlord.post(f"/projects/{uuid4()}/keys", json=body), 404)
-    problem(service.client(admin["key"]).post(f"/projects/{project}/keys", json=body), 403)
+    expect_problem(landlord.post(f"/projects/{uuid4()}/keys", json=body), 404)
+    expect_problem(project_admin.post(f"/projects/{project}/keys", json=body), 403)
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"a": 1, "a": 2}'])
 def test_nothing_is_read_for_nobody(service: Service, body: bytes) -> None:
     """What cannot be read is not looked at before there is a key: a body unfolds to many times its size."""
     headers = {"Content-Type": "application/json"}
-    problem(service.client(None).post("/runs", content=body, headers=headers), 401)
-    problem(service.client(service.key(service.project())).post("/runs", content=body, headers=headers), 400)
+    expect_problem(service.open_client_with_key(None).post("/runs", content=body, headers=headers), 401)
+    expect_problem(
+        service.open_client(service.create_project()).post("/runs", content=body, headers=headers),
+        400,
+    )
 
 
 def test_a_revoked_key(service: Service, tenant: Tenant) -> None:
     """A key that was revoked opens no route any more."""
-    project, world = tenant.project, tenant.world
-    secret = service.key(project)
+    project, resources = tenant.project, tenant.resources
+    secret = service.create_key(project)
     with service.database.transaction() as tx:
         key = keys.authenticate_key(tx, secret, utc_now())
         assert key is not None
         assert key.project_id is not None
         assert keys.revoke_key(tx, key.project_id, key.id, utc_now())
-    client = service.client(secret)
+    client = service.open_client_with_key(secret)
     for route in ROUTES:
-        problem(ask(client, route, world), 401)
+        expect_problem(call_route(client, route, resources), 401)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from tests.service.web.api.api_calls import ENDPOINT, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import ENDPOINT, problem, said
 
 
 @pytest.mark.parametrize("url", ["mailto:ops@example.org", "mailto:owner"])
 def test_an_endpoint_may_be_an_address(service: Service, url: str) -> None:
     """It is made, shown, recorded by its address, and its test says that there is no mail server."""
-    admin = service.client(service.key(service.project()))
-    made = said(admin.post("/endpoints", json=ENDPOINT | {"url": url, "format": "email"}), 201)
+    admin = service.open_client(service.create_project())
+    made = expect_json(admin.post("/endpoints", json=ENDPOINT | {"url": url, "format": "email"}), 201)
     assert made["url"] == url
-    assert said(admin.get("/audit"), 200)["items"][0]["details"]["host"] == url
-    tested = said(admin.post(f"/endpoints/{made['id']}/test"), 200)
+    assert expect_json(admin.get("/audit"), 200)["items"][0]["details"]["host"] == url
+    tested = expect_json(admin.post(f"/endpoints/{made['id']}/test"), 200)
     assert (tested["delivered"], tested["error"]) == (False, "not sent: EVALSTOP_SMTP_HOST is not set")
-    problem(admin.patch(f"/endpoints/{made['id']}", json={"format": "slack"}), 422)
-    assert said(admin.get("/endpoints"), 200)["items"][0]["format"] == "email"
+    expect_problem(admin.patch(f"/endpoints/{made['id']}", json={"format": "slack"}), 422)
+    assert expect_json(admin.get("/endpoints"), 200)["items"][0]["format"] == "email"
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,5 @@ def test_an_endpoint_may_be_an_address(service: Service, url: str) -> None:
 )
 def test_addresses_and_formats_that_do_not_fit_are_refused(service: Service, wrong: dict[str, str]) -> None:
     """One address and nothing beside it, with the format email and no other."""
-    admin = service.client(service.key(service.project()))
-    problem(admin.post("/endpoints", json=ENDPOINT | wrong), 422)
+    admin = service.open_client(service.create_project())
+    expect_problem(admin.post("/endpoints", json=ENDPOINT | wrong), 422)

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.web.api.conftest import ON_ONE_DATABASE
-from tests.service.web.api.speaking import problem, said
+from tests.service.web.api.api_calls import expect_json, expect_problem
+from tests.service.web.api.conftest import ON_SQLITE
 
-pytestmark = ON_ONE_DATABASE
+pytestmark = ON_SQLITE
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_mistyped_word_is_one_error_that_says_what_was_meant(
     admin: httpx.Client, body: dict[str, Any], pointer: str, meant: str
 ) -> None:
     """The pointer leads to the word as it was sent, and the answer has a code that programs can go by."""
-    document = problem(admin.post("/runs", json={"name": "x"} | body), 422)
+    document = expect_problem(admin.post("/runs", json={"name": "x"} | body), 422)
     (error,) = document["errors"]
     assert error["pointer"] == pointer
     assert meant in error["detail"]
@@ -38,42 +38,44 @@ def test_a_mistyped_word_is_one_error_that_says_what_was_meant(
 
 def test_an_unknown_parameter_is_refused(admin: httpx.Client) -> None:
     """A filter that is passed over would list what was not asked for."""
-    (error,) = problem(admin.get("/runs", params={"stat": "running"}), 422)["errors"]
+    (error,) = expect_problem(admin.get("/runs", params={"stat": "running"}), 422)["errors"]
     assert error == {"pointer": "query stat", "detail": "there is no such parameter; did you mean 'status'?"}
-    assert "no parameters" in problem(admin.get("/project", params={"name": "x"}), 422)["detail"]
+    assert "no parameters" in expect_problem(admin.get("/project", params={"name": "x"}), 422)["detail"]
 
 
 def test_a_slash_at_the_end_is_redirected(admin: httpx.Client) -> None:
     """With the method, the body and the query that were sent."""
-    document = problem(moved := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
+    document = expect_problem(moved := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
     assert (moved.headers["location"], document["code"]) == ("/api/v1/runs?a=1", "moved")
-    problem(admin.get("/nosuch/"), 404)
+    expect_problem(admin.get("/nosuch/"), 404)
 
 
 def test_a_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
     """The header holds the key alone."""
     bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
     for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
-        assert "without the scheme before it" in problem(answer, 401)["detail"]
+        assert "without the scheme before it" in expect_problem(answer, 401)["detail"]
 
 
 def test_a_key_that_is_not_known_is_told_from_a_missing_one(admin: httpx.Client) -> None:
     """Whoever sent a key does not have to look for the header."""
     assert (
         "the key is unknown"
-        in problem(admin.get("/runs", headers={"Authorization": "Bearer esk_nosuch"}), 401)["detail"]
+        in expect_problem(admin.get("/runs", headers={"Authorization": "Bearer esk_nosuch"}), 401)["detail"]
     )
-    assert "send `Authorization" in problem(admin.get("/runs", headers={"Authorization": ""}), 401)["detail"]
+    assert "send `Authorization" in expect_problem(admin.get("/runs", headers={"Authorization": ""}), 401)["detail"]
 
 
 def test_what_nobody_watches_is_listed_until_the_eval_has_come(admin: httpx.Client) -> None:
     """A mistyped name stands among the unwatched beside the one that is missing; so does an eval nobody recognizes."""
-    declared = said(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": {"gold": {"role": "eval"}}}), 201)
-    left = said(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": "auto"}), 201)
+    declared = expect_json(
+        admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": {"gold": {"role": "eval"}}}), 201
+    )
+    left = expect_json(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": "auto"}), 201)
 
     def post(run: dict[str, Any], step: int, *metrics: str) -> tuple[dict[str, str], list[str]]:
         points = [{"metric": metric, "step": step, "value": 0.5} for metric in metrics]
-        answer = said(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
+        answer = expect_json(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
         return answer["missing"], answer["unwatched"]
 
     assert post(declared, 1, "gould") == ({"gold": "eval"}, ["gould"])
@@ -85,12 +87,12 @@ def test_what_nobody_watches_is_listed_until_the_eval_has_come(admin: httpx.Clie
 def test_mlflow_without_its_prefix_is_told_where_it_is(admin: httpx.Client) -> None:
     """A tracking URI that lacks the path of MLflow's API."""
     url = admin.base_url.copy_with(path="/api/2.0/mlflow/experiments/search")
-    assert "the URI ends in /mlflow" in problem(admin.post(url, json={}), 404)["detail"]
+    assert "the URI ends in /mlflow" in expect_problem(admin.post(url, json={}), 404)["detail"]
 
 
 def test_every_code_is_explained(admin: httpx.Client) -> None:
     """The type of a problem leads to what its code means."""
-    document = problem(admin.get("/nosuch"), 404)
+    document = expect_problem(admin.get("/nosuch"), 404)
     page = admin.get(admin.base_url.copy_with(path="/problems"))
     assert page.status_code == 200
     assert f'id="{document["type"].partition("#")[2]}"' in page.text

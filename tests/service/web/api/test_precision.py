@@ -10,53 +10,57 @@ from evalstop_service.evaluation import rollout_stage
 from evalstop_service.store import runs
 
 from tests.service.cases_written import write
+from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import problem, said
 
 
 def test_figures_lead_to_their_cases(service: Service) -> None:
     """Each group says its figures with their intervals, and where the cases behind each count are listed."""
-    project = service.project()
-    admin = service.client(service.key(project))
-    opened = said(admin.post("/runs", json={"name": "r", "policy": "paper"}), 201)
+    project = service.create_project()
+    admin = service.open_client(project)
+    opened = expect_json(admin.post("/runs", json={"name": "r", "policy": "paper"}), 201)
     with service.database.reading() as tx:
-        project_id = said(admin.get("/project"), 200)["id"]
+        project_id = expect_json(admin.get("/project"), 200)["id"]
         run = runs.find_run_by_name(tx, UUID(project_id), "r")
     assert run is not None
     write(service.database, run, 9, job_kind="dpo")
     write(service.database, run, 3, outcome="wrong", run_outcome="healthy")
     write(service.database, run, 20, treatment=None, run_outcome="healthy")
-    (whole,) = said(admin.get("/precision"), 200)["groups"]
+    (whole,) = expect_json(admin.get("/precision"), 200)["groups"]
     assert whole["precision"]["value"] == 0.75
     assert whole["precision"]["low"] < 0.75 < whole["precision"]["high"]
     assert whole["recall"]["value"] == 1
     assert whole["false_stops_per_healthy_run"]["value"] == pytest.approx(3 / 23)
-    groups = said(admin.get("/precision", params={"group_by": ["policy", "month"], "job_kind": "dpo"}), 200)["groups"]
+    groups = expect_json(admin.get("/precision", params={"group_by": ["policy", "month"], "job_kind": "dpo"}), 200)[
+        "groups"
+    ]
     assert [(one["policy"]["name"], one["begins"], one["counts"]["observed"]["right"]) for one in groups] == [
         ("paper", "2026-01-01", 9)
     ]
-    listed = said(admin.get(groups[0]["cases"]["observed"]["right"].removeprefix("/api/v1"), params=None), 200)
+    listed = expect_json(admin.get(groups[0]["cases"]["observed"]["right"].removeprefix("/api/v1"), params=None), 200)
     assert len(listed["items"]) == 9
     assert {one["run_id"] for one in listed["items"]} == {opened["id"]}
-    first = said(admin.get("/cases", params={"limit": 30}), 200)
-    rest = said(admin.get("/cases", params={"limit": 30, "cursor": first["next_cursor"]}), 200)
+    first = expect_json(admin.get("/cases", params={"limit": 30}), 200)
+    rest = expect_json(admin.get("/cases", params={"limit": 30, "cursor": first["next_cursor"]}), 200)
     assert (len(first["items"]), len(rest["items"]), rest["next_cursor"]) == (30, 2, None)
 
 
 def test_what_cannot_be_asked(service: Service) -> None:
     """Two periods at once and a cursor of somebody's own make are refused, with what may be said instead."""
-    reader = service.client(service.key(service.project(), "read"))
-    assert "two periods" in problem(reader.get("/precision", params={"group_by": ["day", "week"]}), 422)["detail"]
+    reader = service.open_client(service.create_project(), "read")
+    assert (
+        "two periods" in expect_problem(reader.get("/precision", params={"group_by": ["day", "week"]}), 422)["detail"]
+    )
     for cursor in ("x", "2026-01-01T00:00:00Z_1_1", "_" * 2, "0001-01-01T00:00:00+14:00_" + "0" * 32 + "_1"):
-        assert "omit it to begin" in problem(reader.get("/cases", params={"cursor": cursor}), 422)["detail"]
+        assert "omit it to begin" in expect_problem(reader.get("/cases", params={"cursor": cursor}), 422)["detail"]
 
 
 def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     """A policy with a rollout stage to earn begins in shadow; changed terms leave it there; without, modes count."""
-    admin = service.client(service.key(service.project()))
+    admin = service.open_client(service.create_project())
     path = "/policies/early/rollout-stage"
-    assert "mode of its runs" in problem(admin.get(path), 404)["detail"]
-    held = said(admin.put(path, json={"required_precision": 0.9}), 200)
+    assert "mode of its runs" in expect_problem(admin.get(path), 404)["detail"]
+    held = expect_json(admin.put(path, json={"required_precision": 0.9}), 200)
     assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == (
         "shadow",
         1,
@@ -65,42 +69,42 @@ def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     )
     lacking = dict.fromkeys(("duration", "evals", "gpu_hours", "key_and_day"), 0)
     assert held["cases"] == {"counted": 0, "not_counted": lacking}
-    changed = said(admin.put(path, json={"required_precision": 0.8, "canary_share": 0.5}), 200)
-    assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
+    changed = expect_json(admin.put(path, json={"required_precision": 0.8, "canary_share": 0.5}), 200)
+    assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == expect_json(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]
-    problem(admin.get(path), 404)
-    problem(admin.put("/policies/nosuch/rollout-stage", json={"required_precision": 0.9}), 404)
+    expect_problem(admin.get(path), 404)
+    expect_problem(admin.put("/policies/nosuch/rollout-stage", json={"required_precision": 0.9}), 404)
     for line in (0.4, 1.0, "NaN"):
-        problem(admin.put(path, json={"required_precision": line}), 422)
+        expect_problem(admin.put(path, json={"required_precision": line}), 422)
 
 
 def test_a_policy_is_promoted_and_demoted(service: Service) -> None:
     """It moves up by a confirmed proposal, and back to shadow at an admin's word, whose reason is on record; then its
     old cases do not earn the step again."""
-    admin = service.client(service.key(service.project()))
+    admin = service.open_client(service.create_project())
     path = "/policies/early/rollout-stage"
     why = {"reason": "the eval set was replaced"}
-    problem(admin.post("/policies/nosuch/rollout-stage/demote", json=why), 404)
-    problem(admin.post(f"{path}/demote", json=why), 409)
-    said(admin.put(path, json={"required_precision": 0.8}), 200)
-    assert "above shadow" in problem(admin.post(f"{path}/demote", json=why), 409)["detail"]
-    project_id = UUID(said(admin.get("/project"), 200)["id"])
-    opened = said(admin.post("/runs", json={"name": "r", "policy": "early"}), 201)
+    expect_problem(admin.post("/policies/nosuch/rollout-stage/demote", json=why), 404)
+    expect_problem(admin.post(f"{path}/demote", json=why), 409)
+    expect_json(admin.put(path, json={"required_precision": 0.8}), 200)
+    assert "above shadow" in expect_problem(admin.post(f"{path}/demote", json=why), 409)["detail"]
+    project_id = UUID(expect_json(admin.get("/project"), 200)["id"])
+    opened = expect_json(admin.post("/runs", json={"name": "r", "policy": "early"}), 201)
     with service.database.reading() as tx:
         run = runs.find_run(tx, project_id, UUID(opened["id"]))
     assert run is not None
     write(service.database, run, 40, utc_now())
     rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
-    (proposal,) = said(admin.get("/proposals", params={"state": "open"}), 200)["items"]
-    assert said(admin.post(f"/proposals/{proposal['id']}/confirm"), 200)["state"] == "confirmed"
-    assert said(admin.get(path), 200)["stage"] == "canary"
-    problem(admin.post(f"{path}/demote", json={"reason": ""}), 422)
-    demoted = said(admin.post(f"{path}/demote", json=why), 200)
+    (proposal,) = expect_json(admin.get("/proposals", params={"state": "open"}), 200)["items"]
+    assert expect_json(admin.post(f"/proposals/{proposal['id']}/confirm"), 200)["state"] == "confirmed"
+    assert expect_json(admin.get(path), 200)["stage"] == "canary"
+    expect_problem(admin.post(f"{path}/demote", json={"reason": ""}), 422)
+    demoted = expect_json(admin.post(f"{path}/demote", json=why), 200)
     assert (demoted["stage"], demoted["cases"]["counted"]) == ("shadow", 40)
-    assert said(admin.get(path), 200) == demoted
-    moved = said(admin.get("/audit"), 200)["items"][0]
+    assert expect_json(admin.get(path), 200) == demoted
+    moved = expect_json(admin.get("/audit"), 200)["items"][0]
     assert (moved["action"], moved["actor"], moved["subject"]) == ("rollout_stage.moved", "key test", "policy early")
     assert (moved["details"]["from"], moved["details"]["to"]) == ("canary", "shadow")
     assert moved["details"]["reason"] == why["reason"]
     rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
-    assert said(admin.get("/proposals", params={"state": "open"}), 200)["items"] == []
+    assert expect_json(admin.get("/proposals", params={"state": "open"}), 200)["items"] == []

@@ -25,7 +25,7 @@ SOON = {"wait_seconds": 0, "limit": 10, "lease_seconds": 30}
 
 @pytest.fixture
 def client(service: Service) -> httpx.Client:
-    return service.client(service.key(service.project()))
+    return service.open_client(service.create_project())
 
 
 def endpoint(client: httpx.Client, **more: Any) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_workers_leave_pulled_deliveries_alone(client: httpx.Client, service: Se
 
 def test_grace_period_is_kept(service: Service) -> None:
     """A stop is given out when its veto window is over, and the decision is requested then; vetoed, it never is."""
-    client = service.client(service.key(service.project(veto_window_seconds=3.0)))
+    client = service.open_client(service.create_project(veto_window_seconds=3.0))
     made = endpoint(client)
     kept, vetoed = stop(client, "kept"), stop(client, "vetoed")
     assert client.post(f"/decisions/{vetoed}/veto", json={"reason": "no"}).status_code == 200
@@ -170,14 +170,17 @@ def test_grace_period_is_kept(service: Service) -> None:
 def test_nobody_else_can_fetch(service: Service, client: httpx.Client) -> None:
     """Another project, a key that may not operate and an endpoint that is sent to are all turned away."""
     made = endpoint(client)
-    project = service.project()
-    stranger, reader = service.client(service.key(project)), service.client(service.key(project, "read", "ingest"))
+    project = service.create_project()
+    stranger, reader = (
+        service.open_client(project),
+        service.open_client(project, "read", "ingest"),
+    )
     pushed = stranger.post("/endpoints", json={"url": "http://127.0.0.1:1/"}).json()
     assert stranger.post(f"/pull/endpoints/{made['id']}/claim", json=SOON).status_code == 404
     assert stranger.post(f"/pull/endpoints/{pushed['id']}/claim", json=SOON).status_code == 404
     assert reader.post(f"/pull/endpoints/{made['id']}/claim", json=SOON).status_code == 403
     assert reader.post("/pull/endpoints", json={"name": "x"}).status_code == 403
-    assert service.client(None).post(f"/pull/endpoints/{made['id']}/claim", json=SOON).status_code == 401
+    assert service.open_client_with_key(None).post(f"/pull/endpoints/{made['id']}/claim", json=SOON).status_code == 401
     said = {"delivery_id": made["id"], "attempt": 1, "status": 200}
     assert client.post(f"/pull/endpoints/{made['id']}/settle", json=said).status_code == 404
 

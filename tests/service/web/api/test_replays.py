@@ -16,8 +16,8 @@ from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimi
 from standardwebhooks import Webhook
 
 from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import FALLING, problem, said
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, reach
 
 LONG_AGO = "2020-01-01T00:00:00Z"
@@ -43,26 +43,26 @@ def deliver(service: Service, until: Callable[[], bool]) -> None:
 
 def stopped_run(admin: httpx.Client) -> str:
     """A run that the paper's rule has just stopped; the id of its decision."""
-    run = said(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)
-    said(admin.post(f"/runs/{run['id']}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
-    said(admin.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
-    decision: str = said(admin.get("/decisions"), 200)["items"][0]["id"]
+    run = expect_json(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)
+    expect_json(admin.post(f"/runs/{run['id']}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    expect_json(admin.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
+    decision: str = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
     return decision
 
 
 def all_settled(admin: httpx.Client) -> Callable[[], bool]:
-    return lambda: not said(admin.get("/deliveries", params={"state": "waiting"}), 200)["items"]
+    return lambda: not expect_json(admin.get("/deliveries", params={"state": "waiting"}), 200)["items"]
 
 
 def test_the_log_of_a_delivery(service: Service, admin: httpx.Client) -> None:
     """A delivery shows what is sent, without a signature, and where each attempt went and what came back."""
     with FakeEndpoint(lambda _request, number: Reply(503 if number == 0 else 200, body=b"thanks")) as fake:
         types = ["run.stop_requested"]
-        secret = said(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
+        secret = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
         stopped_run(admin)
         deliver(service, all_settled(admin))
-    (listed,) = said(admin.get("/deliveries"), 200)["items"]
-    shown = said(admin.get(f"/deliveries/{listed['id']}"), 200)
+    (listed,) = expect_json(admin.get("/deliveries"), 200)["items"]
+    shown = expect_json(admin.get(f"/deliveries/{listed['id']}"), 200)
     assert [(one["status_code"], one["url"], one["answer"]) for one in shown["log"]] == [
         (503, fake.url, "thanks"),
         (200, fake.url, "thanks"),
@@ -76,11 +76,11 @@ def test_the_log_of_a_delivery(service: Service, admin: httpx.Client) -> None:
 def test_a_delivery_is_replayed(service: Service, admin: httpx.Client) -> None:
     """What was delivered can be sent again: a new delivery, under the same id."""
     with FakeEndpoint(Reply()) as fake:
-        said(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
+        expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
         stopped_run(admin)
         deliver(service, all_settled(admin))
-        (past,) = said(admin.get("/deliveries"), 200)["items"]
-        again = said(admin.post(f"/deliveries/{past['id']}/replay"), 201)
+        (past,) = expect_json(admin.get("/deliveries"), 200)["items"]
+        again = expect_json(admin.post(f"/deliveries/{past['id']}/replay"), 201)
         assert again["id"] != past["id"]
         assert again["event_id"] == past["event_id"]
         deliver(service, all_settled(admin))
@@ -91,60 +91,60 @@ def test_a_time_is_replayed(service: Service, admin: httpx.Client) -> None:
     """An endpoint that came late is given what it missed, in order; the answer counts it."""
     stopped_run(admin)
     with FakeEndpoint(Reply()) as fake:
-        late = said(admin.post("/endpoints", json={"url": fake.url, "event_types": EVERY_EVENT}), 201)
+        late = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": EVERY_EVENT}), 201)
         path = f"/endpoints/{late['id']}/replay"
-        done = said(admin.post(path, json={"since": LONG_AGO}), 200)
+        done = expect_json(admin.post(path, json={"since": LONG_AGO}), 200)
         assert (done["passed_over"], done["next_after"]) == (0, None)
         assert done["replayed"] >= 2
         deliver(service, all_settled(admin))
         assert len(fake.received) == done["replayed"]
         types = [json.loads(one.body)["type"] for one in fake.received]
         assert "run.stop_requested" in types
-        only = said(admin.post(path, json={"since": LONG_AGO, "types": ["run.stop_requested"]}), 200)
+        only = expect_json(admin.post(path, json={"since": LONG_AGO, "types": ["run.stop_requested"]}), 200)
         assert only["replayed"] == 1
-        assert said(admin.post(path, json={"since": LONG_AGO, "until": LONG_AGO}), 200)["replayed"] == 0
+        assert expect_json(admin.post(path, json={"since": LONG_AGO, "until": LONG_AGO}), 200)["replayed"] == 0
         turned = {"since": LONG_AGO, "until": "1999-01-01T00:00:00Z"}
-        assert "before it begins" in problem(admin.post(path, json=turned), 422)["detail"]
+        assert "before it begins" in expect_problem(admin.post(path, json=turned), 422)["detail"]
 
 
 def test_a_stop_that_holds_no_longer_is_not_replayed(service: Service) -> None:
     """What a person let go on is not stopped by a replay, be it of a time or of one delivery."""
-    admin = service.client(service.key(service.project(veto_window_seconds=3600)))
+    admin = service.open_client(service.create_project(veto_window_seconds=3600))
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
-    endpoint = said(admin.post("/endpoints", json=body), 201)
+    endpoint = expect_json(admin.post("/endpoints", json=body), 201)
     decision = stopped_run(admin)
     path = f"/endpoints/{endpoint['id']}/replay"
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
-    pending = said(admin.post(path, json=stops), 200)
+    pending = expect_json(admin.post(path, json=stops), 200)
     assert (pending["replayed"], pending["passed_over"]) == (0, 1), "it is within its veto window"
-    said(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
-    (cancelled,) = said(admin.get("/deliveries"), 200)["items"]
-    assert said(admin.post(path, json=stops), 200)["replayed"] == 0
-    problem(admin.post(f"/deliveries/{cancelled['id']}/replay"), 409)
+    expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+    (cancelled,) = expect_json(admin.get("/deliveries"), 200)["items"]
+    assert expect_json(admin.post(path, json=stops), 200)["replayed"] == 0
+    expect_problem(admin.post(f"/deliveries/{cancelled['id']}/replay"), 409)
 
 
 def test_a_stop_that_was_undone_is_not_retried(service: Service, admin: httpx.Client) -> None:
     """A stop that was refused and then taken back is not sent again by hand."""
     with FakeEndpoint(Reply(400)) as fake:
-        said(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
+        expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
         decision = stopped_run(admin)
         deliver(service, all_settled(admin))
-        (dead,) = said(admin.get("/deliveries"), 200)["items"]
+        (dead,) = expect_json(admin.get("/deliveries"), 200)["items"]
         assert dead["state"] == "dead"
-        said(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)
-        problem(admin.post(f"/deliveries/{dead['id']}/retry"), 409)
+        expect_json(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)
+        expect_problem(admin.post(f"/deliveries/{dead['id']}/retry"), 409)
     assert len(fake.received) == 1
 
 
 def test_a_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> None:
     """Once the run went on in a new attempt, the stop of the one before is not for it."""
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
-    endpoint = said(admin.post("/endpoints", json=body), 201)
+    endpoint = expect_json(admin.post("/endpoints", json=body), 201)
     stopped_run(admin)
-    run = said(admin.get("/runs"), 200)["items"][0]
-    said(admin.post(f"/runs/{run['id']}/resume", json={"step": 1}), 200)
+    run = expect_json(admin.get("/runs"), 200)["items"][0]
+    expect_json(admin.post(f"/runs/{run['id']}/resume", json={"step": 1}), 200)
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
-    done = said(admin.post(f"/endpoints/{endpoint['id']}/replay", json=stops), 200)
+    done = expect_json(admin.post(f"/endpoints/{endpoint['id']}/replay", json=stops), 200)
     assert (done["replayed"], done["passed_over"]) == (0, 1)
 
 
@@ -152,26 +152,26 @@ def test_a_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> No
 def test_an_endpoint_is_tried(admin: httpx.Client, form: str) -> None:
     """A test arrives at once, signed and in the endpoint's format, and the answer comes back; it is no delivery."""
     with FakeEndpoint(Reply(202, body=b"got it")) as fake:
-        endpoint = said(admin.post("/endpoints", json={"url": fake.url, "format": form}), 201)
-        tried = said(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
+        endpoint = expect_json(admin.post("/endpoints", json={"url": fake.url, "format": form}), 201)
+        tried = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
     assert (tried["delivered"], tried["status_code"], tried["answer"]) == (True, 202, "got it")
     (received,) = fake.received
     assert received.headers["webhook-id"] == tried["event_id"]
     told: dict[str, Any] = Webhook(endpoint["secret"]).verify(received.body, received.headers)
     assert told["type"] == "endpoint.test" if form == "standard" else "blocks" in told
-    assert said(admin.get("/deliveries"), 200)["items"] == []
+    assert expect_json(admin.get("/deliveries"), 200)["items"] == []
 
 
 def test_a_failing_endpoint_is_told_of(admin: httpx.Client) -> None:
     """A test says what went wrong; where nothing is sent, or nothing may be, it is refused."""
     with FakeEndpoint(Reply(500, body=b"oh no")) as fake:
-        endpoint = said(admin.post("/endpoints", json={"url": fake.url}), 201)
-        tried = said(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
+        endpoint = expect_json(admin.post("/endpoints", json={"url": fake.url}), 201)
+        tried = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
         assert (tried["delivered"], tried["status_code"], tried["answer"]) == (False, 500, "oh no")
-        said(admin.patch(f"/endpoints/{endpoint['id']}", json={"enabled": False}), 200)
-        problem(admin.post(f"/endpoints/{endpoint['id']}/test"), 409)
-    pulled = said(admin.post("/pull/endpoints", json={"name": "node"}), 201)
-    problem(admin.post(f"/endpoints/{pulled['id']}/test"), 409)
+        expect_json(admin.patch(f"/endpoints/{endpoint['id']}", json={"enabled": False}), 200)
+        expect_problem(admin.post(f"/endpoints/{endpoint['id']}/test"), 409)
+    pulled = expect_json(admin.post("/pull/endpoints", json={"name": "node"}), 201)
+    expect_problem(admin.post(f"/endpoints/{pulled['id']}/test"), 409)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "169.254.169.254", "[fd00:ec2::254]", "2852039166", "[::ffff:10.0.0.1]"])
@@ -181,16 +181,17 @@ def test_an_endpoint_inside_is_refused(admin: httpx.Client, host: str) -> None:
     for response in (
         admin.post("/endpoints", json=body),
         admin.patch(
-            f"/endpoints/{said(admin.post('/endpoints', json={'url': 'http://127.0.0.1:9/'}), 201)['id']}", json=body
+            f"/endpoints/{expect_json(admin.post('/endpoints', json={'url': 'http://127.0.0.1:9/'}), 201)['id']}",
+            json=body,
         ),
     ):
-        (error,) = problem(response, 422)["errors"]
+        (error,) = expect_problem(response, 422)["errors"]
         assert error["pointer"] == "/url"
         assert "EVALSTOP_WEBHOOK_NETWORKS" in error["detail"]
 
 
 def test_schemas_are_served(admin: httpx.Client) -> None:
     """Every type of event has a schema at its own address, and all are answered together."""
-    everything = said(admin.get("/events/schemas"), 200)
-    assert said(admin.get("/events/schemas/run.stopped"), 200) == everything["run.stopped"]
-    problem(admin.get("/events/schemas/run.unheard_of"), 404)
+    admin_and_resources = expect_json(admin.get("/events/schemas"), 200)
+    assert expect_json(admin.get("/events/schemas/run.stopped"), 200) == admin_and_resources["run.stopped"]
+    expect_problem(admin.get("/events/schemas/run.unheard_of"), 404)

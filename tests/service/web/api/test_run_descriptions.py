@@ -7,26 +7,28 @@ import pytest
 from evalstop_service.settings import Settings
 
 from tests.fixtures.serving import serving
+from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import problem, said
 
 SAID = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
 
 
 def test_what_is_said_of_a_run_is_kept_changed_and_found(service: Service) -> None:
     """An opening fills what is empty and changes nothing that people wrote; null takes it away; filters find it."""
-    admin = service.client(service.key(service.project()))
-    run = said(admin.post("/runs", json={"name": "one", "labels": {"team": "a=b"}, **SAID}), 201)
+    admin = service.open_client(service.create_project())
+    run = expect_json(admin.post("/runs", json={"name": "one", "labels": {"team": "a=b"}, **SAID}), 201)
     assert {name: run[name] for name in SAID} == SAID
-    other = said(admin.post("/runs", json={"name": "two"}), 201)
+    other = expect_json(admin.post("/runs", json={"name": "two"}), 201)
     assert [other[name] for name in SAID] == [None, None, [], ""]
 
-    changed = said(admin.patch(f"/runs/{run['id']}", json={"notes": "read by a person", "tags": ["b", "b"]}), 200)
+    changed = expect_json(
+        admin.patch(f"/runs/{run['id']}", json={"notes": "read by a person", "tags": ["b", "b"]}), 200
+    )
     assert {name: changed[name] for name in SAID} == SAID | {"notes": "read by a person", "tags": ["b"]}
-    again = said(admin.post("/runs", json={"name": "one", **SAID}), 200)
+    again = expect_json(admin.post("/runs", json={"name": "one", **SAID}), 200)
     assert (again["notes"], again["tags"]) == ("read by a person", ["b"])
-    assert said(admin.patch(f"/runs/{other['id']}", json={"owner": "lee"}), 200)["owner"] == "lee"
-    assert said(admin.post("/runs", json={"name": "two", **SAID}), 200)["group"] == "ppo-7b"
+    assert expect_json(admin.patch(f"/runs/{other['id']}", json={"owner": "lee"}), 200)["owner"] == "lee"
+    assert expect_json(admin.post("/runs", json={"name": "two", **SAID}), 200)["group"] == "ppo-7b"
 
     terms = {"policy": run["policy"]["name"], "mode": run["mode"]}
     for query, names in (
@@ -41,31 +43,31 @@ def test_what_is_said_of_a_run_is_kept_changed_and_found(service: Service) -> No
         ({"limit": 1}, ["two"]),
         ({"limit": 1, "cursor": other["id"]}, ["one"]),
     ):
-        found = said(admin.get("/runs", params=query), 200)["items"]
+        found = expect_json(admin.get("/runs", params=query), 200)["items"]
         assert [item["name"] for item in found] == names, query
 
-    assert said(admin.patch(f"/runs/{run['id']}", json=dict.fromkeys(SAID)), 200)["tags"] == []
-    assert said(admin.get("/runs", params={"owner": "dana@example.org"}), 200)["items"] == []
-    entry = next(item for item in said(admin.get("/audit"), 200)["items"] if item["action"] == "run.described")
+    assert expect_json(admin.patch(f"/runs/{run['id']}", json=dict.fromkeys(SAID)), 200)["tags"] == []
+    assert expect_json(admin.get("/runs", params={"owner": "dana@example.org"}), 200)["items"] == []
+    entry = next(item for item in expect_json(admin.get("/audit"), 200)["items"] if item["action"] == "run.described")
     assert entry["details"] == {"owner": None, "group": None, "tags": [], "notes": "0 characters"}
 
 
 def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
     """Lists and changes do as well, where it is known how the service is reached."""
-    key = {"Authorization": f"Bearer {service.key(service.project())}"}
+    key = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}
     known = Settings(public_url="https://evalstop.example")
     with (
         serving(service.database, known) as url,
         httpx.Client(base_url=f"{url}/api/v1", headers=key, trust_env=False) as api,
     ):
-        run = said(api.post("/runs", json={"name": "one"}), 201)
+        run = expect_json(api.post("/runs", json={"name": "one"}), 201)
         path = f"/runs/{run['id']}"
         answers = [
             run,
-            said(api.get(path), 200),
-            *said(api.get("/runs"), 200)["items"],
-            said(api.patch(path, json={"owner": "lee"}), 200),
-            said(api.post(f"{path}/finish", json={"status": "completed"}), 200),
+            expect_json(api.get(path), 200),
+            *expect_json(api.get("/runs"), 200)["items"],
+            expect_json(api.patch(path, json={"owner": "lee"}), 200),
+            expect_json(api.post(f"{path}/finish", json={"status": "completed"}), 200),
         ]
     assert [answer["url"] for answer in answers] == [f"https://evalstop.example{path}"] * 5
 
@@ -82,8 +84,8 @@ def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
 )
 def test_a_filter_that_cannot_be_meant_is_refused(service: Service, query: dict[str, str], words: str) -> None:
     """Rather than listing what nobody asked for, the answer says what would be right."""
-    admin = service.client(service.key(service.project()))
-    assert words in str(problem(admin.get("/runs", params=query), 422))
+    admin = service.open_client(service.create_project())
+    assert words in str(expect_problem(admin.get("/runs", params=query), 422))
 
 
 @pytest.mark.parametrize(
@@ -91,12 +93,15 @@ def test_a_filter_that_cannot_be_meant_is_refused(service: Service, query: dict[
 )
 def test_what_is_said_is_bounded(service: Service, body: dict[str, object]) -> None:
     """A run has at most 50 tags of 100 characters, and notes of 20,000."""
-    admin = service.client(service.key(service.project()))
-    problem(admin.post("/runs", json={"name": "one", **body}), 422)
+    admin = service.open_client(service.create_project())
+    expect_problem(admin.post("/runs", json={"name": "one", **body}), 422)
 
 
 def test_decisions_and_deliveries_are_narrowed_by_time_and_kind(service: Service) -> None:
     """Decisions by policy and time, deliveries by event and time."""
-    admin = service.client(service.key(service.project()))
-    assert said(admin.get("/decisions", params={"policy": "default", "since": "2026-01-01T00:00Z"}), 200)["items"] == []
-    assert said(admin.get("/deliveries", params={"event_type": "run.stopped"}), 200)["items"] == []
+    admin = service.open_client(service.create_project())
+    assert (
+        expect_json(admin.get("/decisions", params={"policy": "default", "since": "2026-01-01T00:00Z"}), 200)["items"]
+        == []
+    )
+    assert expect_json(admin.get("/deliveries", params={"event_type": "run.stopped"}), 200)["items"] == []

@@ -14,8 +14,8 @@ LONG = 2 * series.OBSERVATIONS_AT_A_TIME + 100
 
 def test_series(service: Service) -> None:
     """Every spike of a long series is in some bucket, as is what is not finite; other projects see nothing of it."""
-    name = service.project()
-    client = service.client(service.key(name))
+    name = service.create_project()
+    client = service.open_client(name)
     run_id = client.post("/runs", json={"name": "long"}).json()["id"]
     for start in range(0, LONG, 8000):
         points = [
@@ -35,14 +35,14 @@ def test_series(service: Service) -> None:
     some = client.get(f"/runs/{run_id}/series", params={"metric": "tokens", "from": 5, "to": 6, "buckets": 9})
     assert [bucket["last"] for bucket in some.json()["buckets"]] == ["NaN", 0.5]
     assert client.get(f"/runs/{run_id}/series", params={"metric": "other"}).json() == {"metric": "other", "buckets": []}
-    stranger = service.client(service.key(service.project()))
+    stranger = service.open_client(service.create_project())
     assert stranger.get(f"/runs/{run_id}/series", params={"metric": "tokens"}).status_code == 404
 
 
 @pytest.mark.parametrize("wrong", [{"buckets": 0}, {"buckets": 2001}, {"from": -1}, {"to": 2**53}, {"metric": ""}])
 def test_refuses(service: Service, wrong: dict[str, int | str]) -> None:
     """What cannot be answered is refused, naming the parameter."""
-    client = service.client(service.key(service.project()))
+    client = service.open_client(service.create_project())
     parameters: dict[str, int | str] = {"metric": "tokens"}
     answer = client.get(f"/runs/{uuid.uuid4()}/series", params=parameters | wrong)
     assert answer.status_code == 422

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.web.api.conftest import Service, client_for
-from tests.service.web.api.speaking import BODIES, World, problem, said
+from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expect_problem
+from tests.service.web.api.conftest import Service, client_for_route
 
 ON_POSTGRESQL = pytest.mark.parametrize("service", ["postgresql"], indirect=True)
 """It refuses all that SQLite does, and more."""
@@ -64,15 +64,17 @@ TWISTED: list[Any] = [
 
 @ON_POSTGRESQL
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_twisted_values(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
+def test_twisted_values(
+    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
+) -> None:
     """Whatever stands in the place of a value: it is taken, or refused with a problem, and never a fault."""
-    client, path = client_for(service, everything, route), everything[1].path(route[1])
+    client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
     with closing(HTTPConnection(client.base_url.host, client.base_url.port)) as connection:
         for where in places(BODIES[route]):
             for value in TWISTED:
                 response = send(connection, client, route[0], path, json.dumps(put(BODIES[route], where, value)))
                 if response.status_code >= 400:
-                    problem(response)
+                    expect_problem(response)
                 else:
                     assert response.status_code in (200, 201, 202), (where, value)
 
@@ -111,24 +113,24 @@ LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs
 @ON_POSTGRESQL
 @pytest.mark.parametrize("template", LISTS)
 @pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1e3", "9" * 30, "9" * 5000, "NaN", "\x00", "é", "0.0"])
-def test_absurd_queries(everything: tuple[httpx.Client, World], template: str, value: str) -> None:
+def test_absurd_queries(admin_and_resources: tuple[httpx.Client, Resources], template: str, value: str) -> None:
     """An absurd limit, cursor or filter is a 422 that names the parameter, or finds what it says."""
-    client, world = everything
-    path = world.path(template).partition("?")[0]
+    client, resources = admin_and_resources
+    path = resources.path(template).partition("?")[0]
     for parameter in ("limit", "cursor", "state", "status", "run_id", "endpoint_id", "metric", "name"):
         query = ({"metric": "eval"} if template.endswith(("/series", "/observations")) else {}) | {parameter: value}
         response = client.get(path, params=query)
         if response.status_code != 200:
-            assert parameter in str(problem(response, 422)["errors"])
+            assert parameter in str(expect_problem(response, 422)["errors"])
 
 
 @pytest.mark.parametrize("cursor", ["9999999999999999.0", "0.999999999", "9007199254740991.2147483647", "0.9999999999"])
-def test_far_cursors(everything: tuple[httpx.Client, World], cursor: str) -> None:
+def test_far_cursors(admin_and_resources: tuple[httpx.Client, Resources], cursor: str) -> None:
     """A cursor of observations that lies beyond everything finds nothing or is refused."""
-    client, world = everything
-    path = world.path("/runs/{run_id}/observations")
+    client, resources = admin_and_resources
+    path = resources.path("/runs/{run_id}/observations")
     response = client.get(path.partition("?")[0], params={"metric": "eval", "cursor": cursor})
-    assert response.status_code == 200 or problem(response, 422)
+    assert response.status_code == 200 or expect_problem(response, 422)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +153,14 @@ def test_big_numbers_do_not_poison(admin: httpx.Client) -> None:
         {"detector": "fixed_progress"},
         {"detector": "non_finite"},
     ]
-    said(admin.post("/policies", json={"name": "all", "members": members}), 201)
-    run = said(admin.post("/runs", json={"name": "r", "policy": "all", "total_steps": 2**53 - 1}), 201)
+    expect_json(admin.post("/policies", json={"name": "all", "members": members}), 201)
+    run = expect_json(admin.post("/runs", json={"name": "r", "policy": "all", "total_steps": 2**53 - 1}), 201)
     values: list[Any] = [1.7e308, -1.7e308, 5e-324, -0.0, "NaN", "Infinity", "-Infinity", 0]
     points = [
         {"metric": metric, "step": step if step < 7 else 2**53 - 1, "value": value, "stderr": 1.7e308}
         for step, value in enumerate(values)
         for metric in ("eval", "proxy", "loss", "kl")
     ]
-    receipt = said(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
+    receipt = expect_json(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
     assert receipt["accepted"] == len(points)
-    said(admin.get(f"/runs/{run['id']}"), 200)
+    expect_json(admin.get(f"/runs/{run['id']}"), 200)

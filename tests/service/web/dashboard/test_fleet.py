@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.service.scenes import take
-from tests.service.web.api.fake_committer import a_run
+from tests.service.web.api.fake_committer import build_run
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import EMBEDDED
 from tests.service.web.dashboard.test_drawings import FINITE
@@ -141,7 +141,7 @@ def test_an_open_page_is_renewed(visitor: httpx.Client) -> None:
         assert next(line for line in stream.iter_lines() if line.startswith("event:")) == "event: changed"
 
 
-OF_EVAL = replace(a_run(UUID(int=1)), metrics={"eval": {"role": "eval", "direction": "maximize"}})
+OF_EVAL = replace(build_run(UUID(int=1)), metrics={"eval": {"role": "eval", "direction": "maximize"}})
 
 
 def test_a_run_that_rises_has_not_fallen() -> None:

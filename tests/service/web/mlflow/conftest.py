@@ -16,8 +16,8 @@ __all__ = ["Service", "admin", "service"]
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
-    key = service.key(service.project())
+    key = service.create_key(service.create_project())
     headers = {"Authorization": f"Bearer {key}"}
     url = f"{service.url}/mlflow/api/2.0/mlflow/"
     with httpx.Client(verify=certificates(), base_url=url, headers=headers, timeout=60, trust_env=False) as http:
-        yield Client(http, service.client(key))
+        yield Client(http, service.open_client_with_key(key))

@@ -72,8 +72,12 @@ def test_the_disk_is_not_filled(folder: ArtifactFolder, monkeypatch: pytest.Monk
 def test_over_http(service: Service) -> None:
     """Files larger than other bodies may be come and go by keys of the project, and by those alone."""
     root = f"{service.url}/mlflow/api/2.0/mlflow-artifacts/artifacts"
-    project = service.project()
-    ingest, read, other = (service.key(project, "ingest"), service.key(project, "read"), service.key(service.project()))
+    project = service.create_project()
+    ingest, read, other = (
+        service.create_key(project, "ingest"),
+        service.create_key(project, "read"),
+        service.create_key(service.create_project()),
+    )
     content = b"0123456789abcdef" * 640 * 1024  # 10 MiB
 
     def ask(method: str, path: str, key: str, **options: object) -> httpx.Response:

@@ -15,9 +15,9 @@ import pytest
 
 from tests.clients.programs import program
 from tests.clients.webhooks import SECRET, send, stop_event
-from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
+from tests.service.web.api.conftest import ON_SQLITE, Service
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600), *ON_ONE_DATABASE]  # what clients send is the same
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), *ON_SQLITE]  # what clients send is the same
 
 TRAINERS = Path(__file__).parent / "trainers"
 SECONDS = 560
@@ -39,7 +39,7 @@ Runs = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def runs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The runs that each trainer printed, as the service's own API answers them: one process imports what all need."""
-    key = service.key(service.project())
+    key = service.create_key(service.create_project())
     command = [sys.executable, "-c", ONE_BY_ONE, *(str(TRAINERS / f"{name}.py") for name in IN_ORDER)]
     folder = tmp_path_factory.mktemp("trainers")
     done = subprocess.run(
@@ -52,7 +52,7 @@ def runs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    client = service.client(key)
+    client = service.open_client_with_key(key)
     told = {}
     for part in done.stdout.split("trainer: ")[1:]:
         name, *lines = part.splitlines()
@@ -154,7 +154,7 @@ with mlflow.start_run(run_name="guarded") as run:
 
 def test_a_job_under_a_receiver(service: Service, tmp_path: Path) -> None:
     """A stop reaches an MLflow job that `evalstop-receiver process` started, by the tag that it was given."""
-    key = service.key(service.project())
+    key = service.create_key(service.create_project())
     ready = tmp_path / "ready.json"
     command = [
         *(sys.executable, "-m", "evalstop_client.receivers.cli", "process", "--url", service.url),
@@ -164,6 +164,6 @@ def test_a_job_under_a_receiver(service: Service, tmp_path: Path) -> None:
     with program(command, **client_environment(service, key), **secrets) as process:
         assert process.stdout is not None
         run_id = next(line.strip() for line in process.stdout if len(line.strip()) == 32)
-        run = service.client(key).get(f"/runs/{run_id}").raise_for_status().json()
+        run = service.open_client_with_key(key).get(f"/runs/{run_id}").raise_for_status().json()
         assert send(json.loads(ready.read_text())["url"], stop_event(run["labels"])).status_code == 202
         assert process.wait(60) == 128 + signal.SIGTERM

@@ -76,8 +76,8 @@ def test_what_is_not_there(client: Client) -> None:
 def test_keys(service: Service, client: Client) -> None:
     """A key speaks as bearer or as password of any name; none, a wrong one, or one that may not, is told so."""
     run_id = client.run()
-    project = service.project()
-    ingest, read = service.key(project, "ingest"), service.key(project, "read")
+    project = service.create_project()
+    ingest, read = service.create_key(project, "ingest"), service.create_key(project, "read")
     url = f"{client.http.base_url}experiments/get-by-name?experiment_name=Default"
     basic = base64.b64encode(f"anyone:{ingest}".encode()).decode()
     assert httpx.get(url, headers={"Authorization": f"Basic {basic}"}, trust_env=False).status_code == 200

@@ -126,7 +126,7 @@ def test_foreign_runs(service: Service, client: Client) -> None:
     experiment_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
     run_id = client.run(experiment_id=experiment_id, tags=[{"key": "t", "value": "v"}])
     before = client.get("runs/get", run_id=run_id)
-    headers = {"Authorization": f"Bearer {service.key(service.project())}"}
+    headers = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}
     with httpx.Client(base_url=client.http.base_url, headers=headers, timeout=60, trust_env=False) as other:
         for verb, body in FOREIGN:
             refused(other.post(verb, json={"run_id": run_id} | body), 404, "RESOURCE_DOES_NOT_EXIST")

@@ -1,4 +1,4 @@
-"""What the tests say to the API, and what they expect of its problems."""
+"""Requests of the API's tests: a body for every route, and checks of the responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from tests.fixtures.subscriptions import EVERY_EVENT
 
 FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
-"""Three declines: the paper's rule stops at step 4."""
+"""Three declines: the policy `paper` stops at step 4."""
 
 ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": EVERY_EVENT, "format": "standard"}
 
@@ -149,9 +149,9 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "error": "",
     },
 }
-"""Every route that takes a body, with one that it takes and that names every field."""
+"""A valid body with every field, for each route that takes JSON."""
 
-PLAIN = {
+ROUTES_WITHOUT_BODY = {
     ("GET", "/projects"),
     ("GET", "/project"),
     ("GET", "/key"),
@@ -198,19 +198,19 @@ PLAIN = {
     ("GET", "/events/schemas/{event_type}"),
     ("POST", "/deliveries/{delivery_id}/retry"),
 }
-"""Every route that takes none."""
+"""Each route without a body."""
 
-SCRAPED = ("POST", "/runs/{run_id}/openmetrics")
+OPENMETRICS_ROUTE = ("POST", "/runs/{run_id}/openmetrics")
 
-STREAMED = {("POST", "/observations"), SCRAPED}
-"""Every route that takes text, in another content type."""
+TEXT_ROUTES = {("POST", "/observations"), OPENMETRICS_ROUTE}
+"""Each route that takes text."""
 
-ROUTES = sorted({*BODIES, *PLAIN, *STREAMED})
+ROUTES = sorted({*BODIES, *ROUTES_WITHOUT_BODY, *TEXT_ROUTES})
 
 
 @dataclass
-class World:
-    """One of everything in a project, by its id."""
+class Resources:
+    """The ids of one resource of each kind in a project."""
 
     ids: dict[str, str] = field(default_factory=dict)
 
@@ -219,34 +219,34 @@ class World:
         if template.startswith("/pull/"):
             ids = ids | {"endpoint_id": ids.get("pull_endpoint_id", ids["endpoint_id"])}
         if "{request_id}" in template:
-            ids = ids | {"run_id": ids.get("asked_run_id", ids["run_id"])}
+            ids = ids | {"run_id": ids.get("suspect_run_id", ids["run_id"])}
         path = template.format(**ids)
         return f"{path}?metric=eval" if template.endswith(("}/observations", "/series")) else path
 
 
-def populate(admin: httpx.Client) -> World:
-    """Make one of everything by posting it."""
+def create_resources(admin: httpx.Client) -> Resources:
+    """Create one resource of each kind by requests."""
     ids = {"name": "paper", "event_type": "run.stopped"}
-    ids["endpoint_id"] = said(admin.post("/endpoints", json=ENDPOINT), 201)["id"]
-    pulled = BODIES["POST", "/pull/endpoints"]
-    ids["pull_endpoint_id"] = said(admin.post("/pull/endpoints", json=pulled), 201)["id"]
-    ids["project_id"] = said(admin.get("/project"), 200)["id"]
-    ids["key_id"] = said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
+    ids["endpoint_id"] = expect_json(admin.post("/endpoints", json=ENDPOINT), 201)["id"]
+    pull_endpoint = BODIES["POST", "/pull/endpoints"]
+    ids["pull_endpoint_id"] = expect_json(admin.post("/pull/endpoints", json=pull_endpoint), 201)["id"]
+    ids["project_id"] = expect_json(admin.get("/project"), 200)["id"]
+    ids["key_id"] = expect_json(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
     sign_in(admin)
-    ids["session_id"] = said(admin.get("/sessions"), 200)["items"][0]["id"]
-    ids["run_id"] = said(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
-    said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
-    ids["decision_id"] = said(admin.get("/decisions"), 200)["items"][0]["id"]
-    ids["delivery_id"] = said(admin.get("/deliveries"), 200)["items"][0]["id"]
-    backtested = BODIES["POST", "/policies/backtests"]
-    ids["backtest_id"] = said(admin.post("/policies/backtests", json=backtested), 202)["id"]
-    ids["asked_run_id"], ids["request_id"] = populate_request(admin)
-    ids["proposal_id"] = populate_proposal(admin)
-    return World(ids)
+    ids["session_id"] = expect_json(admin.get("/sessions"), 200)["items"][0]["id"]
+    ids["run_id"] = expect_json(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
+    expect_json(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
+    ids["decision_id"] = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
+    ids["delivery_id"] = expect_json(admin.get("/deliveries"), 200)["items"][0]["id"]
+    backtest = BODIES["POST", "/policies/backtests"]
+    ids["backtest_id"] = expect_json(admin.post("/policies/backtests", json=backtest), 202)["id"]
+    ids["suspect_run_id"], ids["request_id"] = create_eval_request(admin)
+    ids["proposal_id"] = create_proposal(admin)
+    return Resources(ids)
 
 
 def sign_in(client: httpx.Client) -> None:
-    """Sign in to the pages with the client's key."""
+    """Sign in to the dashboard with the client's key."""
     url = client.base_url.copy_with(path="/login")
     token = re.search(r'name="csrf" value="([^"]+)"', client.get(url).text)
     assert token is not None
@@ -254,49 +254,49 @@ def sign_in(client: httpx.Client) -> None:
     assert client.post(url, data=form).status_code == 303
 
 
-def populate_request(admin: httpx.Client) -> tuple[str, str]:
-    """The ids of a run whose fall is suspect, and of the paired evaluation that it asks for."""
+def create_eval_request(admin: httpx.Client) -> tuple[str, str]:
+    """The ids of a run whose evals fall until it is suspect, and of its request for a paired evaluation."""
     terms = {"name": "asked", "policy": "early", "total_steps": 90, "eval_share": 0}
-    run_id = said(admin.post("/runs", json=terms), 201)["id"]
-    said(admin.post(f"/runs/{run_id}/checkpoints", json={"step": 30, "uri": "file:///30"}), 201)
+    run_id = expect_json(admin.post("/runs", json=terms), 201)["id"]
+    expect_json(admin.post(f"/runs/{run_id}/checkpoints", json={"step": 30, "uri": "file:///30"}), 201)
     for step in range(60):
         value = min(step, 30.0) - 0.3 * max(0, step - 30) + 4.0 * ((step * step * 7) % 11) / 11
         points = [{"metric": "eval", "step": step, "value": value}]
-        told = said(admin.post(f"/runs/{run_id}/observations", json={"observations": points}), 200)
-        if told["eval_request"] is not None:
-            return run_id, told["eval_request"]["id"]
-    raise AssertionError("nothing was asked for")
+        receipt = expect_json(admin.post(f"/runs/{run_id}/observations", json={"observations": points}), 200)
+        if receipt["eval_request"] is not None:
+            return run_id, receipt["eval_request"]["id"]
+    raise AssertionError("no evaluation was requested")
 
 
-def populate_proposal(admin: httpx.Client) -> str:
-    """The id of a stop that was proposed while the project asked for a second person; it asks for none afterwards."""
-    run_id = said(admin.post("/runs", json={"name": "proposed"}), 201)["id"]
-    said(admin.patch("/project", json={"second_person": True}), 200)
-    proposal_id: str = said(admin.post(f"/runs/{run_id}/stop", json={"reason": "it diverged"}), 202)["id"]
-    undone = said(admin.patch("/project", json={"second_person": False}), 202)["id"]
-    second = said(admin.post("/keys", json={"name": "second", "scopes": ["admin"]}), 201)["key"]
-    said(admin.post(f"/proposals/{undone}/confirm", headers={"Authorization": f"Bearer {second}"}), 200)
+def create_proposal(admin: httpx.Client) -> str:
+    """The id of a stop proposed while the project required a second person; then that setting is reverted."""
+    run_id = expect_json(admin.post("/runs", json={"name": "proposed"}), 201)["id"]
+    expect_json(admin.patch("/project", json={"second_person": True}), 200)
+    proposal_id: str = expect_json(admin.post(f"/runs/{run_id}/stop", json={"reason": "it diverged"}), 202)["id"]
+    reverting = expect_json(admin.patch("/project", json={"second_person": False}), 202)["id"]
+    second_key = expect_json(admin.post("/keys", json={"name": "second", "scopes": ["admin"]}), 201)["key"]
+    expect_json(admin.post(f"/proposals/{reverting}/confirm", headers={"Authorization": f"Bearer {second_key}"}), 200)
     return proposal_id
 
 
-def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Response:
-    """Ask a route for what is in this world, with the body that it takes."""
+def call_route(client: httpx.Client, route: tuple[str, str], resources: Resources) -> httpx.Response:
+    """Send a valid request to a route."""
     method, template = route
-    if route == SCRAPED:
-        return client.request(method, f"{world.path(template)}?step=1", content="eval 0.5\n")
-    path = world.path(template) if method == "GET" else world.path(template).partition("?")[0]
+    if route == OPENMETRICS_ROUTE:
+        return client.request(method, f"{resources.path(template)}?step=1", content="eval 0.5\n")
+    path = resources.path(template) if method == "GET" else resources.path(template).partition("?")[0]
     return client.request(method, path, json=BODIES.get(route))
 
 
-def said(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The document that was answered with this status."""
+def expect_json(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The response's JSON; fails unless the response has this status."""
     assert response.status_code == status, response.text[:2000]
     document: dict[str, Any] = response.json()
     return document
 
 
-def problem(response: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """The problem that was answered with one of these statuses (none given: any 4xx), well formed and useful."""
+def expect_problem(response: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """The problem document; fails unless it is well formed and has one of these statuses (none given: any 4xx)."""
     allowed = statuses or range(400, 500)
     assert response.status_code in allowed, (response.status_code, response.text[:2000])
     assert response.headers["content-type"] == "application/problem+json"
