@@ -111,7 +111,7 @@ def is_skipped(item: pytest.Item) -> bool:
 
 def pytest_sessionfinish() -> None:
     """Close what tests share to the end."""
-    committers.close_all()
+    committers.close_all_committers()
 
 
 def pytest_collection_finish() -> None:

@@ -25,7 +25,7 @@ from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 from tests.conftest import ClonePostgres
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.scenes import set_up, unbound
+from tests.service.project_fixture import lift_stop_limits, set_up_project
 
 pytestmark = pytest.mark.real
 
@@ -78,7 +78,7 @@ def embedded(tmp_path: Path) -> Iterator[Installation]:
     up = Program(tmp_path / "log", "up", "--json", "--port", "0", EVALSTOP_DATA_FOLDER=str(tmp_path / "data"), **PACE)
     first = up.start_server()
     database = Database(f"sqlite:///{tmp_path / 'data' / 'evalstop.db'}")
-    unbound(database)
+    lift_stop_limits(database)
     database.close()
     yield Installation(up, up, first["key"], first["url"])
     up.kill()
@@ -90,7 +90,7 @@ def apart(tmp_path: Path, clone_postgres: ClonePostgres) -> Iterator[Installatio
     url = clone_postgres()
     database = Database(url)
     key = api_keys.create_first_key(database, utc_now(), max_mode=Mode.ENFORCE)
-    unbound(database)
+    lift_stop_limits(database)
     database.close()
     assert key is not None
     environment = PACE | {"EVALSTOP_DATABASE_URL": url}
@@ -185,14 +185,14 @@ def wait_for_acknowledgements(trainers: list[Trainer], more: int) -> None:
 
 def undisturbed(database: Database, told: Told) -> dict[str, Any]:
     """Where the run stands when nobody is killed."""
-    scene = set_up(database)
-    run = scene.open()
+    project = set_up_project(database)
+    run = project.open_run()
     for step in told.saved:
-        scene.take(run, CheckpointSaved(step, f"file:///{step}"))
+        project.submit(run, CheckpointSaved(step, f"file:///{step}"))
     for batch in told.batches:
-        scene.take(run, Observations(tuple(batch)))
-    stands = scene.read(run)
-    decision = scene.decision(run)
+        project.submit(run, Observations(tuple(batch)))
+    stands = project.load_run(run)
+    decision = project.find_decision(run)
     stood = {
         "verdict": stands.verdict,
         "best_checkpoint": stands.best_checkpoint,

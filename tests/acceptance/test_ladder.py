@@ -23,7 +23,7 @@ from evalstop_service.store.runs import Run
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.scenes import FALLING, Scene, set_up
+from tests.service.project_fixture import DECLINING_EVALS, ProjectFixture, set_up_project
 
 pytestmark = pytest.mark.real
 
@@ -40,31 +40,29 @@ PACE = {
 LADDER = ["pending", "requested", "escalated", "escalated", "failed"]
 
 
-def scene_of(database: Database, receiver: FakeReceiver) -> Scene:
+def create_project_for(database: Database, receiver: FakeReceiver) -> ProjectFixture:
     """A project that is told of everything, where a stop may wait for a moment only."""
-    scene = set_up(database, veto_window_seconds=0.3)
+    project = set_up_project(database, veto_window_seconds=0.3)
     with database.transaction() as tx:
-        project = projects.lock_project(tx, scene.project_id)
-        projects.update_project(tx, replace(project, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))
-        endpoint = endpoints.add_endpoint(
-            tx, scene.project_id, url=receiver.url, event_types=EVERY_EVENT, now=utc_now()
-        )
+        project_row = projects.lock_project(tx, project.id)
+        projects.update_project(tx, replace(project_row, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))
+        endpoint = endpoints.add_endpoint(tx, project.id, url=receiver.url, event_types=EVERY_EVENT, now=utc_now())
     receiver.secret = endpoint.secret
-    return scene
+    return project
 
 
-def confirm(scene: Scene, receiver: FakeReceiver, wanted: set[UUID], end: threading.Event) -> None:
+def confirm(project: ProjectFixture, receiver: FakeReceiver, wanted: set[UUID], end: threading.Event) -> None:
     """Report the end of the wanted decisions as soon as their stops have come, twice each."""
     left = {str(key) for key in wanted}
     while left and not end.wait(0.02):
         for key in left & {data["decision"]["id"] for data in receiver.events("run.stop_requested")}:
             for _ in range(2):
                 said = Reported(utc_now(), DecisionState.CONFIRMED, "receiver", "gone", {})
-                commands.record_report(scene.database, scene.project_id, UUID(key), said)
+                commands.record_report(project.database, project.id, UUID(key), said)
             left.discard(key)
 
 
-def kill_until_over(workers: list[Program], scene: Scene, chance: random.Random) -> int:
+def kill_until_over(workers: list[Program], project: ProjectFixture, chance: random.Random) -> int:
     """Kill one worker after the other, at any moment after its start; how often, until all decisions are over."""
     kills, deadline = 0, time.monotonic() + DEADLINE_SECONDS
     while True:
@@ -73,14 +71,14 @@ def kill_until_over(workers: list[Program], scene: Scene, chance: random.Random)
         worker.start()
         kills += 1
         time.sleep(chance.uniform(0.2, 1.5))
-        with scene.database.reading() as tx:
-            if {decision.state for decision in decisions.list_decisions(tx, scene.project_id)} <= OVER:
+        with project.database.reading() as tx:
+            if {decision.state for decision in decisions.list_decisions(tx, project.id)} <= OVER:
                 return kills
         assert time.monotonic() < deadline, "they do not come to an end"
 
 
-def states(scene: Scene, run: Run) -> list[str]:
-    return [row["state"] for row in scene.rows(tables.decision_changes, run)]
+def states(project: ProjectFixture, run: Run) -> list[str]:
+    return [row["state"] for row in project.load_rows(tables.decision_changes, run)]
 
 
 @pytest.mark.timeout(300)
@@ -93,25 +91,25 @@ def test_no_rung_is_taken_twice(database_url: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         stack.callback(database.close)
         receiver = stack.enter_context(FakeReceiver(random.Random(SEED)))
-        scene = scene_of(database, receiver)
-        runs = [scene.open() for _ in range(RUNS)]
-        made = [scene.take(run, Observations(tuple(FALLING)), utc_now()).decision for run in runs]
+        project = create_project_for(database, receiver)
+        runs = [project.open_run() for _ in range(RUNS)]
+        made = [project.submit(run, Observations(tuple(DECLINING_EVALS)), utc_now()).decision for run in runs]
         answered = {one.id for one in made[::3] if one is not None}
-        reporter = threading.Thread(target=confirm, args=(scene, receiver, answered, end))
+        reporter = threading.Thread(target=confirm, args=(project, receiver, answered, end))
         reporter.start()
         stack.callback(reporter.join)
         stack.callback(end.set)
         for worker in workers:
             stack.callback(worker.kill)
             worker.launch()
-        assert kill_until_over(workers, scene, chance) >= 2
+        assert kill_until_over(workers, project, chance) >= 2
         for run, decision in zip(runs, made, strict=True):
             assert decision is not None
-            told = Counter(row["type"] for row in scene.rows(tables.events, run))
+            told = Counter(row["type"] for row in project.load_rows(tables.events, run))
             if decision.id in answered:
-                assert (states(scene, run)[-1], told["run.stopped"], told["run.stop_failed"]) == ("confirmed", 1, 0)
+                assert (states(project, run)[-1], told["run.stopped"], told["run.stop_failed"]) == ("confirmed", 1, 0)
             else:
-                assert states(scene, run) == LADDER
+                assert states(project, run) == LADDER
                 assert (told["run.stop_requested"], told["run.stop_escalated"], told["run.stop_failed"]) == (2, 1, 1)
         failures = RUNS - len(answered)
         assert receiver.wait_for(lambda: len(receiver.events("run.stop_failed")) == failures, DEADLINE_SECONDS)

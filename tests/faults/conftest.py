@@ -16,7 +16,7 @@ from tests.conftest import ClonePostgres
 from tests.faults.callers import Caller
 from tests.faults.records import installed
 from tests.faults.servers import Replicas, Restartable, restartable, serving
-from tests.service.scenes import Scene
+from tests.service.project_fixture import ProjectFixture
 
 OWN = "this needs a PostgreSQL of its own, not the one that TEST_DATABASE_URL names"
 
@@ -25,7 +25,7 @@ OWN = "this needs a PostgreSQL of its own, not the one that TEST_DATABASE_URL na
 class Installation:
     """One `evalstop serve`, its project as it stands in the database, and a key to that."""
 
-    scene: Scene
+    project: ProjectFixture
     service: Replicas
     key: str
 
@@ -61,5 +61,5 @@ def _installed(folder: Path, url: str) -> Iterator[Installation]:
     with ExitStack() as stack:
         database = Database(url)
         stack.callback(database.close)
-        scene, key = installed(database)
-        yield Installation(scene, stack.enter_context(serving(folder, url)), key)
+        project, key = installed(database)
+        yield Installation(project, stack.enter_context(serving(folder, url)), key)

@@ -16,21 +16,23 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import Scene, set_up, unbound
+from tests.service.project_fixture import ProjectFixture, lift_stop_limits, set_up_project
 
 
-def installed(database: Database) -> tuple[Scene, str]:
+def installed(database: Database) -> tuple[ProjectFixture, str]:
     """A new project, which may have all its runs stopped, with a key that may do everything in it."""
-    scene = set_up(database)
-    unbound(database)
+    project = set_up_project(database)
+    lift_stop_limits(database)
     with database.reading() as tx:
-        name = projects.get_project(tx, scene.project_id).name
-    return scene, api_keys.create_named_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[1]
+        name = projects.get_project(tx, project.id).name
+    return project, api_keys.create_named_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[
+        1
+    ]
 
 
-def run_of(scene: Scene, run_id: str) -> Run:
-    with scene.database.reading() as tx:
-        found = runs.find_run(tx, scene.project_id, UUID(run_id))
+def run_of(project: ProjectFixture, run_id: str) -> Run:
+    with project.database.reading() as tx:
+        found = runs.find_run(tx, project.id, UUID(run_id))
     assert found is not None
     return found
 
@@ -41,41 +43,41 @@ def stands(run: Run) -> dict[str, Any]:
     return {name: getattr(run, name) for name in names}
 
 
-def history(scene: Scene, run: Run) -> dict[str, Any]:
+def history(project: ProjectFixture, run: Run) -> dict[str, Any]:
     """How a run came there: its verdicts, decisions and events, times and ids apart."""
-    changes = sorted(scene.rows(tables.verdicts, run), key=itemgetter("sequence"))
-    made = sorted(scene.rows(tables.decisions, run), key=itemgetter("attempt"))
+    changes = sorted(project.load_rows(tables.verdicts, run), key=itemgetter("sequence"))
+    made = sorted(project.load_rows(tables.decisions, run), key=itemgetter("attempt"))
     return {
         "verdicts": [(row["attempt"], row["verdict"]) for row in changes],
         "decisions": [(row["attempt"], row["state"], row["step"], row["verdict"]) for row in made],
-        "events": sorted(row["type"] for row in scene.rows(tables.events, run)),
+        "events": sorted(row["type"] for row in project.load_rows(tables.events, run)),
     }
 
 
-def values(scene: Scene, run: Run) -> list[tuple[int, str, int, float]]:
+def values(project: ProjectFixture, run: Run) -> list[tuple[int, str, int, float]]:
     """Every stored observation: attempt, metric, step and value; superseded ones too."""
-    rows = scene.rows(tables.observations, run)
+    rows = project.load_rows(tables.observations, run)
     return sorted((row["attempt"], row["metric"], row["step"], row["value"]) for row in rows)
 
 
-def undisturbed(database: Database, news: Iterable[Content], policy: str = "paper") -> tuple[Scene, Run]:
+def undisturbed(database: Database, news: Iterable[Content], policy: str = "paper") -> tuple[ProjectFixture, Run]:
     """The run as one process takes it in that nothing ever happens to."""
-    scene = set_up(database)
-    run = scene.open(policy=policy, mode="enforce")
+    project = set_up_project(database)
+    run = project.open_run(policy=policy, mode="enforce")
     for item in news:
-        scene.take(run, item)
-    return scene, scene.read(run)
+        project.submit(run, item)
+    return project, project.load_run(run)
 
 
 def assert_nothing_lost(
-    scene: Scene, run_id: str, told: Sequence[Sequence[PostedObservation]], embedded: Database
+    project: ProjectFixture, run_id: str, told: Sequence[Sequence[PostedObservation]], embedded: Database
 ) -> None:
     """Each acknowledged observation is stored once and no other is, and the run stands where it would undisturbed."""
-    run = run_of(scene, run_id)
-    assert values(scene, run) == sorted((1, p.metric, p.step, p.value) for points in told for p in points)
+    run = run_of(project, run_id)
+    assert values(project, run) == sorted((1, p.metric, p.step, p.value) for points in told for p in points)
     other, expected = undisturbed(embedded, [Observations(tuple(points)) for points in told])
     assert stands(run) == stands(expected)
-    assert history(scene, run) == history(other, expected)
+    assert history(project, run) == history(other, expected)
 
 
 def deadlocks(database: Database) -> int:

@@ -40,8 +40,10 @@ def embedded(folder: Path, migrated_file: Path, *under: str, **environment: str)
     with ExitStack() as stack:
         database = Database(f"sqlite:///{file}")
         stack.callback(database.close)
-        scene, key = installed(database)
-        yield Installation(scene, stack.enter_context(serving(folder, f"sqlite:///{file}", under, **environment)), key)
+        project, key = installed(database)
+        yield Installation(
+            project, stack.enter_context(serving(folder, f"sqlite:///{file}", under, **environment)), key
+        )
 
 
 @pytest.fixture(scope="module")

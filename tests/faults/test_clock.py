@@ -23,7 +23,7 @@ from evalstop_service.store.database import Database
 from tests.faults.callers import Caller, batch, told
 from tests.faults.records import assert_nothing_lost, history, installed, run_of, stands, undisturbed, values
 from tests.faults.servers import serving
-from tests.service.scenes import NOW, set_up
+from tests.service.project_fixture import NOW, set_up_project
 
 pytestmark = pytest.mark.real
 
@@ -60,22 +60,22 @@ def test_back_by_an_hour(database: Database, embedded_database: Database) -> Non
     """Two processes whose clock steps back again and again, and shows each moment thrice, store and judge what one with
     a good clock does; every change of the run is told from every other.
     """
-    scene, clock = set_up(database), stepping_back()
-    run = scene.open(policy="paper", mode="enforce")
+    project, clock = set_up_project(database), stepping_back()
+    run = project.open_run(policy="paper", mode="enforce")
     processes = [Committer(database, RunCache(), clock, ServiceMetrics()) for _ in range(2)]
     middle, steps = STEPS // 2, [Observations(tuple(told(step))) for step in range(STEPS)]
     news: list[Content] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
     stamps = []
     with running_in_thread(processes[0]), running_in_thread(processes[1]):
         for step, item in enumerate(news):
-            receipt = processes[step % 2].submit_and_wait(Message(scene.project_id, run.id, item))
+            receipt = processes[step % 2].submit_and_wait(Message(project.id, run.id, item))
             stamps.append((receipt.run.version, receipt.run.updated_at))
     other, expected = undisturbed(embedded_database, news)
     assert len({version for version, _ in stamps}) == len(stamps)
     assert stamps == sorted(stamps, key=lambda stamp: stamp[0])
-    assert stands(scene.read(run)) == stands(expected)
-    assert values(scene, run) == values(other, expected)
-    assert history(scene, run) == history(other, expected)
+    assert stands(project.load_run(run)) == stands(expected)
+    assert values(project, run) == values(other, expected)
+    assert history(project, run) == history(other, expected)
     with database.reading() as tx:
         told_last = [change.verdict for change in verdicts.list_verdicts(tx, run.id)]
         times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
@@ -101,7 +101,7 @@ def test_a_process_steps_back(tmp_path: Path, migrated_file: Path, embedded_data
     library, file = a_clock(tmp_path)
     shutil.copyfile(migrated_file, tmp_path / "evalstop.db")
     database = Database(f"sqlite:///{tmp_path / 'evalstop.db'}")
-    scene, key = installed(database)
+    project, key = installed(database)
     with (
         serving(tmp_path, f"sqlite:///{tmp_path / 'evalstop.db'}", LD_PRELOAD=str(library)) as service,
         Caller(key, lambda: service.url) as caller,
@@ -114,8 +114,8 @@ def test_a_process_steps_back(tmp_path: Path, migrated_file: Path, embedded_data
             assert caller.post(f"/runs/{run_id}/observations", batch(told(step)))["accepted"] == 3
         told_last = [change["verdict"]["verdict"] for change in caller.get(f"/runs/{run_id}/verdicts")["items"]]
         assert (caller.refusals, caller.cut) == ([], 0)
-    run = run_of(scene, run_id)
+    run = run_of(project, run_id)
     assert run.updated_at < run.created_at - HOUR
     assert told_last == ["stop", "suspect"]
-    assert_nothing_lost(scene, run_id, [told(step) for step in range(STEPS)], embedded_database)
+    assert_nothing_lost(project, run_id, [told(step) for step in range(STEPS)], embedded_database)
     database.close()

@@ -18,7 +18,7 @@ from tests.faults.conftest import OWN
 from tests.faults.proxies import CommitCutter, commit_cutter
 from tests.faults.records import assert_nothing_lost, installed
 from tests.faults.servers import Replicas, serving
-from tests.service.scenes import Scene
+from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real
 
@@ -33,7 +33,7 @@ TERMS = {"policy": "paper", "mode": "enforce"}
 class Cut:
     """A service that reaches its database through a proxy that cuts it off, and a caller of it."""
 
-    scene: Scene
+    project: ProjectFixture
     service: Replicas
     cutter: CommitCutter
     caller: Caller
@@ -47,10 +47,10 @@ def cut(tmp_path_factory: pytest.TempPathFactory, clone_postgres: ClonePostgres)
     with ExitStack() as stack:
         database = Database(url)
         stack.callback(database.close)
-        scene, key = installed(database)
+        project, key = installed(database)
         cutter, through = stack.enter_context(commit_cutter(url))
         service = stack.enter_context(serving(tmp_path_factory.mktemp("service"), through, **KNOWN_KEYS))
-        yield Cut(scene, service, cutter, stack.enter_context(Caller(key, lambda: service.url)))
+        yield Cut(project, service, cutter, stack.enter_context(Caller(key, lambda: service.url)))
 
 
 def test_the_answer_to_a_commit_is_lost(cut: Cut, embedded_database: Database) -> None:
@@ -65,7 +65,7 @@ def test_the_answer_to_a_commit_is_lost(cut: Cut, embedded_database: Database) -
         assert (receipt["accepted"], receipt["duplicates"]) == ((0, 3) if unheard else (3, 0))
     assert cut.cutter.cuts == cuts + STEPS // 4
     assert cut.caller.refusals == []
-    assert_nothing_lost(cut.scene, run_id, [told(step) for step in range(STEPS)], embedded_database)
+    assert_nothing_lost(cut.project, run_id, [told(step) for step in range(STEPS)], embedded_database)
 
 
 def test_a_replica_is_killed_behind_its_commit(cut: Cut, embedded_database: Database) -> None:
@@ -84,4 +84,4 @@ def test_a_replica_is_killed_behind_its_commit(cut: Cut, embedded_database: Data
         receipt = cut.caller.post(f"/runs/{run_id}/observations", batch(told(step)))
         assert (receipt["accepted"], receipt["duplicates"]) == ((0, 3) if killed else (3, 0))
     assert cut.cutter.cuts == cuts + 2
-    assert_nothing_lost(cut.scene, run_id, [told(step) for step in range(STEPS)], embedded_database)
+    assert_nothing_lost(cut.project, run_id, [told(step) for step in range(STEPS)], embedded_database)

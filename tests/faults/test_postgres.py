@@ -54,7 +54,7 @@ def test_restarted(own_postgres: Restartable, on_own_postgres: Installation, emb
         more(trainers, 30)
     assert sum(trainer.caller.cut for trainer in trainers) == 0
     for trainer in trainers:
-        assert_nothing_lost(on_own_postgres.scene, trainer.run_id, trainer.acknowledged, embedded_database)
+        assert_nothing_lost(on_own_postgres.project, trainer.run_id, trainer.acknowledged, embedded_database)
 
 
 @pytest.mark.timeout(240)
@@ -66,12 +66,12 @@ def test_connections_are_cut(installation: Installation, embedded_database: Data
         wait_until(lambda: all(trainer.acknowledged for trainer in trainers), "every run is open")
         for _ in range(CUTS):
             more(trainers, 12)
-            with installation.scene.database.transaction() as tx:
+            with installation.project.database.transaction() as tx:
                 tx.exec_driver_sql(CUT_ALL)
         more(trainers, 12)
     assert [(trainer.caller.cut, trainer.caller.refusals) for trainer in trainers] == [(0, [])] * TRAINERS
     for trainer in trainers:
-        assert_nothing_lost(installation.scene, trainer.run_id, trainer.acknowledged, embedded_database)
+        assert_nothing_lost(installation.project, trainer.run_id, trainer.acknowledged, embedded_database)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def tries(database: Database) -> int:
 )
 def test_what_passes_is_tried_again(installation: Installation, sqlstate: str, at_commit: bool) -> None:
     """A transaction that fails twice for a reason that passes is committed with the third try."""
-    database = installation.scene.database
+    database = installation.project.database
     with installation.caller() as caller:
         run_id = caller.post("/runs", {"name": f"passes-{sqlstate}-{at_commit}"})["id"]
         with spoiled(database, sqlstate, times=2, at_commit=at_commit):
@@ -121,21 +121,21 @@ def test_what_passes_is_tried_again(installation: Installation, sqlstate: str, a
 
 def test_tries_have_an_end(installation: Installation) -> None:
     """What does not pass is refused after six tries, with what to do; when it is over the same is taken."""
-    database = installation.scene.database
+    database = installation.project.database
     with installation.caller() as caller:
         run_id = caller.post("/runs", {"name": "does-not-pass"})["id"]
         with spoiled(database, "40001", times=TRIES):
             problem = helpful(caller.try_once(f"/runs/{run_id}/observations", batch(told(0))))
             assert problem["title"] == "The database does not answer"
             assert tries(database) == TRIES
-            assert values(installation.scene, run_of(installation.scene, run_id)) == []
+            assert values(installation.project, run_of(installation.project, run_id)) == []
             assert caller.post(f"/runs/{run_id}/observations", batch(told(0)))["accepted"] == 3
 
 
 @pytest.mark.parametrize("sqlstate", ["22012", "P0001", "42P01"], ids=["division", "raised", "no-such-table"])
 def test_a_fault_is_not_tried_again(installation: Installation, sqlstate: str) -> None:
     """An error that lies in what was asked is answered at once: trying again would only hide it."""
-    database = installation.scene.database
+    database = installation.project.database
     with installation.caller() as caller:
         run_id = caller.post("/runs", {"name": f"fault-{sqlstate}"})["id"]
         with spoiled(database, sqlstate, times=1):

@@ -75,7 +75,7 @@ def _step(news: Content) -> tuple[int, int]:
 def a_story(number: int, chance: random.Random) -> Story:
     """A rise, a resume before its end, a second rise and a fall; with repeats and with points that come late."""
     one_by_one = number % 2 == 0
-    policy = ("paper", "default", "watchful")[number % 3]
+    policy = ("paper", "default", "watch-all-roles")[number % 3]
     resumed = chance.randint(14, 20)
     phases = []
     for first, last in ((0, 24), (resumed + 1, 48)):
@@ -163,7 +163,7 @@ def kill_by_turns(service: Replicas, teller: Teller, chance: random.Random, end:
 def test_one_truth(tmp_path: Path, clone_postgres: ClonePostgres, embedded_database: Database, killing: bool) -> None:
     """Sprayed over four replicas, by several clients a run, runs stand and came to stand as fed to one in order."""
     database = Database(clone_postgres())
-    scene, key = installed(database)
+    project, key = installed(database)
     chance = random.Random(SEED)
     stories = [a_story(number, chance) for number in range(8)]
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -182,12 +182,12 @@ def test_one_truth(tmp_path: Path, clone_postgres: ClonePostgres, embedded_datab
         assert killer is None or killer.result() > 0
         service.end()
     for story, run_id in zip(stories, run_ids, strict=True):
-        run = run_of(scene, run_id)
+        run = run_of(project, run_id)
         other, expected = undisturbed(embedded_database, story.in_order(), story.policy)
         assert stands(run) == stands(expected)
-        assert values(scene, run) == story.stored()
+        assert values(project, run) == story.stored()
         if story.one_by_one:
-            assert history(scene, run) == history(other, expected)
+            assert history(project, run) == history(other, expected)
         receipts = teller.receipts[run_id]
         counts = [sum(receipt[name] for receipt in receipts) for name in ("accepted", "duplicates", "conflict_count")]
         sent = sum(len(news.points) for phase in story.phases for news in phase if isinstance(news, Observations))

@@ -16,7 +16,7 @@ from tests.conftest import ClonePostgres
 from tests.faults.callers import DEADLINE_SECONDS, Caller, batch, helpful, told, wait_until
 from tests.faults.records import assert_nothing_lost, installed, run_of, values
 from tests.faults.servers import replicas
-from tests.service.scenes import Scene
+from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real
 
@@ -24,22 +24,22 @@ CLIENTS = 8
 
 
 @pytest.fixture
-def scene_and_key(clone_postgres: ClonePostgres) -> Iterator[tuple[Scene, str]]:
+def project_and_key(clone_postgres: ClonePostgres) -> Iterator[tuple[ProjectFixture, str]]:
     database = Database(clone_postgres())
     yield installed(database)
     database.close()
 
 
-def url_of(scene: Scene) -> str:
-    return scene.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+def url_of(project: ProjectFixture) -> str:
+    return project.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def test_nothing_but_what_was_answered(
-    tmp_path: Path, scene_and_key: tuple[Scene, str], embedded_database: Database
+    tmp_path: Path, project_and_key: tuple[ProjectFixture, str], embedded_database: Database
 ) -> None:
     """Told to end amid posts, the service answers all that it stores, and refuses the rest in a way that helps."""
-    scene, key = scene_and_key
-    with replicas(tmp_path, url_of(scene), 1) as service, ThreadPoolExecutor(CLIENTS) as threads:
+    project, key = project_and_key
+    with replicas(tmp_path, url_of(project), 1) as service, ThreadPoolExecutor(CLIENTS) as threads:
         enough, acknowledged = threading.Event(), [0] * CLIENTS
 
         def post_until_refused(number: int) -> tuple[str, list[list[PostedObservation]]]:
@@ -67,14 +67,14 @@ def test_nothing_but_what_was_answered(
         results = [client.result() for client in clients]
     for run_id, stored in results:
         assert len(stored) >= 10
-        assert_nothing_lost(scene, run_id, stored, embedded_database)
+        assert_nothing_lost(project, run_id, stored, embedded_database)
 
 
-def test_what_waits_is_answered(tmp_path: Path, scene_and_key: tuple[Scene, str]) -> None:
+def test_what_waits_is_answered(tmp_path: Path, project_and_key: tuple[ProjectFixture, str]) -> None:
     """Requests that wait for the database when the service is told to end are answered; nobody new is let in."""
-    scene, key = scene_and_key
+    project, key = project_and_key
     with (
-        replicas(tmp_path, url_of(scene), 1) as service,
+        replicas(tmp_path, url_of(project), 1) as service,
         ThreadPoolExecutor(CLIENTS) as threads,
         Caller(key, lambda: service.url) as caller,
     ):
@@ -91,21 +91,21 @@ def test_what_waits_is_answered(tmp_path: Path, scene_and_key: tuple[Scene, str]
                 accepted: int = response.json()["accepted"]
                 return accepted
 
-        with scene.database.transaction() as tx:
+        with project.database.transaction() as tx:
             tx.exec_driver_sql("LOCK TABLE observations IN SHARE MODE")
             posted = [threads.submit(post, run_id) for run_id in run_ids]
-            wait_until(lambda: _waiting(scene) > 0, "the service waits for the table")
+            wait_until(lambda: _waiting(project) > 0, "the service waits for the table")
             program.terminate()
             wait_until(lambda: _is_shut(service.url), "nobody new is let in")
         accepted = [answer.result() for answer in posted]
         program.wait(DEADLINE_SECONDS)
     assert any(accepted)
-    assert [len(values(scene, run_of(scene, run_id))) for run_id in run_ids] == accepted
+    assert [len(values(project, run_of(project, run_id))) for run_id in run_ids] == accepted
 
 
-def _waiting(scene: Scene) -> int:
+def _waiting(project: ProjectFixture) -> int:
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    with scene.database.reading() as tx:
+    with project.database.reading() as tx:
         count: int = tx.exec_driver_sql(query).scalar_one()
     return count
 

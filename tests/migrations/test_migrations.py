@@ -17,7 +17,7 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
 
-from tests.service.commands import run
+from tests.service.commands import run_evalstop
 
 
 def tables(database: Database) -> set[str]:
@@ -126,7 +126,7 @@ def test_a_migration_is_one_transaction(empty: Database) -> None:
 
 
 def migrate(url: str, *options: str) -> CompletedProcess[str]:
-    return run(dict(os.environ), "migrate", "--database-url", url, *options)
+    return run_evalstop(dict(os.environ), "migrate", "--database-url", url, *options)
 
 
 def test_migrating_twice(empty_url: str) -> None:

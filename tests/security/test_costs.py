@@ -18,12 +18,12 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import NOW, Scene, evals, set_up
+from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
-    return set_up(database)
+def project(database: Database) -> ProjectFixture:
+    return set_up_project(database)
 
 
 POINT = PostedObservation("eval", 1, 0.5)
@@ -45,21 +45,21 @@ def test_a_key_pays_for_the_replays_of_its_late_points() -> None:
     assert shares.find_objection(Message(uuid4(), uuid4(), message.content), REPLAYING) is None
 
 
-def test_a_late_point_past_the_share_waits_and_others_are_stored(scene: Scene) -> None:
+def test_a_late_point_past_the_share_waits_and_others_are_stored(project: ProjectFixture) -> None:
     """The late point of a key in debt is refused with the time to wait; points in order, and other keys, are taken."""
     cache, sender = RunCache(), uuid4()
-    committer = Committer(scene.database, cache, lambda: NOW, metrics := ServiceMetrics())
-    run = scene.open()
+    committer = Committer(project.database, cache, lambda: NOW, metrics := ServiceMetrics())
+    run = project.open_run()
 
     def post(step: int, key: UUID | None = sender) -> int:
         content = Observations(tuple(evals(0.5, start=step)))
-        message = Message(scene.project_id, run.id, content, key)
+        message = Message(project.id, run.id, content, key)
         return committer.submit_and_wait(message).accepted
 
     with running_in_thread(committer):
         assert post(10) == 1
         assert post(20) == 1
-        committer.replays.charge(Message(scene.project_id, run.id, Observations((POINT,)), sender), OWED_SECONDS)
+        committer.replays.charge(Message(project.id, run.id, Observations((POINT,)), sender), OWED_SECONDS)
         with pytest.raises(TooOften, match="late"):
             post(5)
         assert post(30) == 1
@@ -67,15 +67,15 @@ def test_a_late_point_past_the_share_waits_and_others_are_stored(scene: Scene) -
     assert metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "replays"}) == 1
 
 
-def test_a_key_pays_for_the_processor_that_its_late_points_take(scene: Scene) -> None:
+def test_a_key_pays_for_the_processor_that_its_late_points_take(project: ProjectFixture) -> None:
     """One late point takes more than a share that is as good as none, so that the next has to wait."""
     limits = Limits(replays=Rate(burst=1.0, per_second=1e-9))
-    committer, sender = Committer(scene.database, RunCache(), lambda: NOW, ServiceMetrics(), limits), uuid4()
-    run = scene.open()
+    committer, sender = Committer(project.database, RunCache(), lambda: NOW, ServiceMetrics(), limits), uuid4()
+    run = project.open_run()
 
     def post(step: int) -> int:
         content = Observations(tuple(evals(0.5, start=step)))
-        return committer.submit_and_wait(Message(scene.project_id, run.id, content, sender)).accepted
+        return committer.submit_and_wait(Message(project.id, run.id, content, sender)).accepted
 
     with running_in_thread(committer):
         assert [post(step) for step in (10, 20, 5, 30)] == [1, 1, 1, 1]
@@ -85,12 +85,12 @@ def test_a_key_pays_for_the_processor_that_its_late_points_take(scene: Scene) ->
 
 def test_a_replay_holds_up_no_other_run(postgres_database: Database) -> None:
     """While a late point has a long run stepped again, the post of another run is committed and answered."""
-    scene = set_up(postgres_database)
-    committer = Committer(scene.database, RunCache(), lambda: NOW, ServiceMetrics(), Limits(slow_seconds=3600.0))
-    long, other = scene.open(), scene.open()
+    project = set_up_project(postgres_database)
+    committer = Committer(project.database, RunCache(), lambda: NOW, ServiceMetrics(), Limits(slow_seconds=3600.0))
+    long, other = project.open_run(), project.open_run()
 
     def message(run: Run, points: Sequence[PostedObservation]) -> Message:
-        return Message(scene.project_id, run.id, Observations(tuple(points)))
+        return Message(project.id, run.id, Observations(tuple(points)))
 
     async def post() -> bool:
         async with committer.run():
@@ -119,14 +119,14 @@ def test_steps_are_weighed() -> None:
 
 
 @pytest.mark.parametrize(("step_seconds", "commits"), [(0.0, 2), (60.0, 1)])
-def test_a_costly_run_is_committed_apart_and_marked(scene: Scene, step_seconds: float, commits: int) -> None:
+def test_a_costly_run_is_committed_apart_and_marked(project: ProjectFixture, step_seconds: float, commits: int) -> None:
     """Past the budget a run is counted and marked, and its next messages share no commit with those of other runs."""
     metrics = ServiceMetrics()
-    committer = Committer(scene.database, RunCache(), lambda: NOW, metrics, Limits(step_seconds=step_seconds))
-    costly, other = scene.open(), scene.open()
+    committer = Committer(project.database, RunCache(), lambda: NOW, metrics, Limits(step_seconds=step_seconds))
+    costly, other = project.open_run(), project.open_run()
 
     def message(run: Run, step: int) -> Message:
-        return Message(scene.project_id, run.id, Observations(tuple(evals(0.5, start=step))))
+        return Message(project.id, run.id, Observations(tuple(evals(0.5, start=step))))
 
     def count(name: str) -> float:
         return metrics.registry.get_sample_value(name) or 0.0
@@ -141,6 +141,6 @@ def test_a_costly_run_is_committed_apart_and_marked(scene: Scene, step_seconds: 
     assert asyncio.run(post()) == commits
     is_marked = commits == 2
     assert (count("evalstop_costly_steps_total") > 0) == is_marked
-    with scene.database.reading() as tx:
+    with project.database.reading() as tx:
         seconds = run_health.load_health(tx, [costly.id])[costly.id].costly_step_seconds
     assert (seconds is not None) == is_marked

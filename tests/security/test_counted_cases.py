@@ -16,33 +16,33 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.cases_written import write
-from tests.service.scenes import NOW, Scene, evals, set_up
+from tests.service.case_rows import insert_cases
+from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
 
 LINE = 0.8
 PER_DAY = 20
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
+def project(database: Database) -> ProjectFixture:
     """A project with a policy that has to earn its stage."""
-    scene = set_up(database)
+    project = set_up_project(database)
     with database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, scene.project_id, "watchful", 1, LINE, 0.25, NOW)
-    return scene
+        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, LINE, 0.25, NOW)
+    return project
 
 
-def load(scene: Scene) -> StageCases:
-    with scene.database.reading() as tx:
-        held = rollout_stages.find_stage(tx, scene.project_id, "watchful")
+def load(project: ProjectFixture) -> StageCases:
+    with project.database.reading() as tx:
+        held = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
         assert held is not None
         return rollout_stage.load_stage_cases(tx, held)
 
 
-def explain(scene: Scene) -> set[str]:
-    with scene.database.reading() as tx:
-        listed = case_counts.list_cases(tx, scene.project_id, CaseFilter(), limit=200)
-        return set(rollout_stage.explain_shortfalls(tx, scene.project_id, listed).values())
+def explain(project: ProjectFixture) -> set[str]:
+    with project.database.reading() as tx:
+        listed = case_counts.list_cases(tx, project.id, CaseFilter(), limit=200)
+        return set(rollout_stage.explain_shortfalls(tx, project.id, listed).values())
 
 
 @pytest.mark.parametrize(
@@ -53,42 +53,44 @@ def explain(scene: Scene) -> set[str]:
         ({"gpu_hours": 0.02}, Shortfall.GPU_HOURS, "used 0.02 of the 0.1 GPU-hours needed"),
     ],
 )
-def test_tiny_runs_earn_no_trust(scene: Scene, known: dict[str, Any], shortfall: Shortfall, said: str) -> None:
+def test_tiny_runs_earn_no_trust(
+    project: ProjectFixture, known: dict[str, Any], shortfall: Shortfall, said: str
+) -> None:
     """However many short runs say that a policy was right, its precision is not measured by them."""
-    run = scene.open(policy="watchful")
-    write(scene.database, run, 100, **known)
-    write(scene.database, run, 3, gpu_hours=50.0)
-    shown = load(scene)
+    run = project.open_run(policy="watch-all-roles")
+    insert_cases(project.database, run, 100, **known)
+    insert_cases(project.database, run, 3, gpu_hours=50.0)
+    shown = load(project)
     assert (shown.counted, shown.of_version.decided) == (3, 3)
     assert shown.not_counted == {one: 100 if one is shortfall else 0 for one in Shortfall}
-    assert explain(scene) == {said}
+    assert explain(project) == {said}
 
 
-def test_one_key_earns_so_much_a_day(scene: Scene) -> None:
+def test_one_key_earns_so_much_a_day(project: ProjectFixture) -> None:
     """Of each key and day the first cases count, right or wrong; the next day, and another key, count anew."""
-    run, key = scene.open(policy="watchful"), new_id()
-    write(scene.database, run, PER_DAY - 1, key_id=key)
-    write(scene.database, run, 1, NOW + timedelta(minutes=1), key_id=key, outcome="wrong")
-    write(scene.database, run, 60, NOW + timedelta(minutes=2), key_id=key)
-    write(scene.database, run, 1, NOW, key_id=key, seconds=1.0)  # what does not count takes no place
-    shown = load(scene)
+    run, key = project.open_run(policy="watch-all-roles"), new_id()
+    insert_cases(project.database, run, PER_DAY - 1, key_id=key)
+    insert_cases(project.database, run, 1, NOW + timedelta(minutes=1), key_id=key, outcome="wrong")
+    insert_cases(project.database, run, 60, NOW + timedelta(minutes=2), key_id=key)
+    insert_cases(project.database, run, 1, NOW, key_id=key, seconds=1.0)  # what does not count takes no place
+    shown = load(project)
     assert (shown.counted, shown.not_counted[Shortfall.KEY_AND_DAY]) == (PER_DAY, 60)
     assert shown.of_version.value == (PER_DAY - 1) / PER_DAY
-    assert explain(scene) == {
+    assert explain(project) == {
         f"its key already has the {PER_DAY} cases that count in a day",
         "lasted 1 s of the 10 min needed",
     }
-    write(scene.database, run, 60, NOW + timedelta(days=1), key_id=key)
-    write(scene.database, run, 1, NOW, key_id=new_id())
-    assert load(scene).counted == 2 * PER_DAY + 1
+    insert_cases(project.database, run, 60, NOW + timedelta(days=1), key_id=key)
+    insert_cases(project.database, run, 1, NOW, key_id=new_id())
+    assert load(project).counted == 2 * PER_DAY + 1
 
 
-def test_a_case_says_what_its_run_showed(scene: Scene) -> None:
+def test_a_case_says_what_its_run_showed(project: ProjectFixture) -> None:
     """How long it lasted by the service's clock, with how many finite evals; what was resumed away stays shown."""
-    run = scene.open(policy="watchful")
-    scene.post(run, [*evals(0.1, 0.2, 0.3), PostedObservation("eval", 3, float("nan"))])
-    commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW + timedelta(seconds=40))
-    (case,) = scene.rows(tables.cases, run)
+    run = project.open_run(policy="watch-all-roles")
+    project.post_observations(run, [*evals(0.1, 0.2, 0.3), PostedObservation("eval", 3, float("nan"))])
+    commands.finish_run(project.database, project.id, run.id, "completed", NOW + timedelta(seconds=40))
+    (case,) = project.load_rows(tables.cases, run)
     assert (case["seconds"], case["evals"], case["key_id"]) == (40.0, 3, None)
 
 

@@ -21,7 +21,7 @@ from evalstop_service.store.observations import PostedObservation
 from tests.fixtures.http import certificates
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.scenes import set_up
+from tests.service.project_fixture import set_up_project
 from tests.service.web.api.api_calls import BODIES, ENDPOINT, expect_json, expect_problem
 
 NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=3)
@@ -29,9 +29,9 @@ NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoi
 
 def limit(database: Database, name: str, quotas: Quotas) -> None:
     with database.transaction() as tx:
-        project = projects.find_project_by_name(tx, name)
-        assert project is not None
-        projects.update_project(tx, replace(project, quotas=quotas))
+        project_row = projects.find_project_by_name(tx, name)
+        assert project_row is not None
+        projects.update_project(tx, replace(project_row, quotas=quotas))
 
 
 @pytest.fixture
@@ -95,31 +95,31 @@ def post_metrics(client: httpx.Client, run_id: str, count: int, step: int = 1) -
 
 def test_nothing_of_a_batch_past_the_quota_is_stored(database: Database) -> None:
     """A batch with one metric too many is refused whole, however many came before; known metrics go on."""
-    scene = set_up(database)
+    project = set_up_project(database)
     with database.transaction() as tx:
-        project = projects.get_project(tx, scene.project_id)
-        projects.update_project(tx, replace(project, quotas=Quotas(metrics_per_run=150)))
-    run = scene.open()
+        project_row = projects.get_project(tx, project.id)
+        projects.update_project(tx, replace(project_row, quotas=Quotas(metrics_per_run=150)))
+    run = project.open_run()
 
     def points(first: int, last: int, step: int) -> list[PostedObservation]:
         return [PostedObservation(f"m{index}", step, 0.5) for index in range(first, last)]
 
-    assert scene.post(run, points(0, 150, 1)).accepted == 150
+    assert project.post_observations(run, points(0, 150, 1)).accepted == 150
     with pytest.raises(QuotaReached, match="metrics_per_run"):
-        scene.post(run, points(140, 151, 2))
-    assert scene.post(run, points(140, 150, 2)).accepted == 10
+        project.post_observations(run, points(140, 151, 2))
+    assert project.post_observations(run, points(140, 150, 2)).accepted == 10
 
 
 def test_use_is_counted_by_project(database: Database) -> None:
     """What a project uses is its own, to the present day; a project at its quota stands out among all."""
-    scene, other = set_up(database), set_up(database)
+    project, other = set_up_project(database), set_up_project(database)
     now = datetime.now(UTC)
-    scene.open()
+    project.open_run()
     with database.reading() as tx:
-        used = {use.quota: use.used for use in quota_use.load_use(tx, now, scene.project_id)[scene.project_id]}
+        used = {use.quota: use.used for use in quota_use.load_use(tx, now, project.id)[project.id]}
         tomorrow = quota_use.load_use(tx, now + timedelta(days=1))
-        assert {use.quota: use.used for use in tomorrow[scene.project_id]}[Quota.RUNS_PER_DAY] == 0
-        assert {use.quota: use.used for use in tomorrow[other.project_id]}[Quota.OPEN_RUNS] == 0
+        assert {use.quota: use.used for use in tomorrow[project.id]}[Quota.RUNS_PER_DAY] == 0
+        assert {use.quota: use.used for use in tomorrow[other.id]}[Quota.OPEN_RUNS] == 0
     assert used == {
         Quota.OPEN_RUNS: 1,
         Quota.RUNS_PER_DAY: 1,
@@ -128,8 +128,8 @@ def test_use_is_counted_by_project(database: Database) -> None:
         Quota.POLICIES: 2,
     }
     with database.transaction() as tx:
-        project = projects.get_project(tx, scene.project_id)
-        projects.update_project(tx, replace(project, quotas=Quotas(open_runs=1)))
+        project_row = projects.get_project(tx, project.id)
+        projects.update_project(tx, replace(project_row, quotas=Quotas(open_runs=1)))
         assert quota_use.find_highest_use(tx, now)[Quota.OPEN_RUNS] == 1.0
 
 

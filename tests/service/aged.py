@@ -16,8 +16,8 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service import scenes
-from tests.service.scenes import Scene
+from tests.service import project_fixture
+from tests.service.project_fixture import ProjectFixture
 
 VERDICT = Verdict(Call.STOP, 1, None, "")
 
@@ -30,26 +30,24 @@ KEEP_DAYS = 30
 AT_ONCE = Pace(rows=7, pause_seconds=0)
 
 
-def a_scene(database: Database, keep_days: int | None = KEEP_DAYS) -> Scene:
+def a_scene(database: Database, keep_days: int | None = KEEP_DAYS) -> ProjectFixture:
     """A project that keeps its runs for so many days."""
-    scene = scenes.set_up(database)
+    project = project_fixture.set_up_project(database)
     with database.transaction() as tx:
-        tx.execute(
-            tables.projects.update().where(tables.projects.c.id == scene.project_id).values(retention_days=keep_days)
-        )
-    return scene
+        tx.execute(tables.projects.update().where(tables.projects.c.id == project.id).values(retention_days=keep_days))
+    return project
 
 
-def name_of(scene: Scene) -> str:
-    with scene.database.reading() as tx:
-        return projects.get_project(tx, scene.project_id).name
+def name_of(project: ProjectFixture) -> str:
+    with project.database.reading() as tx:
+        return projects.get_project(tx, project.id).name
 
 
-def ended(scene: Scene, days_ago: float | None, points: int = 20) -> Run:
+def ended(project: ProjectFixture, days_ago: float | None, points: int = 20) -> Run:
     """A run with rows in every table, which ended so many days ago, or (None) goes on."""
-    run = scene.open()
-    with scene.database.transaction() as tx:
-        fill(tx, scene, run, points)
+    run = project.open_run()
+    with project.database.transaction() as tx:
+        fill(tx, project, run, points)
         if days_ago is not None:
             end(tx, run, NOW - timedelta(days=days_ago))
     return run
@@ -60,7 +58,7 @@ def end(tx: Transaction, run: Run, at: datetime | None) -> None:
     tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(values))
 
 
-def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
+def fill(tx: Transaction, project: ProjectFixture, run: Run, points: int) -> None:
     key = {"run_id": run.id}
     for step in range(points):
         for metric in ("eval", "loss"):
@@ -75,7 +73,7 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     decision = new_id()
     tx.execute(
         tables.decisions.insert().values(
-            **key, id=decision, project_id=scene.project_id, attempt=1, state="confirmed", step=1, verdict=VERDICT,
+            **key, id=decision, project_id=project.id, attempt=1, state="confirmed", step=1, verdict=VERDICT,
             policy_id=run.policy_id, due_at=NOW, created_at=NOW, observed_probability=0.0,
         )
     )  # fmt: skip
@@ -84,12 +82,12 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     outcomes.add_outcome(tx, run.id, 1, outcome=DecisionOutcome.RIGHT, turn_step=None, actor="a", note="", now=NOW)
 
 
-def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:
+def deliver(tx: Transaction, project: ProjectFixture, run: Run, state: str, *, enabled: bool) -> None:
     """An event of a run with a delivery in this state and an attempt at it, to an endpoint of its own."""
-    endpoint = endpoints.add_endpoint(tx, scene.project_id, url="https://example.org", event_types=EVERY_EVENT, now=NOW)
+    endpoint = endpoints.add_endpoint(tx, project.id, url="https://example.org", event_types=EVERY_EVENT, now=NOW)
     event, delivery = new_id(), new_id()
     own = {"run_id": run.id, "created_at": NOW}
-    tx.execute(tables.events.insert().values(**own, id=event, project_id=scene.project_id, type="t", body="{}"))
+    tx.execute(tables.events.insert().values(**own, id=event, project_id=project.id, type="t", body="{}"))
     tx.execute(
         tables.deliveries.insert().values(
             **own, id=delivery, event_id=event, endpoint_id=endpoint.id, state=state, attempts=1, due_at=NOW
@@ -120,5 +118,5 @@ def is_empty(database: Database, run: Run) -> bool:
     return not any(held(database, run, rows.REMOVED).values())
 
 
-def is_marked(scene: Scene, run: Run) -> bool:
-    return scene.read(run).pruned_at is not None
+def is_marked(project: ProjectFixture, run: Run) -> bool:
+    return project.load_run(run).pruned_at is not None

@@ -11,7 +11,7 @@ from tests.fixtures.forked_commands import ForkedCommand
 TIMEOUT_SECONDS = 60
 
 
-def run(environment: dict[str, str], *arguments: str) -> CompletedProcess[str]:
+def run_evalstop(environment: dict[str, str], *arguments: str) -> CompletedProcess[str]:
     """Run `evalstop` with these arguments to its end."""
     with TemporaryDirectory() as folder:
         errors = Path(folder, "stderr")

@@ -34,7 +34,7 @@ class RunningCommitter:
         self.now = datetime.now(UTC)
         self.committer = Committer(database, cache, lambda: self.now, self.metrics)
         self._exit = AsyncExitStack()
-        on_loop(self._exit.enter_async_context(self.committer.run()))
+        run_on_loop(self._exit.enter_async_context(self.committer.run()))
 
     def submit_all(self, messages: Sequence[Message], now: datetime) -> list[Receipt | ServiceError]:
         """Submit messages in one turn of the loop."""
@@ -43,7 +43,7 @@ class RunningCommitter:
             return await asyncio.gather(*map(self.committer.submit, messages), return_exceptions=True)
 
         self.now = now
-        return cast("list[Receipt | ServiceError]", on_loop(together()))
+        return cast("list[Receipt | ServiceError]", run_on_loop(together()))
 
     def count(self, name: str, **labels: str) -> float:
         """What the committer counted."""
@@ -51,17 +51,17 @@ class RunningCommitter:
 
     def close(self) -> None:
         """Commit what waits."""
-        on_loop(self._exit.aclose())
+        run_on_loop(self._exit.aclose())
 
 
-def close_all() -> None:
+def close_all_committers() -> None:
     """Close the committers that are open."""
     with _lock:
         while _running:
             _running.pop().close()
 
 
-def close_those_of(database: Database) -> None:
+def close_committers_of(database: Database) -> None:
     """Close the committers that are open on this database."""
     with _lock:
         for running in [one for one in _running if one.database is database]:
@@ -69,7 +69,7 @@ def close_those_of(database: Database) -> None:
             running.close()
 
 
-def on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """What comes of a coroutine that runs on the loop."""
     global _loop
     if _loop is None:
@@ -78,7 +78,7 @@ def on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop).result(DEADLINE_SECONDS)
 
 
-def committer_of(database: Database, cache: RunCache) -> RunningCommitter:
+def get_committer(database: Database, cache: RunCache) -> RunningCommitter:
     """The committer with this cache; those used longest ago are closed."""
     with _lock:
         found = next((one for one in _running if one.cache is cache and one.database is database), None)

@@ -10,21 +10,21 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.event_check import check_events
-from tests.service.scenes import NOW, Scene, set_up
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 
 
 @pytest.fixture
-def scene(database: Database) -> Iterator[Scene]:
+def project(database: Database) -> Iterator[ProjectFixture]:
     """A project; the events that the test has led to are held to their schemas."""
-    yield set_up(database)
+    yield set_up_project(database)
     check_events(database)
 
 
 @pytest.fixture
-def graceful(database: Database) -> Iterator[Scene]:
+def veto_project(database: Database) -> Iterator[ProjectFixture]:
     """A project whose stops wait a minute for a veto, with a subscribed endpoint."""
-    scene = set_up(database, veto_window_seconds=60.0)
+    project = set_up_project(database, veto_window_seconds=60.0)
     with database.transaction() as tx:
-        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
-    yield scene
+        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
+    yield project
     check_events(database)

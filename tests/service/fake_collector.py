@@ -20,7 +20,7 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedSpan:
     """A span as it arrived; ids in hexadecimal."""
 
     service: str
@@ -35,7 +35,7 @@ class Collected:
     raw: bytes
 
     @property
-    def place(self) -> str:
+    def context(self) -> str:
         """Its trace and its id, as the middle of a `traceparent` has them; the exporter leaves the flags out."""
         return f"{self.trace_id}-{self.span_id}"
 
@@ -44,23 +44,23 @@ class FakeCollector:
     """`endpoint` is what `OTEL_EXPORTER_OTLP_ENDPOINT` would name."""
 
     def __init__(self) -> None:
-        self.spans: list[Collected] = []
+        self.spans: list[CollectedSpan] = []
         self.endpoint = ""
 
-    def take(self, body: bytes) -> None:
+    def receive_export(self, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         for part in request.resource_spans:
             service = str(_values(part.resource.attributes)["service.name"])
-            self.spans += [_collected(service, span) for scope in part.scope_spans for span in scope.spans]
+            self.spans += [_convert_span(service, span) for scope in part.scope_spans for span in scope.spans]
 
-    def named(self, name: str) -> Collected:
+    def find_span(self, name: str) -> CollectedSpan:
         """The one span of this name."""
         [found] = [span for span in self.spans if span.name == name]
         return found
 
 
 @contextmanager
-def collecting() -> Iterator[FakeCollector]:
+def run_collector() -> Iterator[FakeCollector]:
     """A collector that listens on a port of its own until the end of the block."""
     collector = FakeCollector()
 
@@ -69,7 +69,7 @@ def collecting() -> Iterator[FakeCollector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             assert self.path == "/v1/traces"
             assert self.headers["Content-Type"] == "application/x-protobuf"
-            collector.take(gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
+            collector.receive_export(gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
             self.end_headers()
@@ -89,8 +89,8 @@ def collecting() -> Iterator[FakeCollector]:
             thread.join()
 
 
-def _collected(service: str, span: Sent) -> Collected:
-    return Collected(
+def _convert_span(service: str, span: Sent) -> CollectedSpan:
+    return CollectedSpan(
         service=service,
         name=span.name,
         kind=Sent.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),

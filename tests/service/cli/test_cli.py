@@ -26,7 +26,7 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.forked_commands import ForkedCommand
 from tests.fixtures.projects import create_project
-from tests.service.commands import run
+from tests.service.commands import run_evalstop
 
 TIMEOUT_SECONDS = 60
 
@@ -97,34 +97,42 @@ def test_up_tells_a_person(environment: dict[str, str]) -> None:
 
 def test_prepares_by_hand(environment: dict[str, str]) -> None:
     """Migrate, make a project, make keys: each says what it did, for machines too."""
-    assert json.loads(run(environment, "migrate", "--json").stdout) == {"before": None, "after": schema.head_revision()}
+    assert json.loads(run_evalstop(environment, "migrate", "--json").stdout) == {
+        "before": None,
+        "after": schema.head_revision(),
+    }
     words = ("alignment", "--mode", "enforce", "--veto-window-seconds", "5", "--json")
-    project = run(environment, "admin", "project", "create", *words)
+    project = run_evalstop(environment, "admin", "project", "create", *words)
     assert json.loads(project.stdout)["name"] == "alignment"
     key_words = ("--project", "alignment", "--name", "k", "--scopes", "read", "--json")
-    made = run(environment, "admin", "key", "create", *key_words)
+    made = run_evalstop(environment, "admin", "key", "create", *key_words)
     key = json.loads(made.stdout)
     assert (key["scopes"], key["key"][:4]) == (["read"], "esk_")
-    plain = run(environment, "admin", "key", "create", "--installation", "--name", "landlord", "--scopes", "admin")
+    plain = run_evalstop(
+        environment, "admin", "key", "create", "--installation", "--name", "landlord", "--scopes", "admin"
+    )
     assert plain.stdout.startswith("esk_")
     with running(environment, "serve", "--port", "0", "--json") as process:
         assert runs(first_line(process)["url"], key["key"]) == 200
-    paused = run(environment, "pause", "alignment", "--actor", "dana", "--reason", "broken evals", "--json")
+    paused = run_evalstop(environment, "pause", "alignment", "--actor", "dana", "--reason", "broken evals", "--json")
     assert json.loads(paused.stdout) == {"project": "alignment", "paused": True}
-    assert "resumed" in run(environment, "resume", "alignment").stdout
-    lost = run(environment, "pause", "nosuch")
+    assert "resumed" in run_evalstop(environment, "resume", "alignment").stdout
+    lost = run_evalstop(environment, "pause", "nosuch")
     assert (lost.returncode, "nosuch" in lost.stderr) == (1, True)
-    again = run(environment, "admin", "project", "create", "alignment")
+    again = run_evalstop(environment, "admin", "project", "create", "alignment")
     assert (again.returncode, "alignment" in again.stderr) == (1, True)
-    nosuch = run(environment, "admin", "key", "create", "--project", "nosuch", "--name", "k")
+    nosuch = run_evalstop(environment, "admin", "key", "create", "--project", "nosuch", "--name", "k")
     assert (nosuch.returncode, "project create" in nosuch.stderr) == (1, True)
     for name in ("a\nb", " ", "\udcff"):
-        assert run(environment, "admin", "key", "create", "--project", "alignment", "--name", name).returncode == 1
+        assert (
+            run_evalstop(environment, "admin", "key", "create", "--project", "alignment", "--name", name).returncode
+            == 1
+        )
 
 
 def test_a_wrong_folder_is_not_filled(environment: dict[str, str]) -> None:
     """A command that needs an installation says where it looked for one, and makes none."""
-    done = run(environment, "admin", "key", "create", "--name", "k")
+    done = run_evalstop(environment, "admin", "key", "create", "--name", "k")
     assert done.returncode == 1
     assert f"there is no installation in {environment['EVALSTOP_DATA_FOLDER']}" in done.stderr
     assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
@@ -136,7 +144,7 @@ def test_needs_a_schema(environment: dict[str, str], command: list[str]) -> None
     folder = Path(environment["EVALSTOP_DATA_FOLDER"])
     folder.mkdir()
     (folder / "evalstop.db").touch()
-    done = run(environment, *command)
+    done = run_evalstop(environment, *command)
     assert done.returncode == 1
     assert "evalstop migrate" in done.stderr
     assert "Traceback" not in done.stderr
@@ -148,7 +156,7 @@ def test_port_in_use(environment: dict[str, str]) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        done = run(environment, "up", "--port", port)
+        done = run_evalstop(environment, "up", "--port", port)
     assert done.returncode == 1
     assert port in done.stderr
     assert "Traceback" not in done.stderr
@@ -169,7 +177,7 @@ def test_port_in_use(environment: dict[str, str]) -> None:
 )
 def test_says_what_is_wrong(environment: dict[str, str], settings: dict[str, str], code: int, words: str) -> None:
     """A setting that cannot be used, or a database that is not there: one line that names it, no traceback."""
-    done = run(environment | settings, "migrate")
+    done = run_evalstop(environment | settings, "migrate")
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -180,7 +188,7 @@ def test_no_database_at_all(environment: dict[str, str], tmp_path: Path) -> None
     """A file that is no database is left alone."""
     file = tmp_path / "notes.txt"
     file.write_text("not a database, but long enough to be looked at as one " * 100)
-    done = run(environment | {"EVALSTOP_DATABASE_URL": f"sqlite:///{file}"}, "migrate")
+    done = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": f"sqlite:///{file}"}, "migrate")
     assert done.returncode == 1
     assert "not a database" in done.stderr
     assert "Traceback" not in done.stderr
@@ -195,7 +203,7 @@ def test_a_newer_schema(environment: dict[str, str], tmp_path: Path) -> None:
     with database.transaction() as tx:
         tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     database.close()
-    done = run(environment | {"EVALSTOP_DATABASE_URL": url}, "up", "--port", "0")
+    done = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": url}, "up", "--port", "0")
     assert done.returncode == 1
     assert "newer" in done.stderr
     assert "Traceback" not in done.stderr
@@ -209,17 +217,17 @@ def test_usage(environment: dict[str, str]) -> None:
         ["admin", "key"],
         ["admin", "key", "create", "--name", "k", "--scopes", "nosuch"],
     ):
-        done = run(environment, *arguments)
+        done = run_evalstop(environment, *arguments)
         assert done.returncode == 2
         assert "usage: evalstop" in done.stderr
-    helped = run(environment, "--help")
+    helped = run_evalstop(environment, "--help")
     assert helped.returncode == 0
     assert "examples:" in helped.stdout
 
 
 def test_openapi(environment: dict[str, str]) -> None:
     """The API's document is printed without a database, and none is made for it."""
-    done = run(environment, "openapi")
+    done = run_evalstop(environment, "openapi")
     assert done.returncode == 0
     assert "/api/v1/runs" in json.loads(done.stdout)["paths"]
     assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
@@ -227,8 +235,8 @@ def test_openapi(environment: dict[str, str]) -> None:
 
 def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
     """`secrets rotate` seals what stood in plain text, says how much, and refuses without a key."""
-    run(environment, "migrate")
-    refused = run(environment, "secrets", "rotate")
+    run_evalstop(environment, "migrate")
+    refused = run_evalstop(environment, "secrets", "rotate")
     assert refused.returncode == cli.FAILED
     assert "EVALSTOP_SECRET_KEYS" in refused.stderr
     database = Database(f"sqlite:///{environment['EVALSTOP_DATA_FOLDER']}/evalstop.db")
@@ -236,7 +244,7 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
     with database.transaction() as tx:
         plain = endpoints.add_endpoint(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
     key = base64.b64encode(bytes(range(32))).decode()
-    done = run(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
+    done = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
     assert json.loads(done.stdout) == {"secrets": 2, "were_plain": 2}
     with database.reading() as tx:
         (sealed,) = endpoints.list_endpoints(tx, project.id)
@@ -246,7 +254,7 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
 
 def test_a_broken_key_is_refused(environment: dict[str, str]) -> None:
     """What is no key is refused at the start of any command, without being shown."""
-    done = run(environment | {"EVALSTOP_SECRET_KEYS": "tellnobody"}, "migrate")
+    done = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": "tellnobody"}, "migrate")
     assert done.returncode == cli.USAGE
     assert "EVALSTOP_SECRET_KEYS: key 1" in done.stderr
     assert "tellnobody" not in done.stderr

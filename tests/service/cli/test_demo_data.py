@@ -17,7 +17,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.overview import says_enough
 
 from tests.fixtures.projects import create_project
-from tests.service.scenes import NOW, Scene
+from tests.service.project_fixture import NOW, ProjectFixture
 
 
 def test_a_project_is_filled_once_and_consistently(embedded_database: Database) -> None:
@@ -96,6 +96,6 @@ def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> N
 def test_runs_of_ones_own_are_left_alone(embedded_database: Database) -> None:
     """Examples are not mixed into a project that has other runs."""
     project = create_project(embedded_database, "mine", "shadow", 0.0, NOW)
-    Scene(embedded_database, project.id).open("ppo")
+    ProjectFixture(embedded_database, project.id).open_run("ppo")
     with pytest.raises(Conflict, match="already has runs"):
         demo_data.fill(embedded_database, "mine", NOW)

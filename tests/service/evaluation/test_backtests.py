@@ -22,7 +22,7 @@ from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import LEVEL, Eval, Tenant, add_tenant, open_run, recorded
 
 HACKING = recorded("np-0044")
@@ -53,7 +53,7 @@ def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: t
             PostedObservation("policy/kl", item.step, item.kl),
         )
     ]
-    take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
     commands.finish_run(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
     return run.id
 
@@ -97,7 +97,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     for number in range(2 * backtests.RUNS_AT_A_TIME + 1):
         run = open_run(database, tenant, now, f"run-{number}")
         points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(20))
-        take(database, tenant.project.id, run.id, Observations(points), now)
+        submit_message(database, tenant.project.id, run.id, Observations(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         ids.append(run.id)
     wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))

@@ -27,8 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.cases_written import write
-from tests.service.scenes import NOW, WATCHFUL, Scene
+from tests.service.case_rows import insert_cases
+from tests.service.project_fixture import ALL_ROLES_POLICY, NOW, ProjectFixture
 
 LINE = 0.8
 LATER = NOW + timedelta(hours=1)
@@ -127,134 +127,134 @@ def to(move: rollout_stage.Move | None) -> Stage | None:
     return move.stage if move else None
 
 
-def granted(scene: Scene, name: str = "watchful") -> None:
-    with scene.database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
-        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
+def granted(project: ProjectFixture, name: str = "watch-all-roles") -> None:
+    with project.database.transaction() as tx:
+        rollout_stage.set_rollout_stage(tx, project.id, name, 1, LINE, 0.25, NOW)
+        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
 
 
-def told(scene: Scene, event_type: EventType = EventType.ROLLOUT_STAGE_CHANGED) -> list[dict[str, Any]]:
-    query = sa.select(events.c.body).where(events.c.project_id == scene.project_id, events.c.type == event_type)
-    with scene.database.reading() as tx:
+def told(project: ProjectFixture, event_type: EventType = EventType.ROLLOUT_STAGE_CHANGED) -> list[dict[str, Any]]:
+    query = sa.select(events.c.body).where(events.c.project_id == project.id, events.c.type == event_type)
+    with project.database.reading() as tx:
         return [json.loads(body)["data"]["rollout_stage"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
 
 
-def stage(scene: Scene) -> str:
-    held = rollout_stage.review_rollout_stage(scene.database, scene.project_id, "watchful", LATER)
+def stage(project: ProjectFixture) -> str:
+    held = rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", LATER)
     assert held is not None
     return held.stage
 
 
-def proposed(scene: Scene) -> list[Proposal]:
-    with scene.database.reading() as tx:
-        return proposals.list_open(tx, scene.project_id, LATER)
+def proposed(project: ProjectFixture) -> list[Proposal]:
+    with project.database.reading() as tx:
+        return proposals.list_open(tx, project.id, LATER)
 
 
-def confirm(scene: Scene, actor: str = "dana") -> str:
+def confirm(project: ProjectFixture, actor: str = "dana") -> str:
     """An admin confirms the one step that is proposed; the state of the proposal then."""
-    (one,) = proposed(scene)
-    return second_person.confirm_proposal(scene.database, Author(scene.project_id, actor, LATER), one.id).state
+    (one,) = proposed(project)
+    return second_person.confirm_proposal(project.database, Author(project.id, actor, LATER), one.id).state
 
 
-def test_a_step_up_waits_for_an_admin(scene: Scene) -> None:
+def test_a_step_up_waits_for_an_admin(project: ProjectFixture) -> None:
     """However good its figures, a policy moves up by a person's word alone; it is proposed once, with its numbers."""
-    granted(scene)
-    write(scene.database, scene.open(policy="watchful"), 60)
-    assert stage(scene) == stage(scene) == "shadow"
-    (one,) = proposed(scene)
-    assert one.summary == "Move policy watchful version 1 from shadow to canary"
+    granted(project)
+    insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
+    assert stage(project) == stage(project) == "shadow"
+    (one,) = proposed(project)
+    assert one.summary == "Move policy watch-all-roles version 1 from shadow to canary"
     assert "at least" in one.reason
-    (event,) = told(scene, EventType.ROLLOUT_STAGE_PROPOSED)
+    (event,) = told(project, EventType.ROLLOUT_STAGE_PROPOSED)
     assert (event["to"], event["precision"]["decided"]) == ("canary", 60)
-    assert told(scene) == []
-    assert confirm(scene) == "confirmed"
-    assert (stage(scene), proposed(scene)) == ("canary", [])
-    with scene.database.reading() as tx:
-        (moved,) = audit.list_entries(tx, scene.project_id, action="rollout_stage")
+    assert told(project) == []
+    assert confirm(project) == "confirmed"
+    assert (stage(project), proposed(project)) == ("canary", [])
+    with project.database.reading() as tx:
+        (moved,) = audit.list_entries(tx, project.id, action="rollout_stage")
     assert moved.actor == "dana"
 
 
-def test_a_proposal_falls_with_its_numbers(scene: Scene) -> None:
+def test_a_proposal_falls_with_its_numbers(project: ProjectFixture) -> None:
     """Once its cases no longer allow the step it is withdrawn, and nobody can confirm it before that either."""
-    granted(scene)
-    run = scene.open(policy="watchful")
-    write(scene.database, run, 60)
-    stage(scene)
-    write(scene.database, run, 30, LATER, outcome="wrong")
+    granted(project)
+    run = project.open_run(policy="watch-all-roles")
+    insert_cases(project.database, run, 60)
+    stage(project)
+    insert_cases(project.database, run, 30, LATER, outcome="wrong")
     with pytest.raises(Conflict, match="no longer allow"):
-        confirm(scene)
-    assert (stage(scene), proposed(scene)) == ("shadow", [])
+        confirm(project)
+    assert (stage(project), proposed(project)) == ("shadow", [])
 
 
-def test_what_an_admin_refuses_is_not_repeated(scene: Scene) -> None:
+def test_what_an_admin_refuses_is_not_repeated(project: ProjectFixture) -> None:
     """Not for a week; then the service proposes it again, if its numbers still hold."""
-    granted(scene)
-    write(scene.database, scene.open(policy="watchful"), 60)
-    stage(scene)
-    (one,) = proposed(scene)
-    second_person.refuse_proposal(scene.database, Author(scene.project_id, "dana", LATER), one.id)
-    assert (stage(scene), proposed(scene)) == ("shadow", [])
-    rollout_stage.review_rollout_stage(scene.database, scene.project_id, "watchful", LATER + timedelta(days=8))
-    assert len(proposed(scene)) == 1
+    granted(project)
+    insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
+    stage(project)
+    (one,) = proposed(project)
+    second_person.refuse_proposal(project.database, Author(project.id, "dana", LATER), one.id)
+    assert (stage(project), proposed(project)) == ("shadow", [])
+    rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", LATER + timedelta(days=8))
+    assert len(proposed(project)) == 1
 
 
-def test_a_person_moves_it_back(scene: Scene) -> None:
+def test_a_person_moves_it_back(project: ProjectFixture) -> None:
     """Back to shadow at any time, with a reason that is told and kept; from there it takes new cases."""
-    granted(scene)
-    run = scene.open(policy="watchful")
-    write(scene.database, run, 60)
-    stage(scene)
-    confirm(scene)
-    with scene.database.transaction() as tx:
-        rollout_stage.lower_stage(tx, Author(scene.project_id, "dana", LATER), "watchful", "a new eval set")
-    assert (stage(scene), proposed(scene)) == ("shadow", [])
-    assert [(move["to"], move["reason"]) for move in told(scene)][1:] == [("shadow", "a new eval set")]
-    with pytest.raises(Conflict, match="no stage above"), scene.database.transaction() as tx:
-        rollout_stage.lower_stage(tx, Author(scene.project_id, "dana", LATER), "watchful", "again")
+    granted(project)
+    run = project.open_run(policy="watch-all-roles")
+    insert_cases(project.database, run, 60)
+    stage(project)
+    confirm(project)
+    with project.database.transaction() as tx:
+        rollout_stage.lower_stage(tx, Author(project.id, "dana", LATER), "watch-all-roles", "a new eval set")
+    assert (stage(project), proposed(project)) == ("shadow", [])
+    assert [(move["to"], move["reason"]) for move in told(project)][1:] == [("shadow", "a new eval set")]
+    with pytest.raises(Conflict, match="no stage above"), project.database.transaction() as tx:
+        rollout_stage.lower_stage(tx, Author(project.id, "dana", LATER), "watch-all-roles", "again")
 
 
-def test_every_move_is_told_with_its_numbers(scene: Scene) -> None:
+def test_every_move_is_told_with_its_numbers(project: ProjectFixture) -> None:
     """Up and back, each move is an event and an entry of the audit log, and looking again changes nothing."""
-    granted(scene)
-    run = scene.open(policy="watchful")
-    assert stage(scene) == "shadow"
-    write(scene.database, run, 60)
-    stage(scene)
-    confirm(scene)
-    assert stage(scene) == stage(scene) == "canary"
-    write(scene.database, run, 7, LATER, outcome="wrong")
-    assert stage(scene) == stage(scene) == "shadow"
-    up, back = told(scene)
+    granted(project)
+    run = project.open_run(policy="watch-all-roles")
+    assert stage(project) == "shadow"
+    insert_cases(project.database, run, 60)
+    stage(project)
+    confirm(project)
+    assert stage(project) == stage(project) == "canary"
+    insert_cases(project.database, run, 7, LATER, outcome="wrong")
+    assert stage(project) == stage(project) == "shadow"
+    up, back = told(project)
     assert (up["from"], up["to"], back["from"], back["to"]) == ("shadow", "canary", "canary", "shadow")
     assert up["precision"]["bounds"]["low"] > LINE
     assert back["precision_since"]["decided"] == 7
-    with scene.database.reading() as tx:
-        moves = audit.list_entries(tx, scene.project_id, action="rollout_stage")
+    with project.database.reading() as tx:
+        moves = audit.list_entries(tx, project.id, action="rollout_stage")
         assert [entry.action for entry in moves] == ["rollout_stage.moved"] * 2
 
 
-def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
+def test_a_new_version_begins_in_shadow(project: ProjectFixture) -> None:
     """What one version has shown is not another's; changed terms leave a policy where it is."""
-    granted(scene)
-    write(scene.database, scene.open(policy="watchful"), 60)
-    stage(scene)
-    confirm(scene)
-    assert stage(scene) == "canary"
-    with scene.database.transaction() as tx:
-        assert rollout_stage.set_rollout_stage(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
+    granted(project)
+    insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
+    stage(project)
+    confirm(project)
+    assert stage(project) == "canary"
+    with project.database.transaction() as tx:
+        assert rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.85, 0.5, LATER).stage == "canary"
         policies.add_policy(
-            tx, projects.get_project(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER
+            tx, projects.get_project(tx, project.id), "watch-all-roles", ALL_ROLES_POLICY | {"at_least": 2}, LATER
         )
-    assert stage(scene) == "shadow"
-    assert told(scene)[-1]["reason"] == "version 2 has no cases yet"
-    with scene.database.reading() as tx:
-        held = rollout_stages.find_stage(tx, scene.project_id, "watchful")
+    assert stage(project) == "shadow"
+    assert told(project)[-1]["reason"] == "version 2 has no cases yet"
+    with project.database.reading() as tx:
+        held = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
     assert held is not None
     assert (held.version, held.canary_share) == (2, 0.5)
 
 
-def test_only_what_is_observed_by_design_counts(scene: Scene) -> None:
+def test_only_what_is_observed_by_design_counts(project: ProjectFixture) -> None:
     """What people say of stops that were carried out lets nobody rise."""
-    granted(scene)
-    write(scene.database, scene.open(policy="watchful"), 90, treatment="stopped", derived=False)
-    assert stage(scene) == "shadow"
+    granted(project)
+    insert_cases(project.database, project.open_run(policy="watch-all-roles"), 90, treatment="stopped", derived=False)
+    assert stage(project) == "shadow"

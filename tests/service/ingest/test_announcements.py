@@ -12,68 +12,68 @@ from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.scenes import (
-    FALLING,
-    LATER,
+from tests.service.project_fixture import (
+    DECLINING_EVALS,
     NOW,
-    Scene,
+    ONE_HOUR_LATER,
+    ProjectFixture,
     evals,
-    set_up,
+    set_up_project,
 )
 
 
-def test_decides_once_an_attempt(scene: Scene) -> None:
+def test_decides_once_an_attempt(project: ProjectFixture) -> None:
     """An attempt is decided once, however long it goes on falling; a resumed one can be decided anew."""
-    run = scene.open()
-    first = scene.post(run, FALLING).decision
+    run = project.open_run()
+    first = project.post_observations(run, DECLINING_EVALS).decision
     assert first is not None
     assert (first.state, first.step, first.attempt) == (DecisionState.REQUESTED, 4, 1)
-    again = scene.post(run, evals(0.5, 0.4, start=5)).decision
+    again = project.post_observations(run, evals(0.5, 0.4, start=5)).decision
     assert again is not None
     assert again.id == first.id
-    assert scene.take(run, Resumed(1)).decision is None
-    second = scene.post(run, evals(0.8, 0.7, 0.6, start=2)).decision
+    assert project.submit(run, Resumed(1)).decision is None
+    second = project.post_observations(run, evals(0.8, 0.7, 0.6, start=2)).decision
     assert second is not None
     assert (second.attempt, second.step) == (2, 4)
-    assert len(scene.events(run, "run.stop_requested")) == 2
+    assert len(project.load_events(run, "run.stop_requested")) == 2
 
 
-def test_late_news_does_not_take_a_decision_back(scene: Scene) -> None:
+def test_late_news_does_not_take_a_decision_back(project: ProjectFixture) -> None:
     """A late eval changes the verdict to what it would have been; what was decided stays on record."""
-    run = scene.open()
-    scene.post(run, [*FALLING[:3], *FALLING[4:], *evals(0.5, start=5)])
-    receipt = scene.post(run, evals(0.95, start=3))
+    run = project.open_run()
+    project.post_observations(run, [*DECLINING_EVALS[:3], *DECLINING_EVALS[4:], *evals(0.5, start=5)])
+    receipt = project.post_observations(run, evals(0.95, start=3))
     assert receipt.run.verdict.verdict == "suspect"
     assert receipt.decision is not None
-    assert [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop", "suspect"]
+    assert [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)] == ["suspect", "stop", "suspect"]
 
 
-def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
+def test_an_ended_run_is_not_stopped(project: ProjectFixture) -> None:
     """A run that ended by itself gets a verdict, but no decision."""
-    run = scene.open()
-    commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
-    receipt = scene.post(run, FALLING)
+    run = project.open_run()
+    commands.finish_run(project.database, project.id, run.id, "completed", NOW)
+    receipt = project.post_observations(run, DECLINING_EVALS)
     assert receipt.run.verdict.verdict == "stop"
     assert receipt.decision is None
 
 
 def test_shadow_tells_nobody(database: Database) -> None:
     """In shadow mode a stop is recorded and not announced."""
-    scene = set_up(database, mode="shadow", veto_window_seconds=60)
-    run = scene.open()
-    decision = scene.post(run, FALLING).decision
+    project = set_up_project(database, mode="shadow", veto_window_seconds=60)
+    run = project.open_run()
+    decision = project.post_observations(run, DECLINING_EVALS).decision
     assert decision is not None
     assert decision.state == DecisionState.SHADOW
-    assert not decision.stops(LATER)
-    assert scene.events(run, "run.stop_requested") == []
+    assert not decision.stops(ONE_HOUR_LATER)
+    assert project.load_events(run, "run.stop_requested") == []
 
 
-def test_announces_what_was_decided(scene: Scene) -> None:
+def test_announces_what_was_decided(project: ProjectFixture) -> None:
     """The event carries the verdict, the decision and the best checkpoint as they were committed."""
-    run = scene.open(labels={"slurm_job_id": "4711"})
-    scene.take(run, CheckpointSaved(1, "file:///1"))
-    receipt = scene.post(run, FALLING)
-    (event,) = scene.events(run, "run.stop_requested")
+    run = project.open_run(labels={"slurm_job_id": "4711"})
+    project.submit(run, CheckpointSaved(1, "file:///1"))
+    receipt = project.post_observations(run, DECLINING_EVALS)
+    (event,) = project.load_events(run, "run.stop_requested")
     data = json.loads(event["body"])["data"]
     assert receipt.decision is not None
     assert data["decision"]["id"] == str(receipt.decision.id)
@@ -83,33 +83,33 @@ def test_announces_what_was_decided(scene: Scene) -> None:
     assert data["run"]["labels"] == {"slurm_job_id": "4711"}
 
 
-def test_suspects_aloud_once(scene: Scene) -> None:
+def test_suspects_aloud_once(project: ProjectFixture) -> None:
     """The first suspicion of an attempt is announced, later ones are not."""
-    run = scene.open()
+    run = project.open_run()
     for point in evals(0.9, 0.8, 0.7, 0.9, 0.8, 0.7):
-        scene.post(run, [point])
-    assert len(scene.events(run, "run.suspected")) == 1
-    words = [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)]
+        project.post_observations(run, [point])
+    assert len(project.load_events(run, "run.suspected")) == 1
+    words = [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)]
     assert words == ["suspect", "continue", "suspect"]
 
 
-def test_a_suspicion_without_gold_asks_for_an_eval(scene: Scene) -> None:
+def test_a_suspicion_without_gold_asks_for_an_eval(project: ProjectFixture) -> None:
     """What the proxy alone is alarmed by can only be judged by an eval; what gold itself tells needs no other."""
-    blind, seen = scene.open(policy="watchful"), scene.open(policy="watchful")
-    scene.post(blind, [PostedObservation("proxy", step, -float(step)) for step in range(5)])
-    scene.post(seen, evals(0.9, 0.8))
+    blind, seen = project.open_run(policy="watch-all-roles"), project.open_run(policy="watch-all-roles")
+    project.post_observations(blind, [PostedObservation("proxy", step, -float(step)) for step in range(5)])
+    project.post_observations(seen, evals(0.9, 0.8))
     for run, asked in ((blind, 1), (seen, 0)):
-        assert scene.read(run).verdict.verdict == "suspect"
-        assert len(scene.events(run, "run.suspected")) == 1
-        assert len(scene.events(run, "run.eval_requested")) == asked
+        assert project.load_run(run).verdict.verdict == "suspect"
+        assert len(project.load_events(run, "run.suspected")) == 1
+        assert len(project.load_events(run, "run.eval_requested")) == asked
 
 
-def test_tells_of_a_suspicion_on_the_way(scene: Scene) -> None:
+def test_tells_of_a_suspicion_on_the_way(project: ProjectFixture) -> None:
     """A whole run in one batch leaves the same changes of verdict as one that came point by point."""
-    one, other = scene.open(), scene.open()
-    scene.post(one, FALLING)
-    for point in FALLING:
-        scene.post(other, [point])
+    one, other = project.open_run(), project.open_run()
+    project.post_observations(one, DECLINING_EVALS)
+    for point in DECLINING_EVALS:
+        project.post_observations(other, [point])
     for run in (one, other):
-        assert [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
-        assert len(scene.events(run, "run.suspected")) == 1
+        assert [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)] == ["suspect", "stop"]
+        assert len(project.load_events(run, "run.suspected")) == 1

@@ -12,28 +12,33 @@ from evalstop_service.store import endpoints, tables
 from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import (
-    FALLING,
+from tests.service.project_fixture import (
+    DECLINING_EVALS,
     NOW,
-    Scene,
-    deliveries_of_stops,
+    ProjectFixture,
     evals,
+    load_stop_delivery_states,
 )
 
 
-def test_resume_supersedes(scene: Scene) -> None:
+def test_resume_supersedes(project: ProjectFixture) -> None:
     """What was observed and saved past the resumed step no longer counts, stays on record, and can come anew."""
-    run = scene.open()
-    scene.take(run, CheckpointSaved(1, "file:///1"))
-    scene.take(run, CheckpointSaved(3, "file:///3"))
-    scene.post(run, evals(0.5, 0.6, 0.4, 0.9))
-    assert pointer(scene.read(run)) == {"step": 3, "uri": "file:///3", "score": 0.9, "chosen_by": "smoothed_maximum"}
-    receipt = scene.take(run, Resumed(1))
+    run = project.open_run()
+    project.submit(run, CheckpointSaved(1, "file:///1"))
+    project.submit(run, CheckpointSaved(3, "file:///3"))
+    project.post_observations(run, evals(0.5, 0.6, 0.4, 0.9))
+    assert pointer(project.load_run(run)) == {
+        "step": 3,
+        "uri": "file:///3",
+        "score": 0.9,
+        "chosen_by": "smoothed_maximum",
+    }
+    receipt = project.submit(run, Resumed(1))
     assert (receipt.superseded, receipt.run.attempt, receipt.run.last_step) == (2, 2, 1)
     assert pointer(receipt.run) == {"step": 1, "uri": "file:///1", "score": 0.6, "chosen_by": "smoothed_maximum"}
-    assert scene.post(run, evals(0.7, 0.8, start=2)).accepted == 2
-    assert scene.take(run, CheckpointSaved(3, "file:///elsewhere")).created
-    kept = {(row["step"], row["superseded_by"]): row["value"] for row in scene.rows(tables.observations, run)}
+    assert project.post_observations(run, evals(0.7, 0.8, start=2)).accepted == 2
+    assert project.submit(run, CheckpointSaved(3, "file:///elsewhere")).created
+    kept = {(row["step"], row["superseded_by"]): row["value"] for row in project.load_rows(tables.observations, run)}
     assert kept == {(0, 0): 0.5, (1, 0): 0.6, (2, 2): 0.4, (3, 2): 0.9, (2, 0): 0.7, (3, 0): 0.8}
 
 
@@ -42,59 +47,60 @@ def pointer(run: Run) -> dict[str, Any] | None:
     return {key: getattr(best, key) for key in ("step", "uri", "score", "chosen_by")} if best else None
 
 
-def test_resume_can_be_sent_again(scene: Scene) -> None:
+def test_resume_can_be_sent_again(project: ProjectFixture) -> None:
     """The same resume, sent again with nothing in between, changes nothing; after news it begins another attempt."""
-    run = scene.open()
-    scene.post(run, evals(0.5, 0.6, 0.4))
-    assert scene.take(run, Resumed(1)).run.attempt == 2
-    assert scene.take(run, Resumed(1)).run.attempt == 2
-    assert scene.take(run, Resumed(0)).run.attempt == 3
-    scene.take(run, CheckpointSaved(2, "file:///2"))
-    assert scene.take(run, Resumed(0)).run.attempt == 4
-    scene.post(run, evals(0.1, start=5))
-    assert scene.take(run, Resumed(0)).run.attempt == 5
+    run = project.open_run()
+    project.post_observations(run, evals(0.5, 0.6, 0.4))
+    assert project.submit(run, Resumed(1)).run.attempt == 2
+    assert project.submit(run, Resumed(1)).run.attempt == 2
+    assert project.submit(run, Resumed(0)).run.attempt == 3
+    project.submit(run, CheckpointSaved(2, "file:///2"))
+    assert project.submit(run, Resumed(0)).run.attempt == 4
+    project.post_observations(run, evals(0.1, start=5))
+    assert project.submit(run, Resumed(0)).run.attempt == 5
 
 
-def test_resume_wakes_a_run_that_ended(scene: Scene) -> None:
+def test_resume_wakes_a_run_that_ended(project: ProjectFixture) -> None:
     """A job that failed right after it was resumed, and is resumed from the same step again, is watched again."""
-    run = scene.open()
-    scene.post(run, evals(0.5))
-    scene.take(run, Resumed(0))
-    commands.finish_run(scene.database, scene.project_id, run.id, "failed", NOW)
-    receipt = scene.take(run, Resumed(0))
+    run = project.open_run()
+    project.post_observations(run, evals(0.5))
+    project.submit(run, Resumed(0))
+    commands.finish_run(project.database, project.id, run.id, "failed", NOW)
+    receipt = project.submit(run, Resumed(0))
     assert (receipt.run.status, receipt.run.ended_at) == ("running", None)
-    assert scene.post(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None
+    assert project.post_observations(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None
 
 
-def test_resume_within_grace_withdraws(graceful: Scene) -> None:
+def test_resume_within_grace_withdraws(veto_project: ProjectFixture) -> None:
     """A stop that still waits for its veto window does not hit the attempt that the trainer begins meanwhile."""
-    run = graceful.open()
-    graceful.post(run, FALLING)
-    graceful.take(run, Resumed(1))
-    decision = graceful.decision(run)
+    run = veto_project.open_run()
+    veto_project.post_observations(run, DECLINING_EVALS)
+    veto_project.submit(run, Resumed(1))
+    decision = veto_project.find_decision(run)
     assert decision is not None
     assert decision.state == DecisionState.VETOED
-    assert deliveries_of_stops(graceful) == ["cancelled"]
+    assert load_stop_delivery_states(veto_project) == ["cancelled"]
 
 
-def test_resume_before_anybody_had_the_stop(scene: Scene) -> None:
+def test_resume_before_anybody_had_the_stop(project: ProjectFixture) -> None:
     """A stop that has reached no receiver is moot for an attempt that is over; one that may have waits for its word."""
-    with scene.database.transaction() as tx:
-        endpoints.add_endpoint(
-            tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW
-        )
-    run = scene.open()
-    scene.post(run, FALLING)
-    scene.take(run, Resumed(1))
-    assert (state_of(scene, run, 1), deliveries_of_stops(scene)) == (DecisionState.MOOT, ["cancelled"])
-    assert scene.post(run, evals(0.8, 0.7, 0.6, start=2)).decision is not None
-    with scene.database.transaction() as tx:
+    with project.database.transaction() as tx:
+        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW)
+    run = project.open_run()
+    project.post_observations(run, DECLINING_EVALS)
+    project.submit(run, Resumed(1))
+    assert (state_of(project, run, 1), load_stop_delivery_states(project)) == (DecisionState.MOOT, ["cancelled"])
+    assert project.post_observations(run, evals(0.8, 0.7, 0.6, start=2)).decision is not None
+    with project.database.transaction() as tx:
         assert len(leases.claim_deliveries(tx, utc_now(), 60.0, 10, 10)) == 1
-    scene.take(run, Resumed(1))
-    assert (state_of(scene, run, 2), deliveries_of_stops(scene)) == (DecisionState.REQUESTED, ["cancelled"] * 2)
+    project.submit(run, Resumed(1))
+    assert (state_of(project, run, 2), load_stop_delivery_states(project)) == (
+        DecisionState.REQUESTED,
+        ["cancelled"] * 2,
+    )
 
 
-def state_of(scene: Scene, run: Run, attempt: int) -> str:
-    decision = scene.decision(run, attempt)
+def state_of(project: ProjectFixture, run: Run, attempt: int) -> str:
+    decision = project.find_decision(run, attempt)
     assert decision is not None
     return decision.state

@@ -34,11 +34,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.service.scenes import NOW, Scene, add_points, set_up
+from tests.service.project_fixture import NOW, ProjectFixture, insert_observations, set_up_project
 
 METRICS = ("eval", "proxy", "kl", "loss", "lr")
 EVALS = ("eval", "code", "math")
-POLICIES = ("paper", "default", "watchful")
+POLICIES = ("paper", "default", "watch-all-roles")
 LAST_STEP = 12
 
 LAWS = settings(
@@ -121,18 +121,18 @@ def stories(draw: st.DrawFn, evals: tuple[int, ...] = (1, 2, 3)) -> Story:
 
 
 @pytest.fixture
-def scene(database_url: str) -> Iterator[Scene]:
+def project(database_url: str) -> Iterator[ProjectFixture]:
     """A project in a database that does not wait for the disk: these laws say nothing of a loss of power."""
     url = sa.make_url(database_url)
     if url.get_backend_name() == "postgresql":
         url = url.update_query_dict({"options": "-csynchronous_commit=off"})
     database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
-    scene = set_up(database)
-    yield scene
+    project = set_up_project(database)
+    yield project
     database.close()
 
 
-def open_run(scene: Scene, story: Story, sign: float = 1.0) -> Run:
+def open_run(project: ProjectFixture, story: Story, sign: float = 1.0) -> Run:
     directions = {1.0: story.direction, -1.0: {"maximize": "minimize", "minimize": "maximize"}[story.direction]}
     roles: dict[str, dict[str, Any]] = {
         name: {"role": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")
@@ -140,23 +140,23 @@ def open_run(scene: Scene, story: Story, sign: float = 1.0) -> Run:
     roles["kl"]["direction"] = "minimize"
     for weight, name in enumerate(EVALS[1 : story.evals], start=2):
         roles[name] = {"role": "eval", "direction": directions[sign], "weight": weight, "critical": weight == 3}
-    return scene.open(metrics=roles, policy=story.policy, total_steps=LAST_STEP)
+    return project.open_run(metrics=roles, policy=story.policy, total_steps=LAST_STEP)
 
 
-def in_order(scene: Scene, story: Story) -> Run:
+def in_order(project: ProjectFixture, story: Story) -> Run:
     """The run as it would have been told without any accident."""
-    run = open_run(scene, story)
+    run = open_run(project, story)
     for step in story.saved:
-        scene.take(run, CheckpointSaved(step, f"file:///{step}"))
+        project.submit(run, CheckpointSaved(step, f"file:///{step}"))
     for step in story.changes:
-        scene.take(run, eval_changed(step))
+        project.submit(run, eval_changed(step))
     if story.first:
-        scene.post(run, story.first)
+        project.post_observations(run, story.first)
     if story.resumed_at is not None:
-        scene.take(run, Resumed(story.resumed_at))
+        project.submit(run, Resumed(story.resumed_at))
         if story.second:
-            scene.post(run, story.second)
-    return scene.read(run)
+            project.post_observations(run, story.second)
+    return project.load_run(run)
 
 
 def stands(run: Run) -> dict[str, Any]:
@@ -172,92 +172,93 @@ def stands(run: Run) -> dict[str, Any]:
 
 @LAWS
 @given(story=stories())
-def test_arrival_changes_nothing(scene: Scene, story: Story) -> None:
+def test_arrival_changes_nothing(project: ProjectFixture, story: Story) -> None:
     """Shuffled, repeated, cut into batches, with the cached state thrown away: a run stands where it would in order."""
-    run = open_run(scene, story)
+    run = open_run(project, story)
     for index, news in enumerate(story.arrived):
         if index in story.forgetting:
-            scene.forget_state(run)
-        scene.take(run, news)
-    assert stands(scene.read(run)) == stands(in_order(scene, story))
+            project.drop_monitor_state(run)
+        project.submit(run, news)
+    assert stands(project.load_run(run)) == stands(in_order(project, story))
 
 
 @LAWS
 @given(story=stories())
-def test_forgetting_changes_nothing(scene: Scene, story: Story) -> None:
+def test_forgetting_changes_nothing(project: ProjectFixture, story: Story) -> None:
     """Thrown away before every batch, the cached state is rebuilt to the same answers, verdicts and events."""
-    kept, forgotten = open_run(scene, story), open_run(scene, story)
+    kept, forgotten = open_run(project, story), open_run(project, story)
     for news in story.arrived:
-        scene.forget_state(forgotten)
-        one, other = scene.take(kept, news), scene.take(forgotten, news)
+        project.drop_monitor_state(forgotten)
+        one, other = project.submit(kept, news), project.submit(forgotten, news)
         assert stands(one.run) == stands(other.run)
-        assert scene.monitor(kept) == scene.monitor(forgotten)
+        assert project.cached_monitor(kept) == project.cached_monitor(forgotten)
         assert (one.decision is None) == (other.decision is None)
     changes = [
         sorted(
-            ((row["sequence"], row["attempt"], row["verdict"]) for row in scene.rows(tables.verdicts, run)),
+            ((row["sequence"], row["attempt"], row["verdict"]) for row in project.load_rows(tables.verdicts, run)),
             key=itemgetter(0),
         )
         for run in (kept, forgotten)
     ]
     assert changes[0] == changes[1]
-    types = [sorted(row["type"] for row in scene.rows(tables.events, run)) for run in (kept, forgotten)]
+    types = [sorted(row["type"] for row in project.load_rows(tables.events, run)) for run in (kept, forgotten)]
     assert types[0] == types[1]
 
 
 @LAWS
 @given(story=stories(), replicas=st.lists(st.integers(0, 2), min_size=1, max_size=40))
-def test_any_replica_takes_any_news(scene: Scene, story: Story, replicas: list[int]) -> None:
+def test_any_replica_takes_any_news(project: ProjectFixture, story: Story, replicas: list[int]) -> None:
     """Sprayed over processes that each remember the run as they saw it last, it stands where it would in one."""
-    run = open_run(scene, story)
-    processes = [replace(scene, cache=RunCache()) for _ in range(3)]
+    run = open_run(project, story)
+    processes = [replace(project, cache=RunCache()) for _ in range(3)]
     for news, replica in zip(story.arrived, itertools.cycle(replicas), strict=False):
-        processes[replica].take(run, news)
-    assert stands(scene.read(run)) == stands(in_order(scene, story))
+        processes[replica].submit(run, news)
+    assert stands(project.load_run(run)) == stands(in_order(project, story))
 
 
 @TOGETHER
 @given(stories=st.lists(stories(), min_size=2, max_size=3), chance=st.randoms(use_true_random=False))
-def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: random.Random) -> None:
+def test_one_commit_for_many_runs(project: ProjectFixture, stories: list[Story], chance: random.Random) -> None:
     """Taken in together, in any interleaving and any cut into commits, runs stand where each would alone."""
-    runs = [open_run(scene, story) for story in stories]
+    runs = [open_run(project, story) for story in stories]
     left = [
-        [Message(scene.project_id, run.id, news) for news in story.arrived]
-        for run, story in zip(runs, stories, strict=True)
+        [Message(project.id, run.id, news) for news in story.arrived] for run, story in zip(runs, stories, strict=True)
     ]
     arrivals = []
     while any(left):
         arrivals.append(chance.choice([queue for queue in left if queue]).pop(0))
     while arrivals:
         size = chance.randint(1, len(arrivals))
-        assert not any(isinstance(answer, Exception) for answer in scene.take_all(arrivals[:size]))
+        assert not any(isinstance(answer, Exception) for answer in project.submit_all(arrivals[:size]))
         arrivals = arrivals[size:]
     for run, story in zip(runs, stories, strict=True):
-        assert stands(scene.read(run)) == stands(in_order(scene, story))
+        assert stands(project.load_run(run)) == stands(in_order(project, story))
 
 
 @TOGETHER
 @given(stories=st.lists(stories(), min_size=2, max_size=3), chance=st.randoms(use_true_random=False))
-def test_many_runs_are_brought_back_together(scene: Scene, stories: list[Story], chance: random.Random) -> None:
+def test_many_runs_are_brought_back_together(
+    project: ProjectFixture, stories: list[Story], chance: random.Random
+) -> None:
     """Runs that a process knows, knew, has a kept state of or never saw are brought back in one commit to what each
     would be alone."""
-    runs = [open_run(scene, story) for story in stories]
-    processes = [replace(scene, cache=RunCache()) for _ in range(2)]
+    runs = [open_run(project, story) for story in stories]
+    processes = [replace(project, cache=RunCache()) for _ in range(2)]
     for round_ in range(max(len(story.arrived) for story in stories)):
-        process = chance.choice([*processes, replace(scene, cache=RunCache())])
+        process = chance.choice([*processes, replace(project, cache=RunCache())])
         some = [
-            Message(scene.project_id, run.id, story.arrived[round_])
+            Message(project.id, run.id, story.arrived[round_])
             for run, story in zip(runs, stories, strict=True)
             if round_ < len(story.arrived)
         ]
-        assert not any(isinstance(answer, Exception) for answer in process.take_all(some))
+        assert not any(isinstance(answer, Exception) for answer in process.submit_all(some))
         if chance.random() < 0.3:
             keep(process, [arrival.run_id for arrival in some])
     for run, story in zip(runs, stories, strict=True):
-        assert stands(scene.read(run)) == stands(in_order(scene, story))
+        assert stands(project.load_run(run)) == stands(in_order(project, story))
 
 
-def keep(process: Scene, run_ids: list[UUID]) -> None:
+def keep(process: ProjectFixture, run_ids: list[UUID]) -> None:
     """Have the monitors of these runs stored as this process knows them."""
     with process.database.transaction() as tx:
         for run_id in run_ids:
@@ -277,20 +278,20 @@ def keep(process: Scene, run_ids: list[UUID]) -> None:
     most=st.integers(1, LAST_STEP),
 )
 def test_series_are_read_together_as_one_by_one(
-    scene: Scene,
+    project: ProjectFixture,
     cells: dict[tuple[int, str, int], float],
     superseded: int,
     wanted: dict[tuple[int, str], int],
     most: int,
 ) -> None:
     """Of each series from its step on the same points come, or nothing of a run where one is too long."""
-    opened = [scene.open() for _ in range(3)]
-    with scene.database.transaction() as tx:
+    opened = [project.open_run() for _ in range(3)]
+    with project.database.transaction() as tx:
         rows = [(opened[at].id, PostedObservation(metric, step, value)) for (at, metric, step), value in cells.items()]
-        add_points(tx, rows)
+        insert_observations(tx, rows)
         observations.supersede_observations(tx, opened[0].id, superseded, 2)
         tx.execute(tables.runs.update().values(last_step=LAST_STEP))
-    with scene.database.reading() as tx:
+    with project.database.reading() as tx:
         asked = {(opened[at].id, metric): step for (at, metric), step in wanted.items()}
         run_ids = [run.id for run in opened]
         last_steps, together = observations.load_last_steps_and_series(tx, run_ids, asked, most)
@@ -308,13 +309,13 @@ def test_series_are_read_together_as_one_by_one(
 
 @LAWS
 @given(story=stories(evals=(1,)))
-def test_mirrors(scene: Scene, story: Story) -> None:
+def test_mirrors(project: ProjectFixture, story: Story) -> None:
     """A minimized metric is judged as its negative is when maximized; the scores are told as they were measured."""
-    run, mirror = open_run(scene, story), open_run(scene, story, sign=-1.0)
+    run, mirror = open_run(project, story), open_run(project, story, sign=-1.0)
     for news in story.arrived:
-        scene.take(run, news)
-        scene.take(mirror, mirrored(news))
-    one, other = scene.read(run), scene.read(mirror)
+        project.submit(run, news)
+        project.submit(mirror, mirrored(news))
+    one, other = project.load_run(run), project.load_run(mirror)
     assert one.verdict == other.verdict
     for pointer, reflected in (
         (one.best_checkpoint, other.best_checkpoint),
@@ -341,10 +342,10 @@ def mirrored(news: Content) -> Content:
 
 @LAWS
 @given(story=stories(evals=(1,)))
-def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
+def test_agrees_with_the_obvious(project: ProjectFixture, story: Story) -> None:
     """Stop, best checkpoint and raw maximum are what a few plain lines make of all points that still count and were
     measured in one way."""
-    run = in_order(scene, story)
+    run = in_order(project, story)
     cut = math.inf if story.resumed_at is None else story.resumed_at
     sign = 1.0 if story.direction == "maximize" else -1.0
     counted = [point for point in story.first if point.step <= cut] + story.second
@@ -357,7 +358,7 @@ def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
         for version in range(len(changes) + 1)
     ]
     newest: list[tuple[int, float]] = next(filter(None, reversed(measured_alike)), [])
-    with scene.database.reading() as tx:
+    with project.database.reading() as tx:
         saved = {item.step for item in checkpoints.list_checkpoints(tx, run.id)}
     assert saved == {step for step in story.saved if step <= cut}
     raw = max(newest, key=lambda item: (item[1], -item[0]), default=None)

@@ -22,7 +22,7 @@ from evalstop_service.web import dashboard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.watched import watched
+from tests.service.running_service import run_service
 
 log = logging.getLogger("evalstop_service.somewhere")
 
@@ -147,7 +147,7 @@ def test_the_libraries_speak_the_same(written: Log) -> None:
 )
 def test_a_request_keeps_the_id_that_it_came_with(embedded_database: Database, written: Log, wanted: str) -> None:
     """A caller's id comes back in the header and stands in the lines of its request."""
-    with watched(embedded_database, access_log=True) as service:
+    with run_service(embedded_database, access_log=True) as service:
         answer = service.client.get("/livez", headers={"X-Request-Id": wanted})
     assert answer.headers.get_list("x-request-id") == [wanted]
     [line] = [line for line in written.lines() if line["logger"] == "evalstop_service.access"]
@@ -157,7 +157,7 @@ def test_a_request_keeps_the_id_that_it_came_with(embedded_database: Database, w
 @pytest.mark.parametrize("wanted", ["", "x" * 129, "a b", 'a"b', "a\tb", "a;b", "\xe9"])
 def test_a_request_with_an_unfit_id_gets_another(embedded_database: Database, wanted: str) -> None:
     """An id that is none is replaced: what a caller sends is never passed on unread. Each request has its own."""
-    with watched(embedded_database) as service:
+    with run_service(embedded_database) as service:
         given = [service.client.get("/livez", headers=[(b"X-Request-Id", wanted.encode("latin-1"))]) for _ in range(2)]
     ids = [answer.headers["x-request-id"] for answer in given]
     assert wanted not in ids
@@ -167,7 +167,7 @@ def test_a_request_with_an_unfit_id_gets_another(embedded_database: Database, wa
 
 def test_an_access_log_is_written_when_asked_for(embedded_database: Database, written: Log) -> None:
     """A line a request with its method, route, path without the query, status, time, and the run it was about."""
-    with watched(embedded_database, access_log=True) as service:
+    with run_service(embedded_database, access_log=True) as service:
         run = service.client.post("/api/v1/runs", json={"name": "r"}).json()
         service.client.get(f"/api/v1/runs/{run['id']}")
         service.client.get("/nowhere", params={"token": "abc"})
@@ -184,14 +184,14 @@ def test_an_access_log_is_written_when_asked_for(embedded_database: Database, wr
 
 def test_there_is_no_access_log_unasked(embedded_database: Database, written: Log) -> None:
     """Requests that end well leave no line."""
-    with watched(embedded_database) as service:
+    with run_service(embedded_database) as service:
         assert service.client.get("/livez").status_code == 200
     assert [line for line in written.lines() if line["logger"].endswith("access")] == []
 
 
 def test_nothing_in_the_log_opens_a_door(database: Database, written: Log) -> None:
     """A day of keys, endpoints, links, forged requests and faults, logged at DEBUG, leaves no secret there."""
-    with watched(database, access_log=True) as service:
+    with run_service(database, access_log=True) as service:
         client = service.client
         found = [service.key, "the secret of the sessions"]
         made = client.post("/api/v1/keys", json={"name": "k", "scopes": ["read"]}).json()

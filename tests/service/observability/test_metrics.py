@@ -31,8 +31,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from tests.fixtures.projects import create_project
-from tests.service import scenes
-from tests.service.watched import Watched, watched
+from tests.service import project_fixture
+from tests.service.running_service import RunningService, run_service
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 UNITS = (
@@ -54,8 +54,8 @@ UNITS = (
 
 
 @pytest.fixture
-def service(embedded_database: Database) -> Iterator[Watched]:
-    with watched(embedded_database) as service:
+def service(embedded_database: Database) -> Iterator[RunningService]:
+    with run_service(embedded_database) as service:
         yield service
 
 
@@ -140,7 +140,7 @@ def test_what_never_happened_is_there_as_zero(name: str, label: str, values: set
     assert set(found.values()) == {0}
 
 
-def test_speaks_both_formats(service: Watched) -> None:
+def test_speaks_both_formats(service: RunningService) -> None:
     """A scrape is answered in the format that it asks for, Prometheus text or OpenMetrics, and both can be read."""
     text = httpx.get(f"{service.url}/metrics", trust_env=False)
     assert text.headers["content-type"].startswith("text/plain; version=")
@@ -152,7 +152,7 @@ def test_speaks_both_formats(service: Watched) -> None:
     assert text.headers["cache-control"] == "no-store"
 
 
-def test_requests_are_counted_by_route_and_not_by_path(service: Watched) -> None:
+def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) -> None:
     """A route is one series whatever stood in its path, all that leads nowhere is one more, and errors are apart."""
     for name in ("a", "b"):
         run = service.client.post("/api/v1/runs", json={"name": name}).json()
@@ -172,7 +172,7 @@ def test_requests_are_counted_by_route_and_not_by_path(service: Watched) -> None
     assert {method for method, _, _ in found} <= request_log.METHODS | {"OTHER"}
 
 
-def test_a_request_that_breaks_is_counted(service: Watched) -> None:
+def test_a_request_that_breaks_is_counted(service: RunningService) -> None:
     """A fault of the service is a 5xx in the numbers, too, with the id by which its log is found."""
     with service.database.transaction() as tx:
         tx.exec_driver_sql("DROP TABLE verdicts")
@@ -184,7 +184,7 @@ def test_a_request_that_breaks_is_counted(service: Watched) -> None:
     assert counted[("method", "GET"), ("route", "/api/v1/runs/{run_id}/verdicts"), ("status", "5xx")] == 1
 
 
-def test_a_scrape_tells_no_names(service: Watched) -> None:
+def test_a_scrape_tells_no_names(service: RunningService) -> None:
     """Nothing that a tenant has named, and no id, is in what everybody may read."""
     named = [f"{word}-{uuid.uuid4().hex}" for word in ("run", "metric", "label", "uri")]
     body = {"name": named[0], "metrics": {named[1]: {"role": "eval", "direction": "maximize"}}}
@@ -194,15 +194,15 @@ def test_a_scrape_tells_no_names(service: Watched) -> None:
     assert service.client.post(f"{path}/observations", json={"observations": points}).status_code == 200
     assert service.client.post(f"{path}/checkpoints", json={"step": 1, "uri": named[3]}).status_code == 201
     text = service.scrape()
-    project = service.client.get("/api/v1/project").json()
-    for secret in (*named, run["id"], project["id"], project["name"], service.key):
+    answer = service.client.get("/api/v1/project").json()
+    for secret in (*named, run["id"], answer["id"], answer["name"], service.key):
         assert secret not in text
 
 
 def test_closed_it_is_for_keys_to_the_whole_installation(embedded_database: Database) -> None:
     """Not public, it answers keys to the installation and nobody else: a project's key learns nothing of the others."""
     prometheus = api_keys.create_named_key(embedded_database, None, "prometheus", ("read",), utc_now())[1]
-    with watched(embedded_database, public=False) as service:
+    with run_service(embedded_database, public=False) as service:
         asked = {
             key: httpx.get(f"{service.url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
             for key in (prometheus, service.key, "esk_forged")
@@ -240,17 +240,17 @@ def test_a_port_of_its_own_may_ask_for_a_key(embedded_database: Database) -> Non
 
 def test_tells_where_the_installation_stands(database: Database) -> None:
     """Runs that have not ended, and deliveries that are due, that wait for later and that nobody takes, with ages."""
-    scene = scenes.set_up(database)
-    running, ended = scene.open("running"), scene.open("ended")
+    project = project_fixture.set_up_project(database)
+    running, ended = project.open_run("running"), project.open_run("ended")
     with database.transaction() as tx:
         tx.execute(tables.runs.update().where(tables.runs.c.id == ended.id).values(ended_at=NOW, status="completed"))
-        project = projects.get_project(tx, scene.project_id)
+        project_row = projects.get_project(tx, project.id)
         taken, disabled = (
-            endpoints.add_endpoint(tx, project.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
+            endpoints.add_endpoint(tx, project_row.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
             for name in ("taken", "disabled")
         )
         for age, wait in ((500, -100), (400, -300), (300, 60)):
-            announce(tx, scene, running.id, NOW - timedelta(seconds=age), NOW + timedelta(seconds=wait))
+            announce(tx, project, running.id, NOW - timedelta(seconds=age), NOW + timedelta(seconds=wait))
         endpoints.disable_endpoint(tx, disabled.id)
     assert taken.enabled
     found = read_figures(registry_of(database))
@@ -263,17 +263,21 @@ def test_tells_where_the_installation_stands(database: Database) -> None:
 
 def test_the_database_tells_what_is_held_back(database: Database) -> None:
     """Silent runs and such without data, paused projects, and on hold stops by every kind of guard that holds them."""
-    scene, paused = scenes.set_up(database), scenes.set_up(database)
-    silent, blind, still = scene.open("silent"), scene.open("blind"), scene.open("still", policy="default")
-    scene.post(blind, scenes.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
-    scene.post(still, scenes.evals(0.5), NOW + timedelta(seconds=299))
+    project, paused = project_fixture.set_up_project(database), project_fixture.set_up_project(database)
+    silent, blind, still = (
+        project.open_run("silent"),
+        project.open_run("blind"),
+        project.open_run("still", policy="default"),
+    )
+    project.post_observations(blind, project_fixture.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
+    project.post_observations(still, project_fixture.evals(0.5), NOW + timedelta(seconds=299))
     stale_runs.check_due_runs(database, NOW + timedelta(seconds=300))
-    pause.pause_project(database, paused.project_id, "dana", "", NOW)
+    pause.pause_project(database, paused.id, "dana", "", NOW)
     document = {"name": "strict", "members": [{"detector": "k_decline"}]}
     with database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, paused.project_id), "strict", document, NOW)
+        policies.add_policy(tx, projects.get_project(tx, paused.id), "strict", document, NOW)
     for name, policy in (("a", "paper"), ("b", "strict")):
-        paused.post(paused.open(name, policy=policy), scenes.FALLING)
+        paused.post_observations(paused.open_run(name, policy=policy), project_fixture.DECLINING_EVALS)
     found = read_figures(registry_of(database))
     assert (silent.status, found["evalstop_stale_runs"], found["evalstop_no_data_runs"]) == (
         "running",
@@ -287,22 +291,26 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
 
 def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
     """Stops that were handed out are counted by how far their receivers are; what is over is not."""
-    scene = scenes.set_up(database)
-    scenes.unbound(database)
-    decided = [scene.post(scene.open(), scenes.FALLING).decision for _ in range(4)]
+    project = project_fixture.set_up_project(database)
+    project_fixture.lift_stop_limits(database)
+    decided = [
+        project.post_observations(project.open_run(), project_fixture.DECLINING_EVALS).decision for _ in range(4)
+    ]
     for decision, state in zip(decided, (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED), strict=False):
         assert decision is not None
-        said = Reported(scenes.NOW, state, "receiver", "as seen", {}, 0.0)
-        commands.record_report(database, scene.project_id, decision.id, said)
+        said = Reported(project_fixture.NOW, state, "receiver", "as seen", {}, 0.0)
+        commands.record_report(database, project.id, decision.id, said)
     found = read_figures(registry_of(database))
     awaited = {labels[0][1]: value for labels, value in found["evalstop_awaited_stops"].items()}
     assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}
 
 
-def announce(tx: Transaction, scene: scenes.Scene, run_id: uuid.UUID, now: datetime, due_at: datetime) -> None:
+def announce(
+    tx: Transaction, project: project_fixture.ProjectFixture, run_id: uuid.UUID, now: datetime, due_at: datetime
+) -> None:
     data: dict[str, Any] = {}
     outbox.add_event(
-        tx, project_id=scene.project_id, run_id=run_id, type=EventType("run.stopped"), data=data, now=now, due_at=due_at
+        tx, project_id=project.id, run_id=run_id, type=EventType("run.stopped"), data=data, now=now, due_at=due_at
     )
 
 
@@ -354,7 +362,7 @@ def test_a_database_that_hangs_holds_no_scrape_up(embedded_database: Database) -
     assert read_figures(registry)["evalstop_running_runs"] == {(): 0}
 
 
-def test_the_numbers_of_the_process_are_there(service: Watched) -> None:
+def test_the_numbers_of_the_process_are_there(service: RunningService) -> None:
     """Memory, processor time, open files and the release that runs are told beside ours."""
     found = samples(service.scrape())
     assert found["process_resident_memory_bytes"][()] > 0

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, get_current_span, set_span_in_context
 
-from tests.service.fake_collector import FakeCollector, collecting
-from tests.service.watched import watched
+from tests.service.fake_collector import FakeCollector, run_collector
+from tests.service.running_service import run_service
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -26,7 +26,7 @@ CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def collector() -> Iterator[FakeCollector]:
-    with collecting() as collector:
+    with run_collector() as collector:
         yield collector
 
 
@@ -62,7 +62,7 @@ def test_spans_arrive(tracer: Tracer, collector: FakeCollector) -> None:
             inner.update_name("commit")
     assert get_current_span() is INVALID_SPAN
     tracer.close()
-    sent_outer, sent_inner = collector.named("outer"), collector.named("commit")
+    sent_outer, sent_inner = collector.find_span("outer"), collector.find_span("commit")
     assert (sent_outer.service, sent_outer.kind, sent_outer.parent_id) == ("evalstop", "server", "")
     assert sent_outer.attributes == {"evalstop.request_id": "r-1"}
     assert (sent_inner.kind, sent_inner.parent_id) == ("internal", sent_outer.span_id)
@@ -71,7 +71,7 @@ def test_spans_arrive(tracer: Tracer, collector: FakeCollector) -> None:
         "evalstop.result": "hit",
         "db.system": "postgresql",
     }
-    assert (place(outer), place(inner)) == (sent_outer.place, sent_inner.place)
+    assert (place(outer), place(inner)) == (sent_outer.context, sent_inner.context)
     assert not sent_outer.failed
 
 
@@ -93,11 +93,11 @@ def test_spans_go_on_elsewhere(tracer: Tracer, collector: FakeCollector) -> None
     thread.start()
     thread.join()
     tracer.close()
-    assert collector.named("commit").links == tuple(map(place, requests))
-    assert collector.named("commit").trace_id not in {
+    assert collector.find_span("commit").links == tuple(map(place, requests))
+    assert collector.find_span("commit").trace_id not in {
         span.trace_id for span in collector.spans if "request" in span.name
     }
-    assert collector.named("child").parent_id == collector.named("request 0").span_id
+    assert collector.find_span("child").parent_id == collector.find_span("request 0").span_id
 
 
 def test_a_span_that_fails_keeps_the_text_to_itself(tracer: Tracer, collector: FakeCollector) -> None:
@@ -105,7 +105,7 @@ def test_a_span_that_fails_keeps_the_text_to_itself(tracer: Tracer, collector: F
     with pytest.raises(LookupError), tracer.span("delivery"):
         raise LookupError("whsec_c2VjcmV0")
     tracer.close()
-    sent = collector.named("delivery")
+    sent = collector.find_span("delivery")
     assert sent.failed
     assert b"LookupError" in sent.raw
     assert b"whsec_" not in sent.raw
@@ -113,13 +113,13 @@ def test_a_span_that_fails_keeps_the_text_to_itself(tracer: Tracer, collector: F
 
 def test_a_request_is_a_span(tracer: Tracer, collector: FakeCollector, embedded_database: Database) -> None:
     """A request goes on with the caller's trace, is named for its route, and tells ids but neither path nor query."""
-    with watched(embedded_database, tracer) as service:
+    with run_service(embedded_database, tracer) as service:
         run = service.client.post("/api/v1/runs", json={"name": "named-by-a-tenant"}).json()
         answer = service.client.get(f"/api/v1/runs/{run['id']}", headers={"traceparent": CALLER, "X-Request-Id": "r-1"})
         assert answer.status_code == 200
         service.client.get("/login", params={"token": "a-link-that-signs-in"})
     tracer.close()
-    sent = collector.named("GET /api/v1/runs/{run_id}")
+    sent = collector.find_span("GET /api/v1/runs/{run_id}")
     assert (sent.trace_id, sent.parent_id, sent.kind) == (TRACE, CALLER.split("-")[2], "server")
     assert sent.attributes == {
         "http.request.method": "GET",
@@ -137,15 +137,15 @@ def test_a_request_that_breaks_fails_its_span(
     tracer: Tracer, collector: FakeCollector, embedded_database: Database
 ) -> None:
     """A fault of the service is marked, a caller's mistake is not."""
-    with watched(embedded_database, tracer) as service:
+    with run_service(embedded_database, tracer) as service:
         with service.database.transaction() as tx:
             tx.exec_driver_sql("DROP TABLE verdicts")
         run = service.client.post("/api/v1/runs", json={"name": "r"}).json()
         service.client.get(f"/api/v1/runs/{run['id']}/verdicts")
         service.client.get("/nowhere")
     tracer.close()
-    assert collector.named("GET /api/v1/runs/{run_id}/verdicts").failed
-    assert not collector.named("GET (none)").failed
+    assert collector.find_span("GET /api/v1/runs/{run_id}/verdicts").failed
+    assert not collector.find_span("GET (none)").failed
 
 
 def test_a_forged_traceparent_is_no_parent(tracer: Tracer, collector: FakeCollector) -> None:

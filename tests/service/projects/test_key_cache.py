@@ -15,29 +15,29 @@ from evalstop_service.store import keys
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 
-from tests.service.scenes import NOW, Scene
+from tests.service.project_fixture import NOW, ProjectFixture
 
 
-def test_a_key_is_cached_until_it_is_revoked_here(database: Database, scene: Scene) -> None:
+def test_a_key_is_cached_until_it_is_revoked_here(database: Database, project: ProjectFixture) -> None:
     """A key is found in the cache once it was authenticated; revoked in this process it stops working at once."""
     cache = KeyCache(database, 60.0)
-    key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
+    key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     assert cache.get(secret) is None
     assert cache.authenticate(secret, "") == cache.get(secret) == key
     assert cache.authenticate("esk_wrong", "") is None
-    api_keys.revoke_key(database, cache, Author(scene.project_id, "test", NOW), key.id)
+    api_keys.revoke_key(database, cache, Author(project.id, "test", NOW), key.id)
     assert cache.get(secret) is None
     assert cache.authenticate(secret, "") is None
 
 
-def test_without_a_cache_every_request_reads_the_database(database: Database, scene: Scene) -> None:
+def test_without_a_cache_every_request_reads_the_database(database: Database, project: ProjectFixture) -> None:
     """With 0 seconds a key that another process revoked stops working with the next request."""
     cache = KeyCache(database, 0.0)
-    key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
+    key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     assert cache.authenticate(secret, "") == key
     assert cache.get(secret) is None
     with database.transaction() as tx:
-        keys.revoke_key(tx, scene.project_id, key.id, NOW)
+        keys.revoke_key(tx, project.id, key.id, NOW)
     assert cache.authenticate(secret, "") is None
 
 
@@ -54,10 +54,10 @@ def after_each_read(database: Database, call: Callable[[], None]) -> Iterator[No
         sa.event.remove(database.engine, "after_cursor_execute", after)
 
 
-def test_requests_share_one_read(database: Database, scene: Scene) -> None:
+def test_requests_share_one_read(database: Database, project: ProjectFixture) -> None:
     """Requests of one key that come together read the database once, and a wrong key is one to all who sent it."""
     cache = KeyCache(database, 60.0)
-    key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
+    key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     reads: list[None] = []
     wrong = keys.generate_secret()
 
@@ -71,10 +71,10 @@ def test_requests_share_one_read(database: Database, scene: Scene) -> None:
         assert len(reads) == 2
 
 
-def test_a_revoked_key_does_not_come_in_with_others(database: Database, scene: Scene) -> None:
+def test_a_revoked_key_does_not_come_in_with_others(database: Database, project: ProjectFixture) -> None:
     """Who comes after a key was revoked in this process does not share a read that was begun before."""
     cache = KeyCache(database, 60.0)
-    key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
+    key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     was_read, may_return = threading.Event(), threading.Event()
 
     def hold_back_the_first() -> None:
@@ -86,7 +86,7 @@ def test_a_revoked_key_does_not_come_in_with_others(database: Database, scene: S
         with after_each_read(database, hold_back_the_first):
             before = asyncio.create_task(cache.authenticate_together(secret, ""))
             assert await asyncio.to_thread(was_read.wait, 30)
-            author = Author(scene.project_id, "test", NOW)
+            author = Author(project.id, "test", NOW)
             await asyncio.to_thread(api_keys.revoke_key, database, cache, author, key.id)
             after = asyncio.create_task(cache.authenticate_together(secret, ""))
             await asyncio.sleep(0)  # the second has asked before the first is answered

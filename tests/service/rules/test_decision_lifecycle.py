@@ -46,7 +46,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.service.scenes import NOW
+from tests.service.project_fixture import NOW
 
 PAUSE = Guard(GuardKind.PAUSED, "the project is paused")
 STALE = Guard(GuardKind.STALE, "nothing was heard of the run for 12 minutes", {"seconds": 720})

@@ -15,7 +15,7 @@ from evalstop_service.rules.liveness import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import NOW
+from tests.service.project_fixture import NOW
 
 MOST = 50
 

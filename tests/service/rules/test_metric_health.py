@@ -22,7 +22,7 @@ from evalstop_service.rules.metric_health import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import NOW
+from tests.service.project_fixture import NOW
 
 
 def at(seconds: float) -> RunProgress:

@@ -17,7 +17,14 @@ from evalstop_service.store.rollout_stages import RolloutStage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import FALLING, LATER, Scene, deliveries_of_stops, set_up, unbound
+from tests.service.project_fixture import (
+    DECLINING_EVALS,
+    ONE_HOUR_LATER,
+    ProjectFixture,
+    lift_stop_limits,
+    load_stop_delivery_states,
+    set_up_project,
+)
 
 IDS = [UUID(int=number << 64) for number in range(20_000)]
 
@@ -57,35 +64,35 @@ def test_each_road_to_the_truth_is_counted(enforced: float, held_out: float) -> 
     assert random_assignment.observed_probability(enforced, held_out) == pytest.approx(expected)
 
 
-def hold_out(scene: Scene, share: float) -> None:
-    with scene.database.transaction() as tx:
+def hold_out(project: ProjectFixture, share: float) -> None:
+    with project.database.transaction() as tx:
         tx.execute(tables.projects.update().values(held_out_share=share, seed="a seed"))
 
 
-def test_a_held_out_stop_is_told_to_nobody(graceful: Scene) -> None:
+def test_a_held_out_stop_is_told_to_nobody(veto_project: ProjectFixture) -> None:
     """Its run goes on; the numbers of the chance are on record, and no guard and no deadline looks after it."""
-    hold_out(graceful, 1.0)
-    run = graceful.open()
-    receipt = graceful.post(run, FALLING)
+    hold_out(veto_project, 1.0)
+    run = veto_project.open_run()
+    receipt = veto_project.post_observations(run, DECLINING_EVALS)
     decision = receipt.decision
     assert decision is not None
     assert (decision.state, decision.observed_probability, decision.deadline_at) == (DecisionState.HELD_OUT, 1.0, None)
-    assert not decision.stops(LATER)
-    assert deliveries_of_stops(graceful) == []
-    assert graceful.events(run, "run.stop_requested") == []
-    (change,) = graceful.rows(tables.decision_changes, run)
+    assert not decision.stops(ONE_HOUR_LATER)
+    assert load_stop_delivery_states(veto_project) == []
+    assert veto_project.load_events(run, "run.stop_requested") == []
+    (change,) = veto_project.load_rows(tables.decision_changes, run)
     number = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT)
     assert change["details"] == {"held_out_share": 1.0, "drawn": number}
 
 
 def test_some_are_held_out_and_all_say_how_likely_it_was(database: Database) -> None:
     """Whether a stop is held out can be told from its id; those carried out say the same probability."""
-    scene = set_up(database)
-    unbound(database)
-    hold_out(scene, 0.3)
+    project = set_up_project(database)
+    lift_stop_limits(database)
+    hold_out(project, 0.3)
     for _ in range(30):
-        run = scene.open(uuid.uuid4().hex)
-        decision = scene.post(run, FALLING).decision
+        run = project.open_run(uuid.uuid4().hex)
+        decision = project.post_observations(run, DECLINING_EVALS).decision
         assert decision is not None
         held_out = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
         assert (decision.state == DecisionState.HELD_OUT) == held_out
@@ -94,25 +101,25 @@ def test_some_are_held_out_and_all_say_how_likely_it_was(database: Database) -> 
 
 def test_a_shadow_is_always_observed(database: Database) -> None:
     """Nothing is left to chance where nothing is carried out."""
-    scene = set_up(database, "shadow")
-    hold_out(scene, 0.5)
-    run = scene.open()
-    decision = scene.post(run, FALLING).decision
+    project = set_up_project(database, "shadow")
+    hold_out(project, 0.5)
+    run = project.open_run()
+    decision = project.post_observations(run, DECLINING_EVALS).decision
     assert decision is not None
     assert (decision.state, decision.observed_probability) == (DecisionState.SHADOW, 1.0)
 
 
 def test_what_a_policy_has_not_earned_is_not_carried_out(database: Database) -> None:
     """Of a canary's stops a share is carried out, by a chance of its own, and of these a share is held out."""
-    scene = set_up(database)
-    unbound(database)
-    hold_out(scene, 0.5)
+    project = set_up_project(database)
+    lift_stop_limits(database)
+    hold_out(project, 0.5)
     with database.transaction() as tx:
-        canary = RolloutStage(scene.project_id, "paper", Stage.CANARY, 0.9, 0.4, LATER, StageNumbers(), 1)
+        canary = RolloutStage(project.id, "paper", Stage.CANARY, 0.9, 0.4, ONE_HOUR_LATER, StageNumbers(), 1)
         rollout_stages.save_stage(tx, canary)
     for _ in range(30):
-        run = scene.open(uuid.uuid4().hex)
-        decision = scene.post(run, FALLING).decision
+        run = project.open_run(uuid.uuid4().hex)
+        decision = project.post_observations(run, DECLINING_EVALS).decision
         assert decision is not None
         earned, kept = (
             random_assignment.draw_number("a seed", decision.id, of)
@@ -122,5 +129,5 @@ def test_what_a_policy_has_not_earned_is_not_carried_out(database: Database) -> 
         assert decision.state in ({earned_state, DecisionState.ON_HOLD} if earned < 0.4 else {DecisionState.SHADOW})
         assert decision.observed_probability == pytest.approx(0.6 + 0.4 * 0.5)
         if earned >= 0.4:
-            (change,) = scene.rows(tables.decision_changes, run)
+            (change,) = project.load_rows(tables.decision_changes, run)
             assert change["details"] == {"enforced_share": 0.4, "drawn": earned}

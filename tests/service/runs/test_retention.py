@@ -100,23 +100,23 @@ def test_removes_exactly_what_ended_long_ago(database: Database, told: list[Told
     first, second = a_scene(database), a_scene(database, None)
     made: list[Run] = []
     for one in told:
-        scene = second if one.of_second else first
-        made.append(ended(scene, one.days_ago, one.points))
+        project = second if one.of_second else first
+        made.append(ended(project, one.days_ago, one.points))
         if one.delivery is not None:
             with database.transaction() as tx:
-                deliver(tx, scene, made[-1], one.delivery, enabled=one.enabled)
+                deliver(tx, project, made[-1], one.delivery, enabled=one.enabled)
     everything = (*rows.REMOVED, *KEPT, tables.run_deletions)
     before = [held(database, run, everything) for run in made]
     done = retention.prune_runs(database, NOW, pace=Pace(rows=batch, pause_seconds=0))
     assert done.runs == ({name_of(first): sum(one.is_old for one in told)} if any(one.is_old for one in told) else {})
     for one, run, was in zip(told, made, before, strict=True):
-        scene = second if one.of_second else first
-        assert is_marked(scene, run) == one.is_old
+        project = second if one.of_second else first
+        assert is_marked(project, run) == one.is_old
         if one.is_old:
             assert is_empty(database, run)
             kept = held(database, run, (*KEPT[1:], tables.run_deletions))
             assert kept == {name: was[name] for name in kept}
-            now = scene.read(run)
+            now = project.load_run(run)
             assert (now.pruned_at, now.version) == (NOW, run.version + 1)
             assert (now.updated_at, now.verdict, now.best_checkpoint) == (run.updated_at, run.verdict, None)
         else:
@@ -128,11 +128,11 @@ def test_removes_exactly_what_ended_long_ago(database: Database, told: list[Told
 def test_no_transaction_removes_more_than_it_may(database: Database, limit: int, points: int, forgetful: bool) -> None:
     """A transaction removes no more rows than it was given, and all of them together everything, whether or not each
     knows where the one before it stopped."""
-    scene = a_scene(database)
-    runs = [ended(scene, 100, points) for _ in range(3)]
+    project = a_scene(database)
+    runs = [ended(project, 100, points) for _ in range(3)]
     with database.transaction() as tx:
         for run in runs:
-            deliver(tx, scene, run, "dead", enabled=True)
+            deliver(tx, project, run, "dead", enabled=True)
     total = sum(len(found) for run in runs for found in held(database, run, rows.REMOVED).values())
     with database.transaction() as tx:
         assert rows.mark_runs(tx, [run.id for run in runs], NOW, NOW) == 3
@@ -149,15 +149,15 @@ def test_no_transaction_removes_more_than_it_may(database: Database, limit: int,
 
 def test_broken_off_it_goes_on(database: Database) -> None:
     """Stopped after any transaction, what was begun is marked from the start and is ended by the next pass."""
-    scene = a_scene(database)
-    runs = [ended(scene, 100 + number) for number in range(3)]
+    project = a_scene(database)
+    runs = [ended(project, 100 + number) for number in range(3)]
     whole = [held(database, run, rows.REMOVED) for run in runs]
     passes = 0
     while not all(is_empty(database, run) for run in runs):
         done = retention.prune_runs(database, NOW, pace=Pace(rows=17, pause_seconds=0), pause=lambda _: True)
         assert done.rows <= 17
         for run, all_of_it in zip(runs, whole, strict=True):
-            assert is_marked(scene, run) or held(database, run, rows.REMOVED) == all_of_it
+            assert is_marked(project, run) or held(database, run, rows.REMOVED) == all_of_it
         passes += 1
         assert passes < 50
     assert passes > 5
@@ -166,23 +166,23 @@ def test_broken_off_it_goes_on(database: Database) -> None:
 
 def test_a_dry_run_tells_and_leaves(database: Database) -> None:
     """It counts the very runs and rows that would go, and goes no further."""
-    scene = a_scene(database)
-    runs = [ended(scene, 100, points=3), ended(scene, 40, points=5), ended(scene, 10, points=7)]
+    project = a_scene(database)
+    runs = [ended(project, 100, points=3), ended(project, 40, points=5), ended(project, 10, points=7)]
     told = retention.prune_runs(database, NOW, dry_run=True)
-    assert not any(is_marked(scene, run) for run in runs)
+    assert not any(is_marked(project, run) for run in runs)
     assert retention.prune_runs(database, NOW, pace=AT_ONCE) == told
-    assert told.runs == {name_of(scene): 2}
+    assert told.runs == {name_of(project): 2}
     assert retention.prune_runs(database, NOW, dry_run=True) == PruneResult()
 
 
 def test_a_time_can_be_given_for_one_project(database: Database) -> None:
     """A time that is given takes the place of the project's own, for longer or shorter, and is for it alone."""
-    scene, other = a_scene(database, None), a_scene(database, 365)
-    runs = [ended(scene, 10), ended(scene, 3)], [ended(other, 200)]
-    retention.prune_runs(database, NOW, project=name_of(scene), older_than_days=5, pace=AT_ONCE)
-    assert [is_marked(scene, run) for run in runs[0]] == [True, False]
+    project, other = a_scene(database, None), a_scene(database, 365)
+    runs = [ended(project, 10), ended(project, 3)], [ended(other, 200)]
+    retention.prune_runs(database, NOW, project=name_of(project), older_than_days=5, pace=AT_ONCE)
+    assert [is_marked(project, run) for run in runs[0]] == [True, False]
     assert not is_marked(other, runs[1][0])
-    assert retention.prune_runs(database, NOW, project=name_of(scene)) == PruneResult()
+    assert retention.prune_runs(database, NOW, project=name_of(project)) == PruneResult()
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,12 @@ def test_what_makes_no_sense_is_refused(
 
 def test_nothing_can_be_added_to_a_pruned_run(embedded_database: Database) -> None:
     """Whoever posts to it or resumes it is told what became of it and what to do."""
-    scene = a_scene(embedded_database)
-    run = ended(scene, 100)
-    retention.refuse_pruned_run(scene.read(run))
+    project = a_scene(embedded_database)
+    run = ended(project, 100)
+    retention.refuse_pruned_run(project.load_run(run))
     retention.prune_runs(embedded_database, NOW, pace=AT_ONCE)
     with pytest.raises(Conflict, match=r"pruned at 2026-06-01.*open a run under another name"):
-        retention.refuse_pruned_run(scene.read(run))
+        retention.refuse_pruned_run(project.load_run(run))
 
 
 def test_it_is_counted(embedded_database: Database) -> None:
@@ -224,8 +224,8 @@ def value(registry: CollectorRegistry, name: str) -> float:
 
 def test_as_a_chore_it_comes_back(database: Database) -> None:
     """Beside a worker it prunes now and then."""
-    scene = a_scene(database)
-    first, second = ended(scene, 100), ended(scene, 10)
+    project = a_scene(database)
+    first, second = ended(project, 100), ended(project, 10)
     with background.run_jobs(retention.create_job(database, lambda: NOW, ServiceMetrics(), every_seconds=0.01)):
         wait_until(lambda: is_empty(database, first))
         with database.transaction() as tx:

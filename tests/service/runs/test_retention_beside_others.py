@@ -16,7 +16,7 @@ from evalstop_service.store import retention as rows
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
-from tests.service import scenes
+from tests.service import project_fixture
 from tests.service.aged import (
     AT_ONCE,
     KEEP_DAYS,
@@ -32,41 +32,41 @@ from tests.service.aged import (
 
 def test_a_run_that_goes_on_is_left_alone(database: Database) -> None:
     """A run that was resumed after it was found, and before it was marked, keeps everything."""
-    scene = a_scene(database)
-    run = ended(scene, 100)
+    project = a_scene(database)
+    run = ended(project, 100)
     with database.reading() as tx:
-        found = rows.list_expired_runs(tx, scene.project_id, NOW - timedelta(days=KEEP_DAYS), 10)
+        found = rows.list_expired_runs(tx, project.id, NOW - timedelta(days=KEEP_DAYS), 10)
     assert found == [run.id]
     with database.transaction() as tx:
         end(tx, run, None)
     with database.transaction() as tx:
         assert rows.mark_runs(tx, found, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
-    assert not is_marked(scene, run)
+    assert not is_marked(project, run)
 
 
 def test_a_run_that_is_held_is_not_waited_for(postgres_database: Database) -> None:
     """A run that somebody has locked is passed over, and its turn comes with the next pass."""
-    scene = a_scene(postgres_database)
-    busy, free = ended(scene, 200), ended(scene, 100)
+    project = a_scene(postgres_database)
+    busy, free = ended(project, 200), ended(project, 100)
     with impatient(postgres_database), postgres_database.transaction() as tx:
         tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == busy.id).with_for_update())
         done = retention.prune_runs(postgres_database, NOW, pace=AT_ONCE)
-        assert done.runs == {name_of(scene): 1}
-    assert not is_marked(scene, busy)
+        assert done.runs == {name_of(project): 1}
+    assert not is_marked(project, busy)
     assert is_empty(postgres_database, free)
-    assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs == {name_of(scene): 1}
+    assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs == {name_of(project): 1}
     assert is_empty(postgres_database, busy)
 
 
 def test_it_stands_in_nobodys_way(postgres_database: Database) -> None:
     """While transactions that mark and that empty are open, others post and open runs without waiting for any lock."""
-    scene = a_scene(postgres_database)
-    old, live = ended(scene, 100), scene.open()
+    project = a_scene(postgres_database)
+    old, live = ended(project, 100), project.open_run()
     points = iter(range(100))
 
     def others_work() -> None:
-        scene.open()
-        assert scene.post(live, scenes.evals(0.1, start=next(points))).accepted == 1
+        project.open_run()
+        assert project.post_observations(live, project_fixture.evals(0.1, start=next(points))).accepted == 1
         with postgres_database.reading() as tx:
             assert tx.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one() == 0
 
@@ -79,7 +79,7 @@ def test_it_stands_in_nobodys_way(postgres_database: Database) -> None:
             with postgres_database.transaction() as tx:
                 position = rows.delete_details(tx, 10, position).position
                 others_work()
-    assert not is_marked(scene, live)
+    assert not is_marked(project, live)
 
 
 @contextmanager
@@ -94,14 +94,16 @@ def impatient(database: Database) -> Iterator[None]:
 
 def test_writers_have_their_turn(database: Database) -> None:
     """Between two transactions anybody may write, on the embedded database with its one writer, too."""
-    scene = a_scene(database)
-    ended(scene, 100)
-    live = scene.open()
+    project = a_scene(database)
+    ended(project, 100)
+    live = project.open_run()
     turns = 0
 
     def write(_seconds: float) -> bool:
         nonlocal turns
-        writer = threading.Thread(target=scene.post, args=(live, scenes.evals(0.1, start=turns)))
+        writer = threading.Thread(
+            target=project.post_observations, args=(live, project_fixture.evals(0.1, start=turns))
+        )
         writer.start()
         writer.join()
         turns += 1
@@ -109,18 +111,18 @@ def test_writers_have_their_turn(database: Database) -> None:
 
     retention.prune_runs(database, NOW, pace=AT_ONCE, pause=write)
     assert turns > 5
-    assert len(scene.rows(tables.observations, live)) == turns
+    assert len(project.load_rows(tables.observations, live)) == turns
 
 
 def test_a_writer_beside_it_loses_nothing(database: Database) -> None:
     """A run that is posted to all the while comes to the verdict that it comes to alone, and keeps every point."""
-    scene = a_scene(database)
-    alone, beside = scene.open(policy="watchful"), scene.open(policy="watchful")
+    project = a_scene(database)
+    alone, beside = project.open_run(policy="watch-all-roles"), project.open_run(policy="watch-all-roles")
     values = [0.1, 0.2, 0.5, 0.4, 0.3, 0.35, 0.2, 0.1]
     for step, value in enumerate(values):
-        scene.post(alone, scenes.evals(value, start=step))
+        project.post_observations(alone, project_fixture.evals(value, start=step))
     for _ in range(4):
-        ended(scene, 100, points=30)
+        ended(project, 100, points=30)
     failures: list[BaseException] = []
 
     def prune() -> None:
@@ -132,21 +134,21 @@ def test_a_writer_beside_it_loses_nothing(database: Database) -> None:
     pruner = threading.Thread(target=prune)
     pruner.start()
     for step, value in enumerate(values):
-        scene.post(beside, scenes.evals(value, start=step))
+        project.post_observations(beside, project_fixture.evals(value, start=step))
     pruner.join()
     assert failures == []
-    assert scene.read(beside).verdict == scene.read(alone).verdict
-    assert len(scene.rows(tables.observations, beside)) == len(values)
-    assert len(scene.rows(tables.verdicts, beside)) == len(scene.rows(tables.verdicts, alone))
+    assert project.load_run(beside).verdict == project.load_run(alone).verdict
+    assert len(project.load_rows(tables.observations, beside)) == len(values)
+    assert len(project.load_rows(tables.verdicts, beside)) == len(project.load_rows(tables.verdicts, alone))
 
 
 def test_one_process_at_a_time(postgres_database: Database) -> None:
     """While one prunes another says so and leaves it to that; afterwards it may."""
-    scene = a_scene(postgres_database)
-    run = ended(scene, 100)
+    project = a_scene(postgres_database)
+    run = ended(project, 100)
     with rows.hold_retention_lock(postgres_database) as alone:
         assert alone
         with pytest.raises(Conflict, match="another process"):
             retention.prune_runs(postgres_database, NOW)
-    assert not is_marked(scene, run)
+    assert not is_marked(project, run)
     assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs

@@ -21,8 +21,8 @@ from evalstop_service.store.database import Database
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.fake_collector import collecting
-from tests.service.watched import Watched, watched
+from tests.service.fake_collector import run_collector
+from tests.service.running_service import RunningService, run_service
 
 
 class FakeEndpoint:
@@ -61,7 +61,7 @@ def an_endpoint() -> Iterator[FakeEndpoint]:
             thread.join()
 
 
-def a_run(service: Watched, values: list[float]) -> dict[str, Any]:
+def a_run(service: RunningService, values: list[float]) -> dict[str, Any]:
     """A run that reported these evals, one a request."""
     run: dict[str, Any] = service.client.post("/api/v1/runs", json={"name": "r", "policy": "paper"}).json()
     for step, value in enumerate(values):
@@ -70,7 +70,7 @@ def a_run(service: Watched, values: list[float]) -> dict[str, Any]:
     return run
 
 
-def values(service: Watched) -> dict[tuple[str, ...], float]:
+def values(service: RunningService) -> dict[tuple[str, ...], float]:
     """What /metrics shows, by name and values of labels."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -81,7 +81,7 @@ def values(service: Watched) -> dict[tuple[str, ...], float]:
 
 def test_what_a_trainer_does_is_counted(database: Database) -> None:
     """Observations, their commits and their requests are in the numbers, with the route of the ingest endpoint."""
-    with watched(database) as service:
+    with run_service(database) as service:
         run = a_run(service, [0.1, 0.2, 0.3])
         again = {
             "observations": [{"metric": "eval", "step": 0, "value": 0.1}, {"metric": "eval", "step": 1, "value": 9}]
@@ -100,15 +100,15 @@ def test_what_a_trainer_does_is_counted(database: Database) -> None:
 def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit links to the requests that it serves, the detectors and the write are parts of it, and a webhook carries
     the trace of its delivery."""
-    with collecting() as collector, an_endpoint() as endpoint:
+    with run_collector() as collector, an_endpoint() as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         tracer = tracing.create_tracer(os.environ)
-        with watched(embedded_database, tracer, deliver=True) as service:
+        with run_service(embedded_database, tracer, deliver=True) as service:
             body = {"url": endpoint.url, "event_types": EVERY_EVENT}
             assert service.client.post("/api/v1/endpoints", json=body).status_code == 201
             run = a_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
             assert endpoint.came.wait(30)
-        requests = {span.place for span in collector.spans if span.name == "POST /api/v1/runs/{run_id}/observations"}
+        requests = {span.context for span in collector.spans if span.name == "POST /api/v1/runs/{run_id}/observations"}
         commits = [span for span in collector.spans if span.name == "commit"]
         assert len(requests) == 5
         assert requests <= {link for span in commits for link in span.links}
@@ -117,13 +117,13 @@ def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.Mo
             assert {("step detectors", commit.span_id), ("write", commit.span_id)} <= parts
         sent = {headers["traceparent"][3:52] for headers, _ in endpoint.taken}
         delivered = [span for span in collector.spans if span.name == "deliver"]
-        assert sent == {span.place for span in delivered}
+        assert sent == {span.context for span in delivered}
         assert {span.attributes["evalstop.run_id"] for span in delivered} == {run["id"]}
 
 
 def test_untraced_webhooks_carry_no_trace(embedded_database: Database) -> None:
     """Where nothing is traced a webhook says nothing of a trace."""
-    with an_endpoint() as endpoint, watched(embedded_database, deliver=True) as service:
+    with an_endpoint() as endpoint, run_service(embedded_database, deliver=True) as service:
         assert service.client.post(
             "/api/v1/endpoints", json={"url": endpoint.url, "event_types": EVERY_EVENT}
         ).is_success
@@ -134,7 +134,7 @@ def test_untraced_webhooks_carry_no_trace(embedded_database: Database) -> None:
 
 def test_a_problem_names_its_request(embedded_database: Database) -> None:
     """A caller who complains has the id in hand: in the answer's header and in the problem itself."""
-    with watched(embedded_database) as service:
+    with run_service(embedded_database) as service:
         for path in ("/api/v1/runs/00000000-0000-0000-0000-000000000000", "/nowhere"):
             answer = service.client.get(path)
             assert answer.json()["request_id"] == answer.headers["x-request-id"]
@@ -144,7 +144,7 @@ def test_a_project_says_how_long_its_runs_are_kept(
     database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Set over the API, carried out by `evalstop prune`, told by the run; then nothing can be added to it."""
-    with watched(database) as service:
+    with run_service(database) as service:
         kept = service.client.patch("/api/v1/project", json={"retention_days": 30})
         assert kept.json()["retention_days"] == 30
         assert service.client.patch("/api/v1/project", json={"veto_window_seconds": 1}).json()["retention_days"] == 30

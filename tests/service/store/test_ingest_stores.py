@@ -21,8 +21,8 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from msgspec.structs import replace
 
-from tests.service.committers import on_loop
-from tests.service.scenes import NOW, Scene, set_up, waiting_for_a_lock
+from tests.service.committers import run_on_loop
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project, wait_for_blocked_process
 
 LATER = NOW + timedelta(microseconds=1)
 STRANGE = [
@@ -38,8 +38,8 @@ STRANGE = [
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
-    return set_up(database)
+def project(database: Database) -> ProjectFixture:
+    return set_up_project(database)
 
 
 def changed(run: Run) -> Run:
@@ -57,17 +57,17 @@ def changed(run: Run) -> Run:
     )
 
 
-def save(scene: Scene, changes: Sequence[RunChange], follow_up: FollowUp | None = None) -> Collection[UUID]:
+def save(project: ProjectFixture, changes: Sequence[RunChange], follow_up: FollowUp | None = None) -> Collection[UUID]:
     """Save on a store of its own."""
 
     async def saved() -> Collection[UUID]:
-        store: IngestStore = (SqliteIngest if scene.database.embedded else PostgresIngest)(scene.database)
+        store: IngestStore = (SqliteIngest if project.database.embedded else PostgresIngest)(project.database)
         try:
             return await store.save(changes, LATER, follow_up)
         finally:
             await store.close()
 
-    return on_loop(saved())
+    return run_on_loop(saved())
 
 
 def one_point(run: Run) -> RunChange:
@@ -78,13 +78,13 @@ def in_utc(point: PostedObservation) -> PostedObservation:
     return replace(point, time=point.time.astimezone(UTC) if point.time else None)
 
 
-def test_what_is_saved_reads_back(scene: Scene) -> None:
+def test_what_is_saved_reads_back(project: ProjectFixture) -> None:
     """Every number, name and moment comes back as it was sent, in the row of the run and in its observations."""
-    run, other = scene.open(), scene.open()
+    run, other = project.open_run(), project.open_run()
     many = [PostedObservation("loss", step, step / 7) for step in range(500)]
-    assert save(scene, [RunChange(run, changed(run), [*STRANGE, *many]), one_point(other)]) == {run.id, other.id}
-    assert (scene.read(run), scene.read(other)) == (changed(run), changed(other))
-    rows = scene.rows(tables.observations, run)
+    assert save(project, [RunChange(run, changed(run), [*STRANGE, *many]), one_point(other)]) == {run.id, other.id}
+    assert (project.load_run(run), project.load_run(other)) == (changed(run), changed(other))
+    rows = project.load_rows(tables.observations, run)
     stored = [
         PostedObservation(row["metric"], row["step"], row["value"], row["stderr"], row["observed_at"]) for row in rows
     ]
@@ -92,57 +92,57 @@ def test_what_is_saved_reads_back(scene: Scene) -> None:
     assert {(row["attempt"], row["superseded_by"], row["received_at"]) for row in rows} == {(1, tables.LIVE, LATER)}
 
 
-def test_a_run_that_moved_on_is_left_alone(scene: Scene) -> None:
+def test_a_run_that_moved_on_is_left_alone(project: ProjectFixture) -> None:
     """Of a run with another version, or that does not exist, nothing is written, nor done; of its neighbor all is."""
-    here, moved = scene.open(), scene.open()
+    here, moved = project.open_run(), project.open_run()
     followed: list[UUID] = []
 
     def follow_up(_tx: Transaction, saved: Collection[UUID]) -> None:
         followed.extend(saved)
 
     wrong = [one_point(replace(moved, version=moved.version + 1)), one_point(replace(moved, id=new_id()))]
-    assert save(scene, [one_point(here), *wrong], follow_up) == {here.id}
+    assert save(project, [one_point(here), *wrong], follow_up) == {here.id}
     assert followed == [here.id]
-    assert len(scene.rows(tables.observations, here)) == 1
-    assert scene.rows(tables.observations, moved) == []
-    assert scene.read(moved) == moved
-    assert save(scene, [one_point(moved)]) == {moved.id}
+    assert len(project.load_rows(tables.observations, here)) == 1
+    assert project.load_rows(tables.observations, moved) == []
+    assert project.load_run(moved) == moved
+    assert save(project, [one_point(moved)]) == {moved.id}
 
 
-def test_what_follows_is_saved_with_it_or_neither(scene: Scene) -> None:
+def test_what_follows_is_saved_with_it_or_neither(project: ProjectFixture) -> None:
     """When what follows from a save fails, nothing of the save stays."""
-    run = scene.open()
+    run = project.open_run()
 
     def follow_up(tx: Transaction, _saved: Collection[UUID]) -> None:
         tx.execute(sa.text("SELECT nothing FROM nowhere"))
 
     with pytest.raises(sa.exc.DBAPIError):
-        save(scene, [one_point(run)], follow_up)
-    assert scene.rows(tables.observations, run) == []
-    assert scene.read(run) == run
+        save(project, [one_point(run)], follow_up)
+    assert project.load_rows(tables.observations, run) == []
+    assert project.load_run(run) == run
 
 
-def test_refuses_an_identity_twice(scene: Scene) -> None:
+def test_refuses_an_identity_twice(project: ProjectFixture) -> None:
     """The key itself keeps an identity from being stored twice, and the whole save is undone."""
-    run = scene.open()
+    run = project.open_run()
     with pytest.raises(sa.exc.IntegrityError) as caught:
         save(
-            scene,
+            project,
             [RunChange(run, changed(run), [PostedObservation("eval", 0, 1.0), PostedObservation("eval", 0, 2.0)])],
         )
     assert not caught.value.connection_invalidated
-    assert scene.rows(tables.observations, run) == []
+    assert project.load_rows(tables.observations, run) == []
 
 
 def test_waits_for_whoever_holds_the_run(postgres_database: Database) -> None:
     """A run that another transaction holds is compared as that leaves it."""
-    scene = set_up(postgres_database)
-    run = scene.open()
+    project = set_up_project(postgres_database)
+    run = project.open_run()
     with ThreadPoolExecutor(1) as thread:
         with postgres_database.transaction() as tx:
             runs.lock_runs(tx, [run.id])
-            saved = thread.submit(save, scene, [one_point(run)])
-            waiting_for_a_lock(postgres_database)
+            saved = thread.submit(save, project, [one_point(run)])
+            wait_for_blocked_process(postgres_database)
             runs.save_run(tx, replace(run, version=run.version + 1))
         assert saved.result(30) == set()
-    assert scene.rows(tables.observations, run) == []
+    assert project.load_rows(tables.observations, run) == []

@@ -23,28 +23,28 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from msgspec.structs import replace
 
-from tests.service.scenes import NOW, Scene, evals, set_up
+from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
 
 LATER = NOW + timedelta(microseconds=1)
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
-    return set_up(database)
+def project(database: Database) -> ProjectFixture:
+    return set_up_project(database)
 
 
-def test_locks_what_there_is(scene: Scene) -> None:
+def test_locks_what_there_is(project: ProjectFixture) -> None:
     """Locking many runs gives the version of each that exists, and nothing for those that do not."""
-    present = [scene.open() for _ in range(3)]
-    with scene.database.transaction() as tx:
+    present = [project.open_run() for _ in range(3)]
+    with project.database.transaction() as tx:
         stamps = runs.lock_runs(tx, [new_id(), *(run.id for run in present)])
     assert stamps == {run.id: run.version for run in present}
 
 
 def test_locks_in_order_of_ids(postgres_database: Database) -> None:
     """Whoever waits for the run with the lowest id holds none of the others, so that no two can wait in a ring."""
-    scene = set_up(postgres_database)
-    made = [scene.open() for _ in range(5)]
+    project = set_up_project(postgres_database)
+    made = [project.open_run() for _ in range(5)]
     ids = [run.id for run in made]
     with postgres_database.transaction() as tx:
         runs.save_run(tx, replace(made[0], version=1))  # it lies last in the table now
@@ -70,8 +70,8 @@ def wait_for_a_waiter(tx: Transaction, thread: threading.Thread) -> None:
 
 def test_waits_for_a_lock_and_sees_what_came_of_it(postgres_database: Database) -> None:
     """Whoever had to wait for a run gets its version as it is after the wait."""
-    scene = set_up(postgres_database)
-    run = scene.open()
+    project = set_up_project(postgres_database)
+    run = project.open_run()
     seen = []
 
     def look() -> None:
@@ -88,10 +88,10 @@ def test_waits_for_a_lock_and_sees_what_came_of_it(postgres_database: Database) 
     assert seen == [7]
 
 
-def test_keeps_monitors(scene: Scene) -> None:
+def test_keeps_monitors(project: ProjectFixture) -> None:
     """A kept monitor takes the place of the one before."""
     one, two, none = (new_id() for _ in range(3))
-    with scene.database.transaction() as tx:
+    with project.database.transaction() as tx:
         monitor_states.save_state(tx, one, StoredMonitorState(1, "a"), NOW)
         monitor_states.save_state(tx, two, StoredMonitorState(1, "b"), NOW)
         monitor_states.save_state(tx, one, StoredMonitorState(5, "c" * 100_000), LATER)
@@ -103,8 +103,8 @@ def test_keeps_monitors(scene: Scene) -> None:
 
 def test_a_lost_connection_is_told_as_such(postgres_database: Database) -> None:
     """A connection that breaks under a statement of the driver's own is SQLAlchemy's kind of error, and is replaced."""
-    scene = set_up(postgres_database)
-    run = scene.open()
+    project = set_up_project(postgres_database)
+    run = project.open_run()
 
     def lock_until_it_breaks() -> None:
         with postgres_database.transaction() as tx:
@@ -121,16 +121,16 @@ def test_a_lost_connection_is_told_as_such(postgres_database: Database) -> None:
         assert set(runs.lock_runs(tx, [run.id])) == {run.id}
 
 
-def test_last_steps(scene: Scene) -> None:
+def test_last_steps(project: ProjectFixture) -> None:
     """The highest live step of each metric of each run, whatever was superseded past it."""
-    first, second, empty = (scene.open() for _ in range(3))
-    scene.post(
+    first, second, empty = (project.open_run() for _ in range(3))
+    project.post_observations(
         first, [*evals(0.1, 0.2, 0.3), PostedObservation("loss", 9, 1.0), PostedObservation("ends/with/Ω", 4, 1.0)]
     )
-    scene.post(second, [PostedObservation("eval", 5, math.nan), PostedObservation("gone", 7, 1.0)])
-    scene.take(second, Resumed(6))
-    scene.post(second, [PostedObservation("kl", 6, 1.0)])
-    with scene.database.reading() as tx:
+    project.post_observations(second, [PostedObservation("eval", 5, math.nan), PostedObservation("gone", 7, 1.0)])
+    project.submit(second, Resumed(6))
+    project.post_observations(second, [PostedObservation("kl", 6, 1.0)])
+    with project.database.reading() as tx:
         found = observations.load_last_steps(tx, [empty.id, second.id, first.id])
     assert found == {
         first.id: {"eval": 2, "loss": 9, "ends/with/Ω": 4},
@@ -139,10 +139,10 @@ def test_last_steps(scene: Scene) -> None:
     }
 
 
-def test_after(scene: Scene) -> None:
+def test_after(project: ProjectFixture) -> None:
     """The live points of some metrics from a step on, by step and then by metric."""
-    run = scene.open()
-    scene.post(
+    run = project.open_run()
+    project.post_observations(
         run,
         [
             *evals(0.1, 0.2, 0.3),
@@ -151,8 +151,8 @@ def test_after(scene: Scene) -> None:
             PostedObservation("kl", 2, 1.0),
         ],
     )
-    scene.take(run, Resumed(2))
-    with scene.database.reading() as tx:
+    project.submit(run, Resumed(2))
+    with project.database.reading() as tx:
         found = observations.load_observations_after(tx, run.id, ["loss", "eval"], 1)
         assert observations.load_observations_after(tx, run.id, [], 0) == []
     assert found == [
@@ -199,15 +199,15 @@ def test_decodes_no_malformed_point(change: dict[str, object]) -> None:
         msgspec.json.decode(msgspec.json.encode(good | change), type=PostedObservation)
 
 
-def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
+def test_lists_runs_by_parts_of_their_names(project: ProjectFixture) -> None:
     """Runs are found by any part of their name, in either case, and by their status, the newest first."""
-    made = [scene.open(name) for name in ("ppo-7b", "dpo-7B", "grpo-13b", "x")]
-    with scene.database.transaction() as tx:
+    made = [project.open_run(name) for name in ("ppo-7b", "dpo-7B", "grpo-13b", "x")]
+    with project.database.transaction() as tx:
         runs.save_run(tx, replace(made[2], status="failed"))
 
     def found(**wanted: Any) -> list[str]:
-        with scene.database.reading() as tx:
-            return [run.name for run in run_lists.list_runs(tx, scene.project_id, RunFilter(**wanted))]
+        with project.database.reading() as tx:
+            return [run.name for run in run_lists.list_runs(tx, project.id, RunFilter(**wanted))]
 
     assert found() == ["x", "grpo-13b", "dpo-7B", "ppo-7b"]
     assert found(name="PO-7b") == ["dpo-7B", "ppo-7b"]
@@ -217,17 +217,19 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
     assert found(name="xyz") == []
 
 
-def test_lists_runs_by_what_is_said_of_them(scene: Scene) -> None:
+def test_lists_runs_by_what_is_said_of_them(project: ProjectFixture) -> None:
     """Owner, group, tags and labels find runs, each alone and together, and so does the time at which they opened."""
-    made = {name: scene.open(name, labels={"team": name[0], "a.b[0]": "1"}) for name in ("ax", "ay", "bx", "plain")}
-    with scene.database.transaction() as tx:
+    made = {
+        name: project.open_run(name, labels={"team": name[0], "a.b[0]": "1"}) for name in ("ax", "ay", "bx", "plain")
+    }
+    with project.database.transaction() as tx:
         for name, run in list(made.items())[:3]:
             said = RunDescription(f"{name[0]}@example.org", f"seeds of {name[1]}", (name, 'a "tag", 100%', "Ω"), "n")
-            run_descriptions.save_description(tx, scene.project_id, run.id, said, NOW)
+            run_descriptions.save_description(tx, project.id, run.id, said, NOW)
 
     def found(**wanted: Any) -> list[str]:
-        with scene.database.reading() as tx:
-            return [run.name for run in run_lists.list_runs(tx, scene.project_id, RunFilter(**wanted))]
+        with project.database.reading() as tx:
+            return [run.name for run in run_lists.list_runs(tx, project.id, RunFilter(**wanted))]
 
     assert found(owner="a@example.org") == ["ay", "ax"]
     assert found(group="seeds of x") == ["bx", "ax"]
@@ -242,15 +244,15 @@ def test_lists_runs_by_what_is_said_of_them(scene: Scene) -> None:
     assert found(until=moment) == found(since=moment + timedelta(microseconds=1)) == []
 
 
-def test_lists_runs_in_other_orders(scene: Scene) -> None:
+def test_lists_runs_in_other_orders(project: ProjectFixture) -> None:
     """By their last news or their last step, page after page, each run once; filters hold in every order."""
-    made = [scene.open(f"run-{number}") for number in range(7)]
+    made = [project.open_run(f"run-{number}") for number in range(7)]
     for number, run in enumerate(made[1:]):
-        scene.post(run, [PostedObservation("eval", 10 * (number % 3), 0.5)])
+        project.post_observations(run, [PostedObservation("eval", 10 * (number % 3), 0.5)])
 
     def listed(wanted: RunFilter = RunFilter(), limit: int = 50) -> list[runs.Run]:  # noqa: B008 - it is frozen
-        with scene.database.reading() as tx:
-            return run_lists.list_runs(tx, scene.project_id, wanted, limit)
+        with project.database.reading() as tx:
+            return run_lists.list_runs(tx, project.id, wanted, limit)
 
     rows = listed()
     expected = {
@@ -283,27 +285,27 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
         ]
 
 
-def test_the_outline_of_a_long_series(scene: Scene) -> None:
+def test_the_outline_of_a_long_series(project: ProjectFixture) -> None:
     """It is drawn from some of its values, evenly over its steps, without being read as a whole."""
-    run = scene.open()
+    run = project.open_run()
     count = sparklines.OUTLINED + 500
-    scene.post(run, [PostedObservation("eval", 3 * step, float(step)) for step in range(count)])
-    with scene.database.reading() as tx:
+    project.post_observations(run, [PostedObservation("eval", 3 * step, float(step)) for step in range(count)])
+    with project.database.reading() as tx:
         outline = sparklines.load_segments(tx, [(run.id, "eval")], 124)[run.id, "eval"]
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)
 
 
-def test_latest(scene: Scene) -> None:
+def test_latest(project: ProjectFixture) -> None:
     """Each metric of a run with its last live observation and how many there are, superseded ones left out."""
-    run = scene.open()
-    scene.post(
+    run = project.open_run()
+    project.post_observations(
         run, [*evals(0.1, 0.2, math.nan), PostedObservation("loss", 9, 1.0, 0.5), PostedObservation("gone", 5, 1.0)]
     )
-    scene.take(run, Resumed(4))
-    scene.post(run, [PostedObservation("loss", 6, 2.0, 0.25)])
-    with scene.database.reading() as tx:
+    project.submit(run, Resumed(4))
+    project.post_observations(run, [PostedObservation("loss", 6, 2.0, 0.25)])
+    with project.database.reading() as tx:
         found = observations.list_latest(tx, run.id)
         assert observations.list_latest(tx, new_id()) == []
     assert [(item.metric, item.count, item.step, item.stderr) for item in found] == [

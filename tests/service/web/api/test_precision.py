@@ -9,7 +9,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.store import runs
 
-from tests.service.cases_written import write
+from tests.service.case_rows import insert_cases
 from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
@@ -23,9 +23,9 @@ def test_figures_lead_to_their_cases(service: Service) -> None:
         project_id = expect_json(admin.get("/project"), 200)["id"]
         run = runs.find_run_by_name(tx, UUID(project_id), "r")
     assert run is not None
-    write(service.database, run, 9, job_kind="dpo")
-    write(service.database, run, 3, outcome="wrong", run_outcome="healthy")
-    write(service.database, run, 20, treatment=None, run_outcome="healthy")
+    insert_cases(service.database, run, 9, job_kind="dpo")
+    insert_cases(service.database, run, 3, outcome="wrong", run_outcome="healthy")
+    insert_cases(service.database, run, 20, treatment=None, run_outcome="healthy")
     (whole,) = expect_json(admin.get("/precision"), 200)["groups"]
     assert whole["precision"]["value"] == 0.75
     assert whole["precision"]["low"] < 0.75 < whole["precision"]["high"]
@@ -93,7 +93,7 @@ def test_a_policy_is_promoted_and_demoted(service: Service) -> None:
     with service.database.reading() as tx:
         run = runs.find_run(tx, project_id, UUID(opened["id"]))
     assert run is not None
-    write(service.database, run, 40, utc_now())
+    insert_cases(service.database, run, 40, utc_now())
     rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
     (proposal,) = expect_json(admin.get("/proposals", params={"state": "open"}), 200)["items"]
     assert expect_json(admin.post(f"/proposals/{proposal['id']}/confirm"), 200)["state"] == "confirmed"

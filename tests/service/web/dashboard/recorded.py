@@ -23,7 +23,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 
 FILE = Path(__file__).parents[3] / "data" / "rlhf_runs_public.jsonl"
 
@@ -116,8 +116,8 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
             PostedObservation("policy/kl", item.step, item.kl),
         )
         saved = CheckpointSaved(item.step, f"file:///checkpoints/step-{item.step:06d}")
-        take(database, tenant.project.id, run_id, saved, now)
-        receipt = take(database, tenant.project.id, run_id, Observations(points), now)
+        submit_message(database, tenant.project.id, run_id, saved, now)
+        receipt = submit_message(database, tenant.project.id, run_id, Observations(points), now)
     return receipt
 
 

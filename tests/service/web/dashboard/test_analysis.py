@@ -17,7 +17,7 @@ from evalstop_service.web.dashboard.gao_chart import build_chart
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 
@@ -150,7 +150,7 @@ def test_a_run_too_long_to_be_replayed(
     run = open_run(database, tenant, now, "long")
     report(database, tenant, run.id, HACKING[:29], now)
     points = tuple(PostedObservation("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
-    take(database, tenant.project.id, run.id, Observations(points), now)
+    submit_message(database, tenant.project.id, run.id, Observations(points), now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
     assert found["note"] == analysis.TOO_LONG
     track = found["tracks"][0]

@@ -21,7 +21,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard.compare import MOST_POINTS
 from playwright.sync_api import expect
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
@@ -81,7 +81,7 @@ def test_each_value_has_its_step_its_time_and_its_kl(
                 PostedObservation(one.metric, one.step, one.value, None, now + timedelta(minutes=one.step))
                 for one in points
             ]
-        take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+        submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
     timed, untimed = visitor.get(link(*[run.id for run in runs]).replace("?", "/series.json?")).json()["runs"]
     evals = next(line for line in timed["lines"] if line["role"] == "eval")
     assert evals["steps"] == [0, 1, 2, 3, 4]
@@ -98,7 +98,7 @@ def test_long_series_are_compared_at_the_resolution_of_a_chart(
     runs = [open_run(database, tenant, now, name) for name in ("one", "two")]
     points = [PostedObservation("policy/kl", step, float(step)) for step in range(10_100)]
     evals = [PostedObservation("reward/gold", step, 0.5) for step in range(1000, 10_000, 1000)]
-    take(database, tenant.project.id, runs[0].id, Observations((*points, *evals)), now)
+    submit_message(database, tenant.project.id, runs[0].id, Observations((*points, *evals)), now)
     answer = visitor.get(link(*[run.id for run in runs]).replace("?", "/series.json?")).json()
     lines = {line["role"]: line for line in answer["runs"][0]["lines"]}
     steps = lines["kl"]["steps"]

@@ -9,7 +9,7 @@ from evalstop_service.runs.watched_metrics import PAIRED_METRIC
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant
 
 
@@ -21,12 +21,12 @@ def test_the_page_says_what_was_asked_and_what_came_of_it(
     terms = open_run.OpenRequest("asked", policy="early", total_steps=90, eval_share=0.0)
     run, _ = open_run.open_run(database, project_id, terms, now)
     assert "Evaluations asked for" not in visitor.get(f"/runs/{run.id}").text
-    take(database, project_id, run.id, CheckpointSaved(30, "file:///30"), now)
+    submit_message(database, project_id, run.id, CheckpointSaved(30, "file:///30"), now)
     request = None
     for at in range(60):
         value = min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11
         points = (PostedObservation("eval", at, value),)
-        request = request or take(database, project_id, run.id, Observations(points), now).eval_request
+        request = request or submit_message(database, project_id, run.id, Observations(points), now).eval_request
     assert request is not None
     assert request.probability is not None
     page = visitor.get(f"/runs/{run.id}").text
@@ -34,7 +34,7 @@ def test_the_page_says_what_was_asked_and_what_came_of_it(
     assert f"{100 * request.probability:.1f}" in page
     assert "No answer yet" in page
     point = PostedObservation(PAIRED_METRIC, request.step, -2.5, 0.25)
-    take(database, project_id, run.id, EvalAnswered(request.id, 1, point, 800, "<i>key</i>"), now)
+    submit_message(database, project_id, run.id, EvalAnswered(request.id, 1, point, 800, "<i>key</i>"), now)
     page = visitor.get(f"/runs/{run.id}").text
     assert "No answer yet" not in page
     assert "on 800 prompts" in page

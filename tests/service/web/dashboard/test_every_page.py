@@ -28,7 +28,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET, serving
 
@@ -162,7 +162,7 @@ def told(
     )
     if values:
         points = tuple(PostedObservation(metric, step, value, 0.1, at) for step, value in enumerate(values))
-        take(database, tenant.project.id, run.id, Observations(points), at)
+        submit_message(database, tenant.project.id, run.id, Observations(points), at)
     return f"/runs/{run.id}"
 
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.api.fake_committer import build_run
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import EMBEDDED
@@ -48,8 +48,8 @@ def train(
     if values:
         best = max(range(len(values)), key=lambda step: abs(values[step]))
         points = tuple(PostedObservation("eval", step, value) for step, value in enumerate(values))
-        take(database, tenant.project.id, run.id, CheckpointSaved(best, "file:///best"), now)
-        take(database, tenant.project.id, run.id, Observations(points), now)
+        submit_message(database, tenant.project.id, run.id, CheckpointSaved(best, "file:///best"), now)
+        submit_message(database, tenant.project.id, run.id, Observations(points), now)
     with database.reading() as tx:
         found = find_run(tx, tenant.project.id, run.id)
     assert found is not None
@@ -128,9 +128,9 @@ def test_an_eval_that_changed_begins_anew(
     """Scores before the change are not shown, as they are not compared."""
     run = train(database, tenant, now, "graded", TURNS[:30])
     assert '"0 0 30 1"' in rows(visitor)["graded"]
-    take(database, tenant.project.id, run.id, EvalChanged(30, "a stricter grader", None, "trainer"), now)
+    submit_message(database, tenant.project.id, run.id, EvalChanged(30, "a stricter grader", None, "trainer"), now)
     points = tuple(PostedObservation("eval", step, 0.01 * step) for step in range(30, 34))
-    take(database, tenant.project.id, run.id, Observations(points), now)
+    submit_message(database, tenant.project.id, run.id, Observations(points), now)
     assert '"0 0 4 1"' in rows(visitor)["graded"]
 
 

@@ -16,7 +16,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Route, expect
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET
@@ -211,7 +211,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
         points = tuple(PostedObservation(name, step, float(step), 0.1) for step in range(4))
-        take(embedded_database, tenant.project.id, run.id, Observations(points), now)
+        submit_message(embedded_database, tenant.project.id, run.id, Observations(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         wait_for_chart(window, 4)
         assert page.locator("h1").inner_text() == name
@@ -239,7 +239,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
         run = open_run(embedded_database, tenant, now, name)
         if values:
             points = tuple(PostedObservation("reward/gold", step, value, 0.1) for step, value in enumerate(values))
-            take(embedded_database, tenant.project.id, run.id, Observations(points), now)
+            submit_message(embedded_database, tenant.project.id, run.id, Observations(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))
@@ -247,7 +247,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
         else:
             expect(page.locator(".chart-empty")).to_be_visible()
     others = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
-    take(embedded_database, tenant.project.id, run.id, Observations(others), now)
+    submit_message(embedded_database, tenant.project.id, run.id, Observations(others), now)
     page.locator("#others-title").scroll_into_view_if_needed()
     expect(page.locator("#metric-charts polyline")).to_have_count(24)
     page.get_by_role("link", name="Show more").click()

@@ -14,7 +14,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard.observations import EXPORT_BATCH, PAGE
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, open_run
 from tests.service.web.dashboard.serving import EMBEDDED
 
@@ -23,7 +23,7 @@ ODD = "=SUM(A1)"
 
 def told(database: Database, tenant: Tenant, now: datetime, *points: PostedObservation) -> str:
     run = open_run(database, tenant, now, "weird/../name \u202e")
-    take(database, tenant.project.id, run.id, Observations(points), now)
+    submit_message(database, tenant.project.id, run.id, Observations(points), now)
     return f"/runs/{run.id}"
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: 
         database, tenant, now, *points, PostedObservation(ODD, 3, math.nan), PostedObservation(ODD, 4, -math.inf)
     )
     run_id = path.rsplit("/", 1)[1]
-    take(database, tenant.project.id, UUID(run_id), Resumed(steps - 3), now)
+    submit_message(database, tenant.project.id, UUID(run_id), Resumed(steps - 3), now)
     answer = visitor.get(f"{path}/export.json")
     document = answer.json()
     rows = document["observations"]

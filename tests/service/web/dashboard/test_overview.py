@@ -20,8 +20,8 @@ from evalstop_service.web.dashboard.overview import estimate_needed, says_enough
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.cases_written import write
-from tests.service.scenes import take
+from tests.service.case_rows import insert_cases
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
@@ -51,7 +51,7 @@ def test_what_is_sent_soonest_comes_first(
     held = open_run(database, tenant, now, "held", mode="enforce")
     for item in HACKING:  # no checkpoint is registered
         points = (PostedObservation("reward/gold", item.step, item.gold),)
-        take(database, tenant.project.id, held.id, Observations(points), now)
+        submit_message(database, tenant.project.id, held.id, Observations(points), now)
     queue = part(visitor, "queue")
     assert re.findall(r"<bdi>(soon|failed|held)</bdi>", queue) == ["soon", "failed", "held"]
     assert "the job is owned by root" in queue
@@ -100,9 +100,9 @@ def test_a_parked_job_can_return_or_be_stopped(
             tx, tenant.project.id, url="http://127.0.0.1:9/", event_types=["run.park_requested"], now=now
         )
     run = open_run(database, tenant, now, "dip", mode="enforce", policy="aside")
-    take(database, tenant.project.id, run.id, CheckpointSaved(2, "file:///2"), now)
+    submit_message(database, tenant.project.id, run.id, CheckpointSaved(2, "file:///2"), now)
     points = tuple(PostedObservation("reward/gold", step, gold) for step, gold in enumerate((0.1, 0.5, 0.9, 0.8, 0.7)))
-    decision = take(database, tenant.project.id, run.id, Observations(points), now).decision
+    decision = submit_message(database, tenant.project.id, run.id, Observations(points), now).decision
     assert decision is not None
     said = Reported(now, DecisionState.PARKED, "receiver", "requeued into partition low", {"partition": "low"})
     commands.record_report(database, tenant.project.id, decision.id, said)
@@ -144,10 +144,10 @@ def test_only_what_is_enforced_is_trusted(
 ) -> None:
     """A policy that only records is not shown, nor is a figure of too few cases; the period chooses the cases."""
     run = open_run(database, tenant, now, "ppo")
-    write(database, run, 60, now, gpus=8.0, gpu_hours=80.0)
+    insert_cases(database, run, 60, now, gpus=8.0, gpu_hours=80.0)
     assert "No policy stops runs" in part(visitor, "trust")
     stopped = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
-    write(database, run, 3, now - timedelta(days=60), gpu_hours_saved=20.0, **stopped)
+    insert_cases(database, run, 3, now - timedelta(days=60), gpu_hours_saved=20.0, **stopped)
     trust = part(visitor, "trust")
     assert "level" in trust
     assert "100 %" in trust

@@ -14,7 +14,7 @@ from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 
@@ -88,9 +88,9 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [PostedObservation(name, step, float(-step), 0.1) for step in range(10)]
-        take(database, tenant.project.id, run.id, CheckpointSaved(0, f"file:///{name}"), now)
+        submit_message(database, tenant.project.id, run.id, CheckpointSaved(0, f"file:///{name}"), now)
         points.append(PostedObservation(f"{name}2", 1, 2.0))
-        receipt = take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+        receipt = submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
         assert receipt.decision is not None
         confirm(database, tenant, receipt.decision.id, now)
         html = seen(visitor, f"/runs/{run.id}")

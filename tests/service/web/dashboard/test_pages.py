@@ -24,7 +24,7 @@ from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.run_list import PAGE
 from evalstop_service.web.dashboard.run_page import MOST_POINTS
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
 
@@ -32,7 +32,7 @@ HACKING = recorded("np-0044")
 
 
 def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: PostedObservation) -> Receipt:
-    return take(database, tenant.project.id, run_id, Observations(points), now)
+    return submit_message(database, tenant.project.id, run_id, Observations(points), now)
 
 
 def seen(client: httpx.Client, path: str) -> str:
@@ -76,7 +76,9 @@ def test_a_changed_measurement_is_shown(
     """The page says since when and why the eval is measured otherwise, and draws it; length unknown is said, too."""
     run = open_run(database, tenant, now, "ppo")
     report(database, tenant, run.id, HACKING[:9], now)
-    take(database, tenant.project.id, run.id, EvalChanged(50, "a <stricter> grader", None, "key trainer"), now)
+    submit_message(
+        database, tenant.project.id, run.id, EvalChanged(50, "a <stricter> grader", None, "key trainer"), now
+    )
     html = seen(visitor, f"/runs/{run.id}")
     for words in ("eval changed at step 50", "a &lt;stricter&gt; grader", "length unknown: decisions come later"):
         assert words in html
@@ -345,7 +347,7 @@ def test_superseded_observations_are_left_out(
     run = open_run(database, tenant, now, "resumed", mode=Mode.ENFORCE)
     receipt = report(database, tenant, run.id, HACKING[:29], now)
     assert receipt.decision is not None
-    take(database, tenant.project.id, run.id, Resumed(100), now)
+    submit_message(database, tenant.project.id, run.id, Resumed(100), now)
     document = visitor.get(f"/runs/{run.id}/series.json").json()
     assert document["series"][0]["steps"][-1] == 100
     assert document["decision"] is None

@@ -11,7 +11,7 @@ import pytest
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.period import PERIODS, Period
 
-from tests.service.cases_written import write
+from tests.service.case_rows import insert_cases
 from tests.service.web.dashboard.recorded import Tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 from tests.service.web.dashboard.test_pages import seen
@@ -32,8 +32,8 @@ def test_every_link_keeps_the_period(visitor: httpx.Client, database: Database, 
     """From a page that sums every link, from any other the menu, so that the next such page is of the same period."""
     run = open_run(database, tenant, now, "ppo", mode="enforce", labels={"gpus": "8"})
     report(database, tenant, run.id, recorded("np-0044")[:29], now)
-    write(database, run, 60, now, gpus=8.0)
-    write(database, run, 60, now, treatment="stopped")
+    insert_cases(database, run, 60, now, gpus=8.0)
+    insert_cases(database, run, 60, now, treatment="stopped")
     for path in SUMMING + ELSEWHERE:
         page = seen(visitor, f"{path.format(run=run.id)}?days=30")
         found = links(page if path in SUMMING else page.split("</header>")[0])
@@ -51,9 +51,9 @@ def test_all_pages_sum_the_same_cases(visitor: httpx.Client, database: Database,
     """Those of the period, of which the page says which it is; a period that cannot be chosen is not found."""
     run = open_run(database, tenant, now, "ppo")
     saved = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
-    write(database, run, 2, now - timedelta(days=60), gpu_hours_saved=7.0, **saved)
-    write(database, run, 3, now - timedelta(days=2), gpu_hours_saved=10.0, **saved)
-    write(database, run, 4, now - timedelta(days=2), treatment=None, run_outcome="healthy")
+    insert_cases(database, run, 2, now - timedelta(days=60), gpu_hours_saved=7.0, **saved)
+    insert_cases(database, run, 3, now - timedelta(days=2), gpu_hours_saved=10.0, **saved)
+    insert_cases(database, run, 4, now - timedelta(days=2), treatment=None, run_outcome="healthy")
     for days, stops, hours in (("", 5, "44"), ("90", 5, "44"), ("30", 3, "30")):
         overview = seen(visitor, f"/?days={days}")
         assert f"{hours} <small>GPU-hours" in overview

@@ -20,7 +20,7 @@ from evalstop_service.web.dashboard import policy_diff, policy_scatter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.cases_written import write
+from tests.service.case_rows import insert_cases
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
@@ -91,13 +91,13 @@ def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant
     assert visitor.post(f"{page}/stage", data=terms).headers["location"] == f"{page}#stage"
     refused = visitor.post(f"{page}/stage", data=terms | {"required_percent": "100"})
     assert (refused.status_code, "Required percent: Input should be less than 100." in refused.text) == (422, True)
-    write(database, run, 9, utc_now())
-    write(database, run, 3, utc_now(), seconds=40.0)
+    insert_cases(database, run, 9, utc_now())
+    insert_cases(database, run, 3, utc_now(), seconds=40.0)
     shown = visitor.get(page).text
     assert "9 of about 29 cases" in shown
     assert "Not counted: lasted less than 10 min" in shown
     assert "lasted 40 s of the 10 min needed" in visitor.get("/cases").text
-    write(database, run, 51, utc_now())
+    insert_cases(database, run, 51, utc_now())
     assert "proposes the step" in visitor.get(page).text
     rollout_stage.review_rollout_stage(database, project_id, run.policy_name, utc_now())
     (path,) = re.findall(r'action="(/proposals/[^"]+/confirm)"', visitor.get(page).text)
@@ -133,9 +133,9 @@ def test_what_policies_save_and_cost(visitor: httpx.Client, database: Database, 
     assert "No policy has decided cases yet" in visitor.get("/policies").text
     for policy in ("level", "paper", "cautious"):
         run = open_run(database, tenant, now, policy, policy=policy)
-        write(database, run, 8, now, gpus=8.0, gpu_hours_saved=10.0)
-        write(database, run, 2, now, outcome="wrong", run_outcome="healthy")
-        write(database, run, 18, now, treatment=None, run_outcome="healthy")
+        insert_cases(database, run, 8, now, gpus=8.0, gpu_hours_saved=10.0)
+        insert_cases(database, run, 2, now, outcome="wrong", run_outcome="healthy")
+        insert_cases(database, run, 18, now, treatment=None, run_outcome="healthy")
     shown = visitor.get("/policies").text
     dots = re.findall(r'<circle cx="([\d.]+)%" cy="([\d.]+)%"', shown)
     assert len(dots) == 3

@@ -16,7 +16,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard import sign_in_token
 from playwright.sync_api import expect
 
-from tests.service.cases_written import write
+from tests.service.case_rows import insert_cases
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
@@ -49,10 +49,10 @@ def test_every_figure_leads_to_its_cases(
     """The number in a cell of the matrix is that of the cases behind its link."""
     hostile = open_run(database, tenant, now, "<script>alert(1)</script>", labels={"job_kind": "__proto__"})
     known = {"gpus": 8.0, "gpu_hours": 80.0, "detectors": ["k_decline"], "stated_risk": 0.05, "job_kind": "__proto__"}
-    write(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **known)
-    write(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **known)
-    write(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **known)
-    write(database, hostile, 9, now, treatment=None, run_outcome="healthy")
+    insert_cases(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **known)
+    insert_cases(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **known)
+    insert_cases(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **known)
+    insert_cases(database, hostile, 9, now, treatment=None, run_outcome="healthy")
     with database.transaction() as tx:
         projects.update_project(tx, replace(tenant.project, price_per_gpu_hour=2.0, currency="EUR"))
     html = visitor.get("/precision").text
@@ -75,7 +75,7 @@ def test_every_figure_leads_to_its_cases(
 @EMBEDDED
 def test_past_a_page_of_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """The list goes on where its first page ends; a cursor of somebody's own make is not found."""
-    write(database, open_run(database, tenant, now, "many"), 53, now)
+    insert_cases(database, open_run(database, tenant, now, "many"), 53, now)
     older = seen(visitor, "/cases?treatment=observed").split('rel="next" href="')[1].split('"')[0]
     rest = seen(visitor, older)
     assert rest.count('class="row-link"') == 3
@@ -118,7 +118,7 @@ def test_news_of_what_is_shown(visitor: httpx.Client, database: Database, tenant
     run = open_run(database, tenant, now, "ppo")
     before = revisions()
     assert revisions() == before
-    write(database, run, 1, now)
+    insert_cases(database, run, 1, now)
     after = revisions()
     assert all(one != other for one, other in zip(before, after, strict=True))
 
@@ -131,8 +131,8 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     run = open_run(embedded_database, tenant, now, "ppo")
     report(embedded_database, tenant, run.id, HACKING, now)
     commands.finish_run(embedded_database, tenant.project.id, run.id, "completed", now)
-    write(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
-    write(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
+    insert_cases(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
+    insert_cases(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
     window.sign_in(tenant)
     page.goto(f"{window.address}/")
     page.get_by_role("button", name="Wrong").click()
@@ -142,7 +142,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
         page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")
         expect(page.locator(f"#{chart}-chart").get_by_text(re.compile(r"^\d+(\.\d)? %$")).nth(2)).to_be_visible()
     page.wait_for_selector('.live[data-live="on"]')
-    write(embedded_database, run, 1, now, outcome="wrong", run_outcome="healthy")
+    insert_cases(embedded_database, run, 1, now, outcome="wrong", run_outcome="healthy")
     page.get_by_text("80.0 %").first.wait_for()
     page.set_viewport_size({"width": 375, "height": 800})
     page.reload()

@@ -14,7 +14,7 @@ from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant
 from tests.service.web.dashboard.serving import token_of
 
@@ -26,7 +26,7 @@ def recognised(database: Database, tenant: Tenant, now: datetime) -> Run:
     request = open_run.OpenRequest("roles", recognise=True)
     run, _ = open_run.open_run(database, tenant.project.id, request, now)
     points = [PostedObservation(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE)]
-    take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
     return run
 
 
@@ -58,7 +58,7 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
 def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """A metric that was logged with blanks around its name is chosen by just that name."""
     run = recognised(database, tenant, utc_now())
-    take(database, tenant.project.id, run.id, Observations((PostedObservation(" mine ", 0, 0.5),)), utc_now())
+    submit_message(database, tenant.project.id, run.id, Observations((PostedObservation(" mine ", 0, 0.5),)), utc_now())
     visitor.post(f"/runs/{run.id}/metrics", data={"eval": " mine ", "csrf": token_of(visitor)})
     with database.reading() as tx:
         found = runs.find_run(tx, tenant.project.id, run.id)
@@ -96,7 +96,7 @@ def test_a_guess_is_confirmed_by_a_button(visitor: httpx.Client, database: Datab
     """The page says that a guessed metric stops nothing, and the button declares what the page shows."""
     run, _ = open_run.open_run(database, tenant.project.id, open_run.OpenRequest("guess", recognise=True), utc_now())
     points = [PostedObservation("eval_gsm8k_loss", step, 1 - step / 10) for step in range(5)]
-    take(database, tenant.project.id, run.id, Observations(tuple(points)), utc_now())
+    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), utc_now())
     before = visitor.get(f"/runs/{run.id}").text
     assert "Direction guessed: confirm to let it stop" in before
     hidden = re.findall(r'<input type="hidden" name="((?:eval|proxy|kl|loss)(?:_lower)?)" value="([^"]*)">', before)

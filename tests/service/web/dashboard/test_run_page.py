@@ -20,7 +20,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import metric_charts
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 from tests.service.web.dashboard.test_pages import seen
@@ -138,7 +138,7 @@ def test_what_ends_a_job_says_how_it_is_taken_back(
     """Release and Stop now, once; and with a second person that nothing has happened yet."""
     runs = [open_run(database, tenant, now, name, mode=Mode.ENFORCE) for name in ("held", "first", "second")]
     points = [PostedObservation("reward/gold", item.step, item.gold) for item in HACKING]  # no checkpoint
-    decision = take(database, tenant.project.id, runs[0].id, Observations(tuple(points)), now).decision
+    decision = submit_message(database, tenant.project.id, runs[0].id, Observations(tuple(points)), now).decision
     assert decision is not None
     form = {"reason": "seen by eye", "csrf": token_of(visitor)}
 
@@ -164,7 +164,7 @@ def test_every_other_metric_has_a_small_chart(
     names = [f"train/<b>{number:02}" for number in range(metric_charts.A_PAGE + 2)]
     points = [PostedObservation(name, step, step * 0.5) for name in names for step in range(4)]
     points.append(PostedObservation("a/nan", 0, float("nan")))
-    take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
     first = seen(visitor, f"/runs/{run.id}/metric-charts")
     assert (first.count("<li "), first.count("<polyline points"), first.count("No finite value")) == (24, 23, 1)
     assert "train/&lt;b&gt;00" in first

@@ -33,7 +33,7 @@ from evalstop_service.web import dashboard
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
 
@@ -94,7 +94,7 @@ def stopped(desk: Desk, name: str, now: datetime) -> None:
     """Have a run announce something."""
     run = open_run(desk.database, desk.tenant, now, name, mode="enforce")
     for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-        take(
+        submit_message(
             desk.database,
             desk.tenant.project.id,
             run.id,

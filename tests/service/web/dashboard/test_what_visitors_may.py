@@ -32,7 +32,7 @@ from evalstop_service.webhooks import endpoints
 
 from tests.fixtures.http import certificates
 from tests.fixtures.statements import executed_statements
-from tests.service.scenes import take
+from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
 
@@ -163,7 +163,7 @@ class House:
         key, _ = api_keys.create_key(self.database, tenant.project.id, "key test", "key of somebody", ["read"], now)
         run = open_run(self.database, tenant, now, "a run of somebody", mode="enforce")
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-            take(
+            submit_message(
                 self.database,
                 tenant.project.id,
                 run.id,

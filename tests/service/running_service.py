@@ -23,7 +23,7 @@ from tests.fixtures.serving import served
 
 
 @dataclass
-class Watched:
+class RunningService:
     """A service that is up, what it counts, and a client that may do everything in its project."""
 
     url: str
@@ -40,14 +40,14 @@ class Watched:
 
 
 @contextmanager
-def watched(
+def run_service(
     database: Database,
     tracer: Tracer | None = None,
     *,
     access_log: bool = False,
     public: bool = True,
     deliver: bool = False,
-) -> Iterator[Watched]:
+) -> Iterator[RunningService]:
     """A service on this database with a project of its own, which ends with the block."""
     service_metrics = create_service_metrics(database)
     app = create_app(
@@ -66,4 +66,4 @@ def watched(
             verify=certificates(), base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False
         ) as client,
     ):
-        yield Watched(url, database, service_metrics, key, client)
+        yield RunningService(url, database, service_metrics, key, client)

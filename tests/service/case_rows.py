@@ -11,12 +11,12 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import cases
 
-from tests.service.scenes import NOW
+from tests.service.project_fixture import NOW
 
 _ATTEMPTS = count(1000)
 
 
-def write(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:
+def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:
     """So many ended attempts, all alike, filed under one run; flagged and observed unless said otherwise.
 
     Each is of a run of its own key, long enough to count towards a rollout stage.

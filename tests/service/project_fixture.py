@@ -1,0 +1,202 @@
+"""A project that tests ingest into, with queries for what ingestion stored."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from evalstop_detectors import MonitorState
+from evalstop_service.errors import ServiceError
+from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run
+from evalstop_service.store import decisions, policies, projects, runs, tables
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
+
+from tests.fixtures.projects import create_project
+from tests.service.committers import get_committer
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+ALL_ROLES_POLICY: dict[str, Any] = {
+    "name": "watch-all-roles",
+    "members": [
+        {"detector": "k_decline", "params": {"k": 2}},
+        {"detector": "k_decline", "params": {"k": 2, "role": "proxy"}},
+        {"detector": "non_finite", "params": {"role": "kl"}},
+        {"detector": "loss_plateau", "params": {}},
+        {"detector": "fixed_progress", "params": {}},
+    ],
+}
+"""A policy with a detector for each metric role."""
+
+
+@dataclass(frozen=True)
+class ProjectFixture:
+    """A project in a database, and the run cache of one service process that ingests for it."""
+
+    database: Database
+    id: UUID
+    cache: RunCache = field(default_factory=RunCache)
+
+    def open_run(self, name: str | None = None, **options: Any) -> Run:
+        """Open a new run, or the run of that name."""
+        request = open_run.OpenRequest(name or uuid.uuid4().hex, **options)
+        return open_run.open_run(self.database, self.id, request, NOW)[0]
+
+    def submit(self, run: Run, content: Content, now: datetime = NOW) -> Receipt:
+        """Commit one message by itself; raises the error if it is refused."""
+        return submit_message(self.database, self.id, run.id, content, now, self.cache)
+
+    def submit_all(self, messages: Sequence[Message], now: datetime = NOW) -> list[Receipt | ServiceError]:
+        """Submit messages of several runs in one turn of the event loop."""
+        return get_committer(self.database, self.cache).submit_all(messages, now)
+
+    def read_counter(self, name: str, **labels: str) -> float:
+        """Read a Prometheus counter of this process."""
+        return get_committer(self.database, self.cache).count(name, **labels)
+
+    def post_observations(self, run: Run, observations: Iterable[PostedObservation], now: datetime = NOW) -> Receipt:
+        return self.submit(run, Observations(tuple(observations)), now)
+
+    def load_run(self, run: Run) -> Run:
+        with self.database.reading() as tx:
+            loaded = runs.find_run(tx, self.id, run.id)
+        assert loaded is not None
+        return loaded
+
+    def find_decision(self, run: Run, attempt: int = 1) -> Decision | None:
+        with self.database.reading() as tx:
+            return decisions.find_decision_of_attempt(tx, run.id, attempt)
+
+    def drop_monitor_state(self, run: Run) -> None:
+        """Delete the monitor's state from the cache and from the database."""
+        self.evict_run(run)
+        with self.database.transaction() as tx:
+            tx.execute(tables.monitor_states.delete().where(tables.monitor_states.c.run_id == run.id))
+
+    def evict_run(self, run: Run) -> None:
+        """Remove the run from this process's cache."""
+        self.cache.drop_states([run.id])
+
+    def cached_monitor(self, run: Run) -> MonitorState:
+        """Return the run's monitor from the cache."""
+        state = self.cache.find_state(run.id)
+        assert state is not None
+        return state.monitor
+
+    def load_rows(self, table: sa.Table, run: Run) -> list[dict[str, Any]]:
+        """Load a run's rows of a table, ordered by primary key."""
+        query = sa.select(table).where(table.c.run_id == run.id).order_by(*table.primary_key)
+        with self.database.reading() as tx:
+            return [dict(row) for row in tx.execute(query).mappings()]
+
+    def load_events(self, run: Run, event_type: str) -> list[dict[str, Any]]:
+        """Load a run's events of one type."""
+        return [row for row in self.load_rows(tables.events, run) if row["type"] == event_type]
+
+
+def submit_message(
+    database: Database, project_id: UUID, run_id: UUID, content: Content, now: datetime, cache: RunCache | None = None
+) -> Receipt:
+    """Commit one message, with an empty run cache by default; raises the error if it is refused."""
+    running = get_committer(database, RunCache() if cache is None else cache)
+    (answer,) = running.submit_all([Message(project_id, run_id, content)], now)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def insert_observations(
+    tx: Transaction, observations: Sequence[tuple[UUID, PostedObservation]], now: datetime = NOW
+) -> None:
+    """Insert observations directly, without ingestion: no verdicts, no monitor state."""
+    rows = [
+        {
+            "run_id": run_id,
+            "metric": observation.metric,
+            "step": observation.step,
+            "superseded_by": 0,
+            "value": observation.value,
+            "stderr": observation.stderr,
+            "attempt": 1,
+            "observed_at": observation.time,
+            "received_at": now,
+        }
+        for run_id, observation in observations
+    ]
+    if rows:
+        tx.execute(tables.observations.insert(), rows)
+
+
+def set_up_project(database: Database, mode: str = "enforce", veto_window_seconds: float = 0.0) -> ProjectFixture:
+    """Create a project that also has the policy `watch-all-roles`."""
+    project = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, NOW, "paper")
+    with database.transaction() as tx:
+        policies.add_policy(tx, projects.get_project(tx, project.id), "watch-all-roles", ALL_ROLES_POLICY, NOW)
+    return ProjectFixture(database, project.id)
+
+
+def lift_stop_limits(database: Database) -> None:
+    """Remove the guards that limit how many runs a project stops."""
+    with database.transaction() as tx:
+        tx.execute(tables.projects.update().values(stops_per_hour=None, stops_share=None))
+
+
+def evals(*values: float, start: int = 0) -> list[PostedObservation]:
+    """Build one observation of `eval` per step."""
+    return [PostedObservation("eval", step, value) for step, value in enumerate(values, start)]
+
+
+DECLINING_EVALS = evals(0.5, 0.9, 0.8, 0.7, 0.6)
+"""Three declines in a row: the paper's rule stops at step 4 and places the turn at step 1."""
+
+
+ONE_HOUR_LATER = NOW + timedelta(hours=1)
+
+
+def load_stop_delivery_states(project: ProjectFixture) -> list[str]:
+    """The states of the deliveries of all stop requests of a project."""
+    query = sa.select(tables.deliveries.c.state).join(tables.events, tables.events.c.id == tables.deliveries.c.event_id)
+    query = query.where(tables.events.c.project_id == project.id, tables.events.c.type == "run.stop_requested")
+    with project.database.reading() as tx:
+        return list(tx.execute(query).scalars())
+
+
+def run_concurrently(*calls: Callable[[], object]) -> list[BaseException]:
+    """Run calls in threads that start together; return the exceptions they raised."""
+    barrier, failures = threading.Barrier(len(calls)), list[BaseException]()
+
+    def run(call: Callable[[], object]) -> None:
+        barrier.wait()
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+def wait_for_blocked_process(database: Database) -> int:
+    """Wait until a PostgreSQL process waits for a lock in this database; return its id."""
+    query = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with database.reading() as tx:
+            pid: int | None = tx.exec_driver_sql(query).scalar()
+        if pid is not None:
+            return pid
+    raise AssertionError("no process waited for a lock within 30 s")
