@@ -1,4 +1,4 @@
-"""What all tests share: where they write, and a migrated database each, embedded and PostgreSQL."""
+"""Settings of all tests, and their databases: a migrated one for each test, embedded or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-# Before NumPy is imported. The tests fill every core by their number; a library that adds threads of its own has them
-# wait for each other in loops, which costs a small product of matrices five times its processor time.
+# Set before NumPy is imported. The tests already use every core; threads of a linear algebra library would then spin
+# while they wait for each other, which makes a small matrix product five times as expensive.
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
@@ -24,20 +24,20 @@ from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
-from tests.fixtures.empty_databases import EmptyDatabases, EmptyFiles, EmptyPostgres
-from tests.fixtures.postgres_server import NoPostgres, connected, postgres
+from tests.fixtures.database_pool import DatabasePool, PostgresPool, SQLitePool
+from tests.fixtures.postgres_server import PostgresUnavailable, open_connection, start_postgres
 from tests.service import committers
 
-gc.disable()  # until all tests are collected: what they import stays
+gc.disable()  # until all tests are collected, because imported modules are never freed
 
-os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # what is to be stopped is stopped, unless a test is about chance
-os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
+os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # no random hold-outs, except in tests of them
+os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # the addresses of the test receivers
 
-# A script that runs the tests in the background has them ignore Ctrl-C, and all programs that they start with them.
+# A shell that starts the tests in the background makes them and their child processes ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# In CI the examples are the same each time: a red build is then the fault of its change. Elsewhere they are new ones.
+# In CI the examples are always the same, so that a failure is caused by the change. Elsewhere they are random.
 settings.register_profile(
     "tests",
     deadline=None,
@@ -46,44 +46,44 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=600)
-settings.register_profile("quick", settings.get_profile("tests"), max_examples=8)  # of `make check`
+settings.register_profile("quick", settings.get_profile("tests"), max_examples=8)  # used by `make check`
 settings.load_profile("tests")
 
 BACKENDS = ("sqlite", "postgresql")
 
-# Most of what the tests do is commit. In memory a flush to disk costs nothing; a process that is killed loses nothing.
+# The tests spend most of their time in commits. In memory, flushing is free and survives a killed process.
 MEMORY_BYTES = 4 << 30
 
 
-def memory() -> Path | None:
-    """A folder in memory with room for the tests' files; None where there is none."""
+def find_memory_folder() -> Path | None:
+    """A folder in memory with MEMORY_BYTES free, or None."""
     folder = Path("/dev/shm")
     if not folder.is_dir() or shutil.disk_usage(folder).free < MEMORY_BYTES:
         return None
     return None if os.statvfs(folder).f_flag & os.ST_NOEXEC else folder
 
 
-MEMORY = memory()
-if MEMORY is not None:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+MEMORY_FOLDER = find_memory_folder()
+if MEMORY_FOLDER is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_FOLDER))
 
-UNFLUSHED = ("fsync=off", "full_page_writes=off", "max_wal_size=128MB", "autovacuum=off")
-"""Of the PostgreSQL that the tests share: it may lose its data to a loss of power alone."""
+POSTGRES_SETTINGS = ("fsync=off", "full_page_writes=off", "max_wal_size=128MB", "autovacuum=off")
+"""Of the PostgreSQL that the tests share: without flushes, only a power failure loses data."""
 
 
 class ClonePostgres(Protocol):
-    """Makes a database and gives its URL: at head, or without any table."""
+    """Creates a database, migrated or without tables, and returns its URL."""
 
     def __call__(self, empty: bool = False) -> str: ...
 
 
-BOTH_MATTER = ("tests/service/store/", "tests/service/ingest/", "tests/migrations/")
-"""Where a quick look at the tests takes PostgreSQL, too: these talk to the database itself."""
+ALWAYS_ON_POSTGRESQL = ("tests/service/store/", "tests/service/ingest/", "tests/migrations/")
+"""Folders whose tests on PostgreSQL are not marked `real`, because they test the queries themselves."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what takes long, and leave the second database of tests that are above it to `make test`."""
+    """Sort the tests, long ones first, and mark the PostgreSQL variants of most tests as `real`."""
     # What is short is left for the end, where it fills every process. Tests of Slurm mostly wait: two other files are
     # begun beside each of theirs, but none of a real Kubernetes, which most machines skip.
     files = dict.fromkeys(item.path for item in sorted(items, key=lambda item: (not is_real(item), is_skipped(item))))
@@ -94,37 +94,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order[item.path])
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if "postgresql" in parameters and not item.nodeid.startswith(BOTH_MATTER):
+        if "postgresql" in parameters and not item.nodeid.startswith(ALWAYS_ON_POSTGRESQL):
             item.add_marker(pytest.mark.real)
 
 
 def is_real(item: pytest.Item) -> bool:
-    """Whether its module is marked so, all of whose tests stay together."""
+    """Whether the test's module is marked `real`; the tests of such a module stay together."""
     module = item.getparent(pytest.Module)
     return module is not None and module.get_closest_marker("real") is not None
 
 
 def is_skipped(item: pytest.Item) -> bool:
-    """Whether most machines have not what it needs."""
+    """Whether the test needs something that most machines do not have."""
     return item.path.parent.name == "real"
 
 
 def pytest_sessionfinish() -> None:
-    """Close what tests share to the end."""
+    """Close the committers that tests share."""
     committers.close_all_committers()
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what was imported: it stays, and looking through it takes an eighth of the time."""
+    """Exclude imported modules from garbage collection, which would take an eighth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # a server's routes and compiled statements stay, too
+    gc.set_threshold(50_000, 20, 20)  # routes and compiled statements of servers are kept, too
     gc.enable()
 
 
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedded database at head, to copy from."""
+    """A migrated embedded database, to be copied."""
     file = tmp_path_factory.mktemp("template") / "template.db"
     database = Database(f"sqlite:///{file}")
     schema.upgrade_schema(database)
@@ -134,11 +134,11 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The URL of a real PostgreSQL, one a test process; skips where there is none, and fails in CI."""
+    """The URL of a real PostgreSQL, one per test process; without PostgreSQL the test is skipped, in CI it fails."""
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(postgres(UNFLUSHED, MEMORY))
-        except NoPostgres as error:
+            url = stack.enter_context(start_postgres(POSTGRES_SETTINGS, MEMORY_FOLDER))
+        except PostgresUnavailable as error:
             if os.environ.get("CI") == "true":
                 raise
             pytest.skip(str(error))
@@ -147,12 +147,12 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
-    """Makes fresh databases, cloned from one at head."""
+    """Creates databases by cloning a migrated one."""
     names: list[str] = []
 
     def create(template: str | None = None) -> str:
         name = f"evalstop_test_{uuid.uuid4().hex}"
-        with connected(postgres_url) as connection:
+        with open_connection(postgres_url) as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
         names.append(name)
         return name
@@ -166,62 +166,60 @@ def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
     migrated.close()
     yield lambda empty=False: url_of(create(None if empty else template))
     if "TEST_DATABASE_URL" not in os.environ:
-        return  # dropping is slow, and a server of our own goes with all it has
-    with connected(postgres_url) as connection:
+        return  # dropping is slow, and our own server is deleted with its databases
+    with open_connection(postgres_url) as connection:
         for name in names:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")
-def empty_postgres(clone_postgres: ClonePostgres) -> Iterator[EmptyPostgres]:
-    """PostgreSQL databases at head, which tests use one after another."""
-    databases = EmptyPostgres(clone_postgres)
-    yield databases
-    databases.close()
+def postgres_pool(clone_postgres: ClonePostgres) -> Iterator[PostgresPool]:
+    """The pool of migrated PostgreSQL databases."""
+    pool = PostgresPool(clone_postgres)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")
-def empty_files(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> EmptyFiles:
-    """Embedded databases at head, which tests use one after another."""
-    return EmptyFiles(migrated_file, tmp_path_factory.mktemp("databases"))
+def sqlite_pool(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> SQLitePool:
+    """The pool of migrated embedded databases."""
+    return SQLitePool(migrated_file, tmp_path_factory.mktemp("databases"))
 
 
 @pytest.fixture(params=BACKENDS)
 def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a migrated database of the test's own: the embedded one, then PostgreSQL."""
-    with empty_databases(request, request.param).borrow() as url:
+    """The URL of a migrated database; the test runs on an embedded one and on PostgreSQL."""
+    with find_pool(request, request.param).acquire() as url:
         yield url
 
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, database_url: str) -> Database:
-    """A migrated database of the test's own: the embedded one, then PostgreSQL."""
-    return empty_databases(request, database_url).lent(database_url)
+    """A migrated database; the test runs on an embedded one and on PostgreSQL."""
+    return find_pool(request, database_url).get_database(database_url)
 
 
-def empty_databases(request: pytest.FixtureRequest, kind: str) -> EmptyDatabases:
-    """Where databases of a kind, or with such a URL, come from."""
-    databases: EmptyDatabases = request.getfixturevalue(
-        "empty_files" if kind.startswith("sqlite") else "empty_postgres"
-    )
-    return databases
+def find_pool(request: pytest.FixtureRequest, kind: str) -> DatabasePool:
+    """The pool of a backend; `kind` is its name or a URL."""
+    pool: DatabasePool = request.getfixturevalue("sqlite_pool" if kind.startswith("sqlite") else "postgres_pool")
+    return pool
 
 
 @pytest.fixture
-def postgres_database(empty_postgres: EmptyPostgres) -> Iterator[Database]:
-    """A migrated PostgreSQL of the test's own, for what only it can do."""
-    with empty_postgres.borrow() as url:
-        yield empty_postgres.lent(url)
+def postgres_database(postgres_pool: PostgresPool) -> Iterator[Database]:
+    """A migrated PostgreSQL database, for tests of PostgreSQL alone."""
+    with postgres_pool.acquire() as url:
+        yield postgres_pool.get_database(url)
 
 
 @pytest.fixture
 def empty_postgres_url(clone_postgres: ClonePostgres) -> str:
-    """The URL of a PostgreSQL database without any table."""
+    """The URL of a PostgreSQL database without tables."""
     return clone_postgres(empty=True)
 
 
 @pytest.fixture
-def embedded_database(empty_files: EmptyFiles) -> Iterator[Database]:
-    """A migrated embedded database of the test's own, for what only it can do."""
-    with empty_files.borrow() as url:
-        yield empty_files.lent(url)
+def embedded_database(sqlite_pool: SQLitePool) -> Iterator[Database]:
+    """A migrated embedded database, for tests that need only one backend."""
+    with sqlite_pool.acquire() as url:
+        yield sqlite_pool.get_database(url)

@@ -14,8 +14,8 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.api.api_calls import expect_json
 
 
@@ -27,7 +27,7 @@ def evaluating_service(migrated_file: Path, folder: Path) -> Iterator[httpx.Clie
     with closing(Database(f"sqlite:///{file}")) as database:
         project = create_project(database, "evaluating", "enforce", 0.0, utc_now(), "early")
         key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
-        with serving(database) as address:
+        with start_server(database) as address:
             headers = {"Authorization": f"Bearer {key}"}
             with httpx.Client(base_url=f"{address}/api/v1", headers=headers, timeout=60, trust_env=False) as client:
                 yield client

@@ -17,8 +17,8 @@ from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 
 FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
 """Three declines: the paper's rule stops at step 4."""
@@ -59,7 +59,7 @@ def running_service(migrated_file: Path, folder: Path) -> Iterator[tuple[str, Da
     file = folder / "evalstop.db"
     shutil.copyfile(migrated_file, file)
     database = Database(f"sqlite:///{file}")
-    with serving(database) as url:
+    with start_server(database) as url:
         yield url, database
     database.close()
 

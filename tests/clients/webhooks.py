@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from evalstop_client.signature import sign
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -42,4 +42,4 @@ def send(
     """Sign and post `event` (an object, or the bytes of a body); `verify`: whose certificates are trusted."""
     body = event if isinstance(event, bytes) else json.dumps(event).encode()
     headers = sign(secret, webhook_id, int(time.time() - age_seconds), body)
-    return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify or certificates())
+    return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify or get_ssl_context())

@@ -17,7 +17,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 
-from tests.fixtures.serving import serving
+from tests.fixtures.http_server import start_server
 
 pytestmark = pytest.mark.real
 
@@ -54,7 +54,7 @@ def test_a_client_is_generated(embedded_database: Database, tmp_path: Path, monk
     list_runs = importlib.import_module("generated_evalstop.api.runs.list_runs")
     body = importlib.import_module("generated_evalstop.models").RunIn(name="ppo-7b-seed3")
     with (
-        serving(embedded_database) as url,
+        start_server(embedded_database) as url,
         package.AuthenticatedClient(base_url=url, token=key, httpx_args={"trust_env": False}) as client,
     ):
         opened = open_run.sync(client=client, body=body)

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.generation.meta import CoverageScenario
 from schemathesis.specs.openapi.checks import ignored_auth, negative_data_rejection, positive_data_acceptance
 
-from tests.fixtures.serving import serving
+from tests.fixtures.http_server import start_server
 
 pytestmark = pytest.mark.real
 
@@ -60,7 +60,7 @@ def server(migrated_file: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     file = tmp_path_factory.mktemp("openapi") / "evalstop.db"
     file.write_bytes(migrated_file.read_bytes())
     database = Database(f"sqlite:///{file}", synchronous="NORMAL")
-    with serving(database) as url:
+    with start_server(database) as url:
         yield url, database
     database.close()
 

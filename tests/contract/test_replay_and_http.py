@@ -28,7 +28,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from msgspec.structs import replace
 
-from tests.fixtures.serving import serving
+from tests.fixtures.http_server import start_server
 
 RECORDED = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
 
@@ -40,7 +40,7 @@ def client(embedded_database: Database) -> Iterator[httpx.Client]:
     """A client of a real server that may ingest and read."""
     key = api_keys.create_first_key(embedded_database, utc_now())
     with (
-        serving(embedded_database) as url,
+        start_server(embedded_database) as url,
         httpx.Client(
             base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False
         ) as client,

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 from evalstop_service.store.observations import PostedObservation
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 
 DEADLINE_SECONDS = 90.0
 """For whatever has to happen in the end, on a machine that does much else."""
@@ -38,7 +38,7 @@ class Caller:
     key: str
     address: Callable[[], str]
     client: httpx.Client = field(
-        default_factory=lambda: httpx.Client(verify=certificates(), timeout=60, trust_env=False)
+        default_factory=lambda: httpx.Client(verify=get_ssl_context(), timeout=60, trust_env=False)
     )
     refusals: list[dict[str, Any]] = field(default_factory=list)
     cut: int = 0

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 
 TROUBLE = {"lost": 0.06, "unanswered": 0.06, "twice": 0.06, "later": 0.06, "slow": 0.02}
 """Of a hundred events: answered 500 without arriving; arrived and answered 500; arrived twice; arrived half a second
@@ -26,7 +26,7 @@ class Road:
         self.troubles: Counter[str] = Counter()
         self._chance, self._receiver, self._slow_seconds = chance, receiver, slow_seconds
         self._lock = threading.Lock()
-        self._client = httpx.Client(verify=certificates(), timeout=30, trust_env=False)
+        self._client = httpx.Client(verify=get_ssl_context(), timeout=30, trust_env=False)
         road = self
 
         class Handler(BaseHTTPRequestHandler):

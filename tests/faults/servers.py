@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from tests.acceptance.programs import Program
 from tests.faults.callers import DEADLINE_SECONDS, wait_until
-from tests.fixtures.postgres_server import connected, postgres
+from tests.fixtures.postgres_server import open_connection, start_postgres
 
 
 @contextmanager
@@ -120,7 +120,7 @@ class Restartable:
 
     def _answers(self) -> bool:
         try:
-            with connected(self.url):
+            with open_connection(self.url):
                 return True
         except psycopg.OperationalError:
             return False
@@ -129,7 +129,7 @@ class Restartable:
 @contextmanager
 def restartable() -> Iterator[Restartable]:
     """A PostgreSQL of one's own, gone at the end of the block."""
-    with postgres() as url:
+    with start_postgres() as url:
         server = Restartable(url)
         try:
             yield server

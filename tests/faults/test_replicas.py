@@ -20,7 +20,7 @@ from tests.conftest import ClonePostgres
 from tests.faults.callers import Caller, batch, wait_until
 from tests.faults.records import deadlocks, history, installed, run_of, stands, undisturbed, values
 from tests.faults.servers import Replicas, replicas
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 
 pytestmark = pytest.mark.real
 
@@ -132,7 +132,7 @@ class Teller:
         return run_id
 
     def _caller(self, chance: random.Random) -> Caller:
-        client = httpx.Client(verify=certificates(), timeout=60, trust_env=False, limits=self._limits)
+        client = httpx.Client(verify=get_ssl_context(), timeout=60, trust_env=False, limits=self._limits)
         return Caller(self._key, lambda: self._service.any(chance), client)
 
     def _send(self, caller: Caller, run_id: str, news: Sequence[Content]) -> None:

@@ -22,8 +22,8 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 
 PROJECTS = 400
 
@@ -46,7 +46,7 @@ def run_tests(checkout: Path, arguments: list[str]) -> int:
         database = Database(settings.url)
         schema.upgrade_schema(database)
         keys = [_create_project_key(database, f"mlflow-{number}") for number in range(PROJECTS)]
-        with serving(database, settings) as url:
+        with start_server(database, settings) as url:
             environment = os.environ | {
                 "EVALSTOP_UPSTREAM": json.dumps({"url": f"{url}/mlflow", "keys": keys}),
                 "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{checkout}",

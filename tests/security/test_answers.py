@@ -14,9 +14,9 @@ from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from pydantic import ValidationError
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.api.api_calls import expect_json, expect_problem
 
 
@@ -27,8 +27,8 @@ def client(database: Database) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {key}"}
     settings = Settings(public_url="https://evalstop.example")
     with (
-        serving(database, settings) as url,
-        httpx.Client(base_url=url, headers=headers, trust_env=False, verify=certificates()) as client,
+        start_server(database, settings) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False, verify=get_ssl_context()) as client,
     ):
         yield client
 
@@ -74,8 +74,8 @@ def test_a_name_stands_on_one_line(client: httpx.Client, name: str) -> None:
 def test_readiness_says_nothing_of_the_database_s_address(database: Database) -> None:
     """Whoever asks whether the service is ready hears that its database is away, and not where it is."""
     away = Database("postgresql://somebody:secret@127.0.0.1:9/hidden")
-    with serving(away) as url:
-        refused = expect_problem(httpx.get(f"{url}/readyz", trust_env=False, verify=certificates()), 503)
+    with start_server(away) as url:
+        refused = expect_problem(httpx.get(f"{url}/readyz", trust_env=False, verify=get_ssl_context()), 503)
     away.close()
     for hidden in ("127.0.0.1", "somebody", "secret", "hidden", "port"):
         assert hidden not in refused["detail"]

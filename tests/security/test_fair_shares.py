@@ -17,9 +17,9 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.fair_shares import COSTLY, THREADS, FairShares, Places
 from fastapi import FastAPI
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import serve_app
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import served
 from tests.security.stops import create_pending_decision
 from tests.service.web.api.api_calls import ENDPOINT, expect_json, expect_problem
 
@@ -38,7 +38,7 @@ class Flooded:
         headers = {"Authorization": f"Bearer {key}"}
         return self.opened.enter_context(
             httpx.Client(
-                verify=certificates(),
+                verify=get_ssl_context(),
                 base_url=f"{self.url}/api/v1",
                 headers=headers,
                 timeout=WAIT_SECONDS,
@@ -57,7 +57,7 @@ class Flooded:
 def flooded(embedded_database: Database) -> Iterator[Flooded]:
     create_project(embedded_database, "p", "enforce", 3600.0, utc_now(), "paper")
     app = create_app(Settings(), embedded_database, session_secret="s" * 32)
-    with served(app) as url, ExitStack() as opened:
+    with serve_app(app) as url, ExitStack() as opened:
         yield Flooded(app, url, embedded_database, opened)
 
 

@@ -17,8 +17,8 @@ from evalstop_service.web.middleware.slow_refusals import MOST_AT_ONCE, SlowRefu
 from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
 
+from tests.fixtures.http_server import serve_app
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import served
 
 TIMES = 5
 
@@ -31,7 +31,7 @@ def test_a_key_is_heard_while_another_floods(embedded_database: Database) -> Non
     create_project(embedded_database, "p", "shadow", 0.0, utc_now())
     key = api_keys.create_named_key(embedded_database, "p", "all", ["admin"], utc_now())[1]
     app = create_app(Settings(webhook_networks="127.0.0.0/8"), embedded_database, session_secret="s" * 32)
-    with served(app) as url:
+    with serve_app(app) as url:
         host, port = url.removeprefix("http://").split(":")
         with Server((host, int(port)), 0, key).connect() as admin:
             victim = Victim(admin, TIMES)

@@ -20,9 +20,9 @@ from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.web.decision_paths import is_decision_path, is_veto_path
 
 from tests.faults.callers import wait_until
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.security.stops import create_pending_decision
 from tests.service.web.api.api_calls import expect_json
 
@@ -45,7 +45,7 @@ def new_key(database: Database, project: str, *scopes: str) -> str:
 def connected(url: str, key: str) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(
-        base_url=f"{url}/api/v1", headers=headers, timeout=30, trust_env=False, verify=certificates()
+        base_url=f"{url}/api/v1", headers=headers, timeout=30, trust_env=False, verify=get_ssl_context()
     ) as client:
         yield client
 
@@ -75,7 +75,7 @@ def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
     wait_until(lambda: count_unread(url) == 0, "what the server takes has been read", 60)
     expect_json(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
     expect_json(admin.post("/project/resume", json={"actor": "dana"}), 200)
-    signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=certificates())
+    signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=get_ssl_context())
     assert signing_in.status_code != 503
     expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 
@@ -83,7 +83,11 @@ def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
 @pytest.mark.parametrize("path", ["/nothing", "/api/v1/runs", "/login", "/mlflow/api/2.0/mlflow/runs/create"])
 def test_bodies_without_a_key_leave_room_for_a_veto(database: Database, project: str, path: str) -> None:
     """Whoever has no key can hold nothing that a veto, a pause or a sign-in needs, whichever path is asked."""
-    with serving(database) as url, connected(url, new_key(database, project, "admin")) as admin, ExitStack() as held:
+    with (
+        start_server(database) as url,
+        connected(url, new_key(database, project, "admin")) as admin,
+        ExitStack() as held,
+    ):
         decision = create_pending_decision(admin)
         for _ in range(8):
             held.enter_context(hold(url, path, 8 * MEBIBYTE))
@@ -95,7 +99,7 @@ def test_bodies_of_one_key_leave_room_for_others(database: Database, project: st
     """A key that holds as much as it may takes nothing from those who decide, nor from another key's batches."""
     busy = new_key(database, project, "ingest")
     with (
-        serving(database) as url,
+        start_server(database) as url,
         connected(url, new_key(database, project, "admin")) as admin,
         connected(url, new_key(database, project, "ingest")) as trainer,
         ExitStack() as held,
@@ -111,7 +115,7 @@ def test_bodies_of_one_key_leave_room_for_others(database: Database, project: st
 
 def test_a_large_body_without_a_key_is_refused_before_it_comes(database: Database) -> None:
     """Nobody's body of more than 64 KiB is answered before it has arrived."""
-    with serving(database) as url:
+    with start_server(database) as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
             head = f"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: {MEBIBYTE}\r\n\r\n"

@@ -11,9 +11,9 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.api.api_calls import expect_json, expect_problem
 
 JOB = {"slurm_job_id": "4711", "job_id": "7"}
@@ -30,14 +30,14 @@ class Clients:
         secret = api_keys.create_named_key(self.database, "p", name, [scope], utc_now())[1]
         headers = {"Authorization": f"Bearer {secret}"}
         return self.opened.enter_context(
-            httpx.Client(verify=certificates(), base_url=self.url, headers=headers, trust_env=False)
+            httpx.Client(verify=get_ssl_context(), base_url=self.url, headers=headers, trust_env=False)
         )
 
 
 @pytest.fixture
 def clients(embedded_database: Database) -> Iterator[Clients]:
     create_project(embedded_database, "p", "enforce", 0.0, utc_now(), "paper")
-    with serving(embedded_database) as url, ExitStack() as opened:
+    with start_server(embedded_database) as url, ExitStack() as opened:
         yield Clients(url, embedded_database, opened)
 
 

@@ -22,9 +22,9 @@ from evalstop_service.store import keys, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import KeyLimits
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 
 STOPS = {"event_types": ["run.stop_requested"]}
@@ -44,7 +44,7 @@ class Project:
     def client(self, secret: str, address: str | None = None) -> httpx.Client:
         """A client with this key, seen by the service at this address."""
         headers = {"Authorization": f"Bearer {secret}"} | ({"X-Forwarded-For": address} if address else {})
-        client = httpx.Client(verify=certificates(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
+        client = httpx.Client(verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
         return self._opened.enter_context(client)
 
     def stop_a_run(self) -> str:
@@ -59,7 +59,7 @@ class Project:
 def project(embedded_database: Database) -> Iterator[Project]:
     create_project(embedded_database, "p", "enforce", 0.0, utc_now(), "paper")
     settings = Settings(key_cache_seconds=0, trusted_proxies="127.0.0.1")
-    with serving(embedded_database, settings) as url, ExitStack() as opened:
+    with start_server(embedded_database, settings) as url, ExitStack() as opened:
         yield Project(url, embedded_database, opened)
 
 

@@ -13,8 +13,8 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 
@@ -29,7 +29,10 @@ def connected(database: Database, veto_window_seconds: float = 0.0) -> Iterator[
         endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=utc_now())
     key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
-    with serving(database) as url, httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
+    with (
+        start_server(database) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client,
+    ):
         yield client
 
 

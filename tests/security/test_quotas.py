@@ -18,9 +18,9 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.project_fixture import set_up_project
 from tests.service.web.api.api_calls import BODIES, ENDPOINT, expect_json, expect_problem
 
@@ -42,9 +42,9 @@ def client(embedded_database: Database) -> Iterator[httpx.Client]:
     key = api_keys.create_named_key(embedded_database, "p", "all", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
     with (
-        serving(embedded_database) as url,
+        start_server(embedded_database) as url,
         httpx.Client(
-            verify=certificates(), base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False
+            verify=get_ssl_context(), base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False
         ) as client,
     ):
         yield client

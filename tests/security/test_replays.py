@@ -10,8 +10,8 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.api_calls import ENDPOINT, FALLING, expect_json, expect_problem
 
@@ -23,7 +23,10 @@ def connected(database: Database) -> Iterator[httpx.Client]:
     create_project(database, "p", "enforce", 0.0, utc_now(), "paper")
     key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
-    with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+    with (
+        start_server(database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
+    ):
         yield client
 
 

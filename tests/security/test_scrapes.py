@@ -14,9 +14,9 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.reading.openmetrics import Stepping, read_observations
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.api.api_calls import expect_json, expect_problem
 
 
@@ -41,8 +41,8 @@ def test_a_scrape_has_limits(database: Database, scrape: str, words: str) -> Non
     key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
     with (
-        serving(database) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False, verify=certificates()) as client,
+        start_server(database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False, verify=get_ssl_context()) as client,
     ):
         run = expect_json(client.post("/runs", json={"name": "r"}), 201)["id"]
         answer = client.post(f"/runs/{run}/openmetrics?step=1", content=scrape, timeout=300)

@@ -17,9 +17,9 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.cookies import SESSION
 from evalstop_service.web.dashboard.sessions import FRESH_SECONDS
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import serve_app
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import served
 from tests.service.web.api.api_calls import expect_json, expect_problem, sign_in
 
 
@@ -36,7 +36,7 @@ class People:
         """A person who has signed in with a key of their own."""
         secret = api_keys.create_named_key(self.database, "p", name, scopes, self.now)[1]
         headers = {"Authorization": f"Bearer {secret}"}
-        client = httpx.Client(verify=certificates(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
+        client = httpx.Client(verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
         sign_in(self.opened.enter_context(client))
         return client
 
@@ -55,7 +55,7 @@ def people(embedded_database: Database) -> Iterator[People]:
     people = People(embedded_database)
     create_project(embedded_database, "p", "enforce", 0.0, people.now, "paper")
     app = create_app(Settings(), embedded_database, people.clock, session_secret="s" * 32)
-    with served(app) as people.url, people.opened:
+    with serve_app(app) as people.url, people.opened:
         yield people
 
 
@@ -65,7 +65,7 @@ def test_signing_out_ends_the_cookie(people: People) -> None:
     stolen = dana.cookies[SESSION]
     assert people.page(dana, "/runs") == 200
     assert people.post(dana, "/logout").status_code == 303
-    thief = httpx.Client(verify=certificates(), cookies={SESSION: stolen}, trust_env=False)
+    thief = httpx.Client(verify=get_ssl_context(), cookies={SESSION: stolen}, trust_env=False)
     with thief:
         assert people.page(thief, "/runs") == 303
 

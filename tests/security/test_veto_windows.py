@@ -19,8 +19,8 @@ from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules, settle_and_claim
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.security.stops import create_pending_decision
 from tests.service.web.api.api_calls import expect_json
 
@@ -60,7 +60,10 @@ def client_key(database: Database) -> str:
 def test_a_window_that_ended_unseen_is_extended(database: Database, client_key: str) -> None:
     """A window that ended while nothing could be written, as when the service was down, is open again for a minute."""
     headers = {"Authorization": f"Bearer {client_key}"}
-    with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+    with (
+        start_server(database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
+    ):
         decision_id = UUID(create_pending_decision(client))
         end_window(database, utc_now() - timedelta(seconds=600))
         assert claim(database) == []
@@ -74,7 +77,10 @@ def test_a_window_that_ended_unseen_is_extended(database: Database, client_key: 
 def test_a_window_that_ended_just_now_is_over(database: Database, client_key: str) -> None:
     """A window that ends while the service is well is not extended."""
     headers = {"Authorization": f"Bearer {client_key}"}
-    with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+    with (
+        start_server(database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
+    ):
         decision_id = UUID(create_pending_decision(client))
         end_window(database, utc_now() - timedelta(seconds=1))
         assert len(claim(database)) == 1
@@ -86,7 +92,10 @@ def test_a_veto_that_could_not_be_written_extends_the_window(database: Database,
     headers = {"Authorization": f"Bearer {client_key}"}
     if not database.embedded:
         pytest.skip("the fault is written as a trigger of SQLite")
-    with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+    with (
+        start_server(database) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
+    ):
         decision_id = UUID(create_pending_decision(client))
         with database.transaction() as tx:
             tx.exec_driver_sql(

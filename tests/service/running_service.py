@@ -17,9 +17,9 @@ from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import serve_app
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import served
 
 
 @dataclass
@@ -61,9 +61,13 @@ def run_service(
     project = create_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
     key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
     with (
-        served(app) as url,
+        serve_app(app) as url,
         httpx.Client(
-            verify=certificates(), base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False
+            verify=get_ssl_context(),
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=60,
+            trust_env=False,
         ) as client,
     ):
         yield RunningService(url, database, service_metrics, key, client)

@@ -19,7 +19,7 @@ from evalstop_service.clock import utc_now
 from tests.clients.programs import eventually
 from tests.clients.receivers.receiving import Setup
 from tests.clients.webhooks import SECRET, send, stop_event
-from tests.fixtures.certificates import create_certificate
+from tests.fixtures.certificates import create_self_signed_certificate
 
 OTHER = "whsec_" + base64.b64encode(b"another secret").decode()
 
@@ -174,7 +174,7 @@ def test_a_public_key_takes_the_place_of_secrets(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def secured(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ssl.SSLContext]]:
     """Where a receiver listens by TLS, with a key for its metrics; and who trusts its certificate."""
-    certificate = create_certificate(tmp_path, utc_now())
+    certificate = create_self_signed_certificate(tmp_path, utc_now())
     monkeypatch.setenv("METRICS_KEY", "let-me-read")
     options = argparse.Namespace(tls_cert=certificate, tls_key=None, metrics_key_env="METRICS_KEY")
     listening = listen("127.0.0.1:0", options)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD, Kind
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 
 Json = dict[str, Any]
 VERSIONS = {
@@ -42,7 +42,7 @@ class Admin:
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None = None) -> None:
         headers = {"authorization": f"Bearer {token}"}
-        trusted = tls or certificates()
+        trusted = tls or get_ssl_context()
         self.http = httpx.Client(base_url=url, headers=headers, timeout=30, verify=trusted, trust_env=False)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from evalstop_client.receivers.kubernetes.kinds import POD, at
 from evalstop_client.receivers.kubernetes.pods import parse_pod
 
 from tests.clients.receivers.kubernetes.admin import MERGE, Admin, Json
-from tests.fixtures.certificates import create_certificate
+from tests.fixtures.certificates import create_self_signed_certificate
 
 PAUSE_SECONDS = 0.03
 EXPANDED = re.compile(r"\$(?:\$|\((\w+)\))")
@@ -159,7 +159,7 @@ class _LogServer(ThreadingHTTPServer):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder / "logs"
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(create_certificate(folder, datetime.now(UTC)))
+        tls.load_cert_chain(create_self_signed_certificate(folder, datetime.now(UTC)))
         self.socket = tls.wrap_socket(self.socket, server_side=True)
 
 

@@ -58,7 +58,7 @@ class SlurmBench:
 
     def run(self, trap_term: str, *options: str) -> Started:
         file = self.folder / f"saves-{len(self.jobs) + 1}"
-        job = self.cluster.submit(JOB.format(file=file, trap_term=trap_term), "--output=/dev/null", *options)
+        job = self.cluster.submit_job(JOB.format(file=file, trap_term=trap_term), "--output=/dev/null", *options)
         self.jobs.append(job)
         eventually(file.exists)
         return Started(self.action(), self.labels(job))
@@ -77,7 +77,7 @@ def by_commands(cluster: SlurmCluster) -> Cluster:
 
 
 def by_rest(cluster: SlurmCluster) -> Cluster:
-    token = cluster.token()
+    token = cluster.create_token()
     opened.append(Rest(cluster.rest_url, cluster.name, None, lambda: token))
     return opened[-1]
 

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.receivers.slurm.bench import SlurmBench, by_commands, opened
-from tests.fixtures.slurm import NoSlurm, SlurmCluster, slurm
+from tests.fixtures.slurm import SlurmCluster, SlurmUnavailable, start_slurm
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[SlurmCluster]:
     """One node, two GPUs, three seconds from SIGTERM to SIGKILL."""
     try:
-        bringing_up = slurm(gpus=2, kill_wait_seconds=3)
+        bringing_up = start_slurm(gpus=2, kill_wait_seconds=3)
         with bringing_up as cluster:
             yield cluster
-    except NoSlurm as error:
+    except SlurmUnavailable as error:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(error))
@@ -33,6 +33,6 @@ def bench(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[Slu
     door = getattr(request.cls, "door", by_commands)
     bench = SlurmBench(cluster, folder, lambda: door(cluster))
     yield bench
-    cluster.clear()
+    cluster.cancel_all_jobs()
     while opened:
         opened.pop().close()

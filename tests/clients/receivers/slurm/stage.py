@@ -66,7 +66,7 @@ class Stage:
             "EVALSTOP_SPOOL": str(folder / "spool"),
             **variables,
         }
-        job = self.cluster.submit(script, f"--gres=gpu:{gpus}", f"--output={folder}/output", **environment)
+        job = self.cluster.submit_job(script, f"--gres=gpu:{gpus}", f"--output={folder}/output", **environment)
         return Job(job, run, folder)
 
     def subscribe(self, url: str) -> str:
@@ -142,7 +142,7 @@ class Stage:
         found = self.api.get(f"/decisions/{decision['id']}").raise_for_status().json()
         change = found["history"][-1]
         assert change["state"] == "confirmed", change
-        assert self.cluster.state(job.id) not in ("RUNNING", "COMPLETING", "PENDING"), "confirmed too early"
+        assert self.cluster.get_job_state(job.id) not in ("RUNNING", "COMPLETING", "PENDING"), "confirmed too early"
         details: dict[str, Any] = change["details"] | {"reason": change["reason"], "actor": change["actor"]}
         return details
 
@@ -169,4 +169,4 @@ def staged(cluster: SlurmCluster, service: Service, folder: Path) -> Iterator[St
                 receiver.wait()
             for endpoint in api.get("/endpoints").json()["items"]:
                 api.delete(f"/endpoints/{endpoint['id']}")
-            cluster.clear()
+            cluster.cancel_all_jobs()

@@ -70,23 +70,25 @@ def test_report_tells_what_slurm_tells(bench: SlurmBench) -> None:
     end = gone(started.action, job)
     assert end.details["gpus_freed"] == 2
     assert end.details["ended_at"].endswith("Z")
-    assert end.state == end.details["scheduler_state"] == bench.cluster.state(job.id)
-    comment = bench.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--Format=Comment:100")
+    assert end.state == end.details["scheduler_state"] == bench.cluster.get_job_state(job.id)
+    comment = bench.cluster.run_command(
+        "squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--Format=Comment:100"
+    )
     assert comment == "stopped by EvalStop: 3 declines in a row; decision decision-9"
 
 
 def test_gone_means_that_a_waiting_job_can_start(bench: SlurmBench) -> None:
     """While a job is COMPLETING its GPUs are not free, and it is not called gone."""
     started = bench.run("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
-    waiting = bench.cluster.submit("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
+    waiting = bench.cluster.submit_job("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
     bench.jobs.append(waiting)
     job = found(started)
     started.action.cancel_job(job, request(started.labels))
     seen = eventually(lambda: started.action.check_job(job))
     assert seen == Present("COMPLETING")
-    assert bench.cluster.state(waiting) == "PENDING"
+    assert bench.cluster.get_job_state(waiting) == "PENDING"
     gone(started.action, job)
-    eventually(lambda: bench.cluster.state(waiting) in ("RUNNING", "COMPLETED"))
+    eventually(lambda: bench.cluster.get_job_state(waiting) in ("RUNNING", "COMPLETED"))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +143,8 @@ def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBenc
     """A stop that was asked for the job's first life, and comes late, leaves its second one alone."""
     started = bench.run("", "--gres=gpu:1", "--requeue")
     job = found(started)
-    bench.cluster.run("scontrol", "requeue", job.id)
-    eventually(lambda: bench.cluster.state(job.id) == "PENDING")
+    bench.cluster.run_command("scontrol", "requeue", job.id)
+    eventually(lambda: bench.cluster.get_job_state(job.id) == "PENDING")
     seen = started.action.check_job(job)
     assert isinstance(seen, Gone)
     assert seen.state == "REQUEUED"
@@ -164,7 +166,7 @@ def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:
 def test_heterogeneous_job_goes_as_a_whole(bench: SlurmBench) -> None:
     """Slurm refuses to cancel one component; its leader's id ends them all, and all of them must be gone."""
     components = ["-n1", "--gres=gpu:1", ":", "-n1", "--gres=gpu:1"]
-    job_id = bench.cluster.run("sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60")
+    job_id = bench.cluster.run_command("sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60")
     bench.jobs.append(job_id)
     job = found(Started(bench.action(), bench.labels(job_id)))
     component = str(int(job_id) + 1)
@@ -180,7 +182,7 @@ def test_signal_reaches_the_batch_script_or_the_steps(bench: SlurmBench) -> None
     step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
     step += f"open({str(file)!r}, 'a').write('up '); [time.sleep(0.1) for _ in range(600)]"
     script = f'trap \'echo -n "batch " >> {file}\' USR1\nsrun {sys.executable} -c "{step}" &\nwait; wait; wait\n'
-    job = bench.cluster.submit(script, "--output=/dev/null", "--gres=gpu:1")
+    job = bench.cluster.submit_job(script, "--output=/dev/null", "--gres=gpu:1")
     bench.jobs.append(job)
     eventually(lambda: file.exists() and "up" in file.read_text())
     programs = by_commands(bench.cluster)
@@ -190,7 +192,7 @@ def test_signal_reaches_the_batch_script_or_the_steps(bench: SlurmBench) -> None
     eventually(lambda: "step" in file.read_text())
     assert file.read_text().split() == ["up", "batch", "step"]
     assert not by_rest(bench.cluster).signal(job, ME, "USR1", "batch")
-    assert bench.cluster.state(job) == "RUNNING"
+    assert bench.cluster.get_job_state(job) == "RUNNING"
 
 
 def test_slurmrestd_that_cannot_answer_is_away(bench: SlurmBench) -> None:
@@ -237,7 +239,7 @@ def stranger(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
 def test_slurm_decides_whose_jobs_may_be_cancelled(bench: SlurmBench, stranger: dict[str, str]) -> None:
     """Where Slurm forbids it, the stop is refused with Slurm's words, by commands and by REST; the job runs on."""
     started = bench.start()
-    token = bench.cluster.run("scontrol", "token", "username=nobody").removeprefix("SLURM_JWT=")
+    token = bench.cluster.run_command("scontrol", "token", "username=nobody").removeprefix("SLURM_JWT=")
     opened.append(Rest(bench.cluster.rest_url, bench.cluster.name, None, lambda: token))
     doors: list[Cluster] = [Programs(stranger), opened[-1]]
     for door in doors:
@@ -261,10 +263,10 @@ def test_job_that_may_not_be_seen_is_not_taken_for_gone(bench: SlurmBench, stran
     before = file.read_text()
     file.write_text(before + "PrivateData=jobs\n")
     try:
-        bench.cluster.run("scontrol", "reconfigure")
+        bench.cluster.run_command("scontrol", "reconfigure")
         eventually(lambda: Programs(stranger).jobs(bench.jobs[0]) == [])
         with pytest.raises(RequestRefused, match="cannot be confirmed"):
             SlurmJobControl(Programs(stranger), users=None).find_job(request(started.labels))
     finally:
         file.write_text(before)
-        bench.cluster.run("scontrol", "reconfigure")
+        bench.cluster.run_command("scontrol", "reconfigure")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Its run is called after the job, bears its labels, and is stopped by the service's word."""
     with running_service(tmp_path / "service") as service:
-        job = cluster.submit(
+        job = cluster.submit_job(
             (EXAMPLES / "slurm.sh").read_text().partition("\n")[2],
             "--gres=gpu:1",
             "--job-name=watched",
@@ -31,7 +31,7 @@ def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_
             TRAINER=str(EXAMPLES / "plain_loop.py"),
             PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin",
         )
-        eventually(lambda: cluster.state(job) == "COMPLETED", PATIENCE_SECONDS)
+        eventually(lambda: cluster.get_job_state(job) == "COMPLETED", PATIENCE_SECONDS)
         run = run_of(service, f"watched-{job}")
         assert run["labels"]["slurm_job_id"] == job
         assert run["labels"]["job_kind"] == "sft"

@@ -63,7 +63,7 @@ def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_servic
     (tmp_path / "train.py").write_text(TRAINER)
     run = f"page-{name.replace(' ', '-')}"
     with program(["bash", "-c", command], **environment):
-        job = cluster.submit(
+        job = cluster.submit_job(
             f"exec python {tmp_path}/train.py",
             "--gres=gpu:1",
             f"--output={tmp_path}/output",
@@ -73,5 +73,5 @@ def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_servic
         )
         api = evalstop.Api(page_service.url, page_service.key)
         eventually(lambda: [one for one in api.decisions(state="confirmed") if one.run_name == run], PATIENCE_SECONDS)
-    assert cluster.state(job) in ("CANCELLED", "FAILED", "COMPLETED")
+    assert cluster.get_job_state(job) in ("CANCELLED", "FAILED", "COMPLETED")
     subprocess.run(["evalstop", "endpoint", "rm", endpoint["id"]], env=environment, check=True)

@@ -30,14 +30,16 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
         waiting = stage.batch("waiting", "sleep 2", gpus=2)
 
         parked = find_run(stage, suspect, "parked")
-        eventually(lambda: cluster.state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
-        assert cluster.state(suspect.id) == "PENDING"
-        cluster.start_requeued(suspect.id)
+        eventually(lambda: cluster.get_job_state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
+        assert cluster.get_job_state(suspect.id) == "PENDING"
+        cluster.start_requeued_job(suspect.id)
         find_run(stage, suspect, "running")  # it has recovered, and is asked back into its own partition
         eventually(lambda: place(cluster, suspect) == ("PENDING", "gpu"), PATIENCE_SECONDS)
-        cluster.start_requeued(suspect.id)
+        cluster.start_requeued_job(suspect.id)
         completed = find_run(stage, suspect, "completed")
-        eventually(lambda: cluster.state(suspect.id) == "COMPLETED", PATIENCE_SECONDS)  # it has written its output
+        eventually(
+            lambda: cluster.get_job_state(suspect.id) == "COMPLETED", PATIENCE_SECONDS
+        )  # it has written its output
         output = (folder / "output").read_text()
         history = stage.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
     assert "resumed at step" in output
@@ -50,7 +52,7 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
 
 def place(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:
     """The state of a job and its partition."""
-    return tuple(cluster.run("squeue", "--noheader", "--format=%T %P", f"--jobs={job.id}").split())
+    return tuple(cluster.run_command("squeue", "--noheader", "--format=%T %P", f"--jobs={job.id}").split())
 
 
 def find_run(stage: Stage, job: Job, status: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def test_a_parked_job_is_held_until_it_is_resumed(bench: SlurmBench) -> None:
         assert parked(started.action, job).details["parked_as"] == "held"
     assert isinstance(started.action.check_job(job), Present), "it is not gone for good"
     started.action.resume_job(job)
-    bench.cluster.start_requeued(job.id)
-    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
+    bench.cluster.start_requeued_job(job.id)
+    eventually(lambda: bench.cluster.get_job_state(job.id) == "RUNNING")
 
 
 def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -> None:
@@ -32,23 +32,23 @@ def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -
     bench.park_partition = "low"
     suspect = bench.run("", "--gres=gpu:2")
     job = found(suspect)
-    waiting = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    waiting = bench.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
     bench.jobs.append(waiting)
     suspect.action.park_job(job, request(suspect.labels))
     assert parked(suspect.action, job).details["partition"] == "low"
-    eventually(lambda: bench.cluster.state(waiting) == "RUNNING")
-    eventually(lambda: bench.cluster.state(waiting) == "COMPLETED")
-    bench.cluster.start_requeued(job.id)
-    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
+    eventually(lambda: bench.cluster.get_job_state(waiting) == "RUNNING")
+    eventually(lambda: bench.cluster.get_job_state(waiting) == "COMPLETED")
+    bench.cluster.start_requeued_job(job.id)
+    eventually(lambda: bench.cluster.get_job_state(job.id) == "RUNNING")
     assert parked(suspect.action, job).details["partition"] == "low", "on idle GPUs it is parked still"
-    another = bench.cluster.submit("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    another = bench.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
     bench.jobs.append(another)
-    eventually(lambda: bench.cluster.state(another) == "RUNNING")
-    assert bench.cluster.state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
+    eventually(lambda: bench.cluster.get_job_state(another) == "RUNNING")
+    assert bench.cluster.get_job_state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
     suspect.action.resume_job(job)
-    bench.cluster.start_requeued(job.id)
-    eventually(lambda: bench.cluster.state(job.id) == "RUNNING")
-    assert bench.cluster.run("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
+    bench.cluster.start_requeued_job(job.id)
+    eventually(lambda: bench.cluster.get_job_state(job.id) == "RUNNING")
+    assert bench.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
 
 
 def test_a_job_that_may_not_be_requeued_is_not_parked(bench: SlurmBench) -> None:
@@ -57,7 +57,7 @@ def test_a_job_that_may_not_be_requeued_is_not_parked(bench: SlurmBench) -> None
     job = found(started)
     with pytest.raises(RequestRefused, match="--requeue"):
         started.action.park_job(job, request(started.labels))
-    assert bench.cluster.state(job.id) == "RUNNING"
+    assert bench.cluster.get_job_state(job.id) == "RUNNING"
 
 
 def test_a_parked_job_can_be_stopped_for_good(bench: SlurmBench) -> None:

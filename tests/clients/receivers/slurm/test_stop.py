@@ -59,17 +59,17 @@ def play(stage: Stage, receiver: str) -> None:
     healthy = example(stage, f"healthy-{receiver}", "healthy", 400)
     eventually(lambda: stage.run(hacking) and stage.run(healthy), PATIENCE_SECONDS)
     waiting = stage.batch(f"waiting-{receiver}", "date")
-    assert stage.cluster.state(waiting.id) == "PENDING"
+    assert stage.cluster.get_job_state(waiting.id) == "PENDING"
 
     details = stage.confirmed(hacking)
     assert details["gpus_freed"] == 1
     assert details["job"] == hacking.id
     assert details["actor"] == "evalstop-receiver slurm"
-    eventually(lambda: stage.cluster.state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
-    eventually(lambda: stage.cluster.state(healthy.id) == "COMPLETED", PATIENCE_SECONDS)
+    eventually(lambda: stage.cluster.get_job_state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
+    eventually(lambda: stage.cluster.get_job_state(healthy.id) == "COMPLETED", PATIENCE_SECONDS)
     # On a busy machine the healthy trainer may be done before the other one is stopped.
-    freed = min(datetime.fromisoformat(stage.cluster.field(job.id, "EndTime")) for job in (hacking, healthy))
-    began = datetime.fromisoformat(stage.cluster.field(waiting.id, "StartTime"))
+    freed = min(datetime.fromisoformat(stage.cluster.get_job_field(job.id, "EndTime")) for job in (hacking, healthy))
+    began = datetime.fromisoformat(stage.cluster.get_job_field(waiting.id, "StartTime"))
     assert began >= freed - timedelta(seconds=1)  # Slurm rounds both to whole seconds
 
     stopped, finished = stage.run(hacking), stage.run(healthy)

@@ -17,7 +17,7 @@ from evalstop_service.store.queue.attempts import Dead, FinishedAttempt, Retry
 from evalstop_service.store.queue.leases import Settlement
 from evalstop_service.store.queue.outbox import StopReach
 
-from tests.fixtures.postgres_server import connected
+from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
 
 WHY = "the run went on in a new attempt"
@@ -210,6 +210,6 @@ def connected_to(database: Database) -> Iterator[Callable[[], list[str]]]:
     if database.embedded:
         yield list
         return
-    with connected(database.url.render_as_string(hide_password=False)) as connection:
+    with open_connection(database.url.render_as_string(hide_password=False)) as connection:
         connection.execute(f"LISTEN {wakeup.CHANNEL}".encode())
         yield lambda: [one.channel for one in connection.notifies(timeout=0.2)]

@@ -17,9 +17,9 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.conftest import BACKENDS, ClonePostgres
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.event_check import check_events
 from tests.service.web.api.api_calls import Resources, create_resources
 
@@ -54,7 +54,7 @@ class Service:
         """A client that sends this key, or none, to paths under /api/v1."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         client = httpx.Client(
-            verify=certificates(), base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False
+            verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False
         )
         self.clients.append(client)
         return client
@@ -71,7 +71,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         clone: ClonePostgres = request.getfixturevalue("clone_postgres")
         url = clone()
     database = Database(url)
-    with serving(database) as address:
+    with start_server(database) as address:
         service = Service(address, database)
         yield service
         for client in service.clients:

@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.serving import served
+from tests.fixtures.http_server import serve_app
 from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.test_unpacking import PACKED
@@ -224,7 +224,7 @@ def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[ht
     problems.install(app)
     app.include_router(bulk.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (
-        served(app) as url,
+        serve_app(app) as url,
         httpx.Client(base_url=f"{url}/api/v1", headers=admin.headers, timeout=60, trust_env=False) as client,
     ):
         yield client

@@ -16,7 +16,7 @@ from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
-from tests.fixtures.statements import executed_statements
+from tests.fixtures.statements import record_statements
 from tests.service.web.api.api_calls import (
     BODIES,
     ROUTES,
@@ -220,7 +220,7 @@ def test_what_is_foreign_is_missing(
     call_route(stranger, route, nowhere)  # the key is remembered from now on
     answers = []
     for resources in (tenant.resources, nowhere):
-        with executed_statements(service.database) as seen:
+        with record_statements(service.database) as seen:
             response = call_route(stranger, route, resources)
         text = response.text.replace(response.json()["request_id"], "ID")
         for one in sorted(resources.ids.values(), key=len, reverse=True):

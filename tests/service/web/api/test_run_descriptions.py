@@ -6,7 +6,7 @@ import httpx
 import pytest
 from evalstop_service.settings import Settings
 
-from tests.fixtures.serving import serving
+from tests.fixtures.http_server import start_server
 from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
@@ -57,7 +57,7 @@ def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
     key = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}
     known = Settings(public_url="https://evalstop.example")
     with (
-        serving(service.database, known) as url,
+        start_server(service.database, known) as url,
         httpx.Client(base_url=f"{url}/api/v1", headers=key, trust_env=False) as api,
     ):
         run = expect_json(api.post("/runs", json={"name": "one"}), 201)

@@ -15,7 +15,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import SECRET, NoChromium, browsing, serving
 
@@ -44,14 +44,14 @@ def address(database: Database) -> Iterator[str]:
 @pytest.fixture
 def stranger(address: str) -> Iterator[httpx.Client]:
     """A visitor who has not signed in; follows no redirect."""
-    with httpx.Client(verify=certificates(), base_url=address, timeout=30) as client:
+    with httpx.Client(verify=get_ssl_context(), base_url=address, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
 def visitor(address: str, tenant: Tenant) -> Iterator[httpx.Client]:
     """A visitor who has signed in."""
-    with httpx.Client(verify=certificates(), base_url=address, timeout=30) as client:
+    with httpx.Client(verify=get_ssl_context(), base_url=address, timeout=30) as client:
         client.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
         yield client
 

@@ -16,7 +16,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.fixtures.serving import served
+from tests.fixtures.http_server import serve_app
 
 SECRET = "a secret of the tests"
 
@@ -42,7 +42,7 @@ class NoChromium(Exception):
 @contextmanager
 def serving(database: Database, clock: Clock = utc_now, settings: Settings | None = None) -> Iterator[str]:
     """A server on a database at head; yields its address."""
-    with served(create_app(settings or Settings(), database, clock, session_secret=SECRET)) as address:
+    with serve_app(create_app(settings or Settings(), database, clock, session_secret=SECRET)) as address:
         yield address
 
 

@@ -22,7 +22,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
 from tests.acceptance.docs.documents import blocks_of
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import SECRET, serving
@@ -84,7 +84,7 @@ def test_every_help_link_leads_to_what_it_names(built: Path, embedded_database: 
     paths, _ = filled(embedded_database, tenant)
     with (
         serving(embedded_database) as address,
-        httpx.Client(base_url=address, verify=certificates(), follow_redirects=True) as visitor,
+        httpx.Client(base_url=address, verify=get_ssl_context(), follow_redirects=True) as visitor,
     ):
         visitor.get("/login", params={"token": sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
         pages = "".join(visitor.get(path).text for path in paths)

@@ -23,7 +23,7 @@ from evalstop_service.web.dashboard.cookies import FLOW, SESSION
 from playwright.sync_api import Browser, ConsoleMessage
 from pydantic import SecretStr, ValidationError
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import serving, token_of
@@ -63,7 +63,7 @@ class House:
 
     def browser(self) -> httpx.Client:
         """A browser of somebody's; follows no redirect."""
-        return httpx.Client(verify=certificates(), base_url=self.address, timeout=30)
+        return httpx.Client(verify=get_ssl_context(), base_url=self.address, timeout=30)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def answer_of(browser: httpx.Client, name: str, target: str = "/settings") -> st
     begun = browser.get("/openid/start", params={"next": target})
     assert begun.status_code == 303, begun.text
     url = begun.headers["location"]
-    with httpx.Client(verify=certificates(), timeout=30, base_url=f"http://{urlsplit(url).netloc}") as there:
+    with httpx.Client(verify=get_ssl_context(), timeout=30, base_url=f"http://{urlsplit(url).netloc}") as there:
         form = there.get(url, follow_redirects=True)
         token = form.text.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
         said = there.post(str(form.url), data={"csrfmiddlewaretoken": token, "username": name, "password": name})

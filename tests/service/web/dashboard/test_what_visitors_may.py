@@ -30,8 +30,8 @@ from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.webhooks import endpoints
 
-from tests.fixtures.http import certificates
-from tests.fixtures.statements import executed_statements
+from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.statements import record_statements
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
@@ -210,7 +210,7 @@ class House:
             key, _ = keys.create_key(
                 tx, project_id=self.tenant.project.id, name="visitor", scopes=SCOPES[role], now=now
             )
-        client = httpx.Client(verify=certificates(), base_url=self.address, timeout=30)
+        client = httpx.Client(verify=get_ssl_context(), base_url=self.address, timeout=30)
         client.get("/login", params={"token": dashboard.sign_in_token(SECRET, key.id)}).raise_for_status()
         return client
 
@@ -275,7 +275,7 @@ def test_roles(house: House, role: int) -> None:
 
 def test_strangers_see_nothing(house: House) -> None:
     """Without a session every route but those to sign in by leads to the form, whatever it is about."""
-    with httpx.Client(verify=certificates(), base_url=house.address, timeout=30) as stranger:
+    with httpx.Client(verify=get_ssl_context(), base_url=house.address, timeout=30) as stranger:
         for route in GUARDED:
             for ids in (house.ids, missing()):
                 response = house.ask(stranger, route, ids)
@@ -308,13 +308,13 @@ def test_a_script_sends_the_token_as_a_header(house: House) -> None:
 def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[str, str]) -> None:
     """What belongs to another project answers as what does not exist does: the same text, by the same statements."""
     other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
-    with httpx.Client(verify=certificates(), base_url=house.address, timeout=30) as stranger:
+    with httpx.Client(verify=get_ssl_context(), base_url=house.address, timeout=30) as stranger:
         stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
         token = token_of(stranger, "/runs")
         answers = []
         before = state(house.database)
         for ids in (house.ids, missing()):
-            with executed_statements(house.database) as seen:
+            with record_statements(house.database) as seen:
                 response = house.ask(stranger, route, ids, token)
             text = response.text
             for one in ids.values():
@@ -328,7 +328,7 @@ def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[st
 def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) -> None:
     """No page of a project names anything of another one, whatever it is asked for."""
     other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
-    with httpx.Client(verify=certificates(), base_url=house.address, timeout=30) as stranger:
+    with httpx.Client(verify=get_ssl_context(), base_url=house.address, timeout=30) as stranger:
         stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
         last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
         for path in (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.api.conftest import Service, admin, service
 from tests.service.web.mlflow.rest_client import Client
 
@@ -19,5 +19,5 @@ def client(service: Service) -> Iterator[Client]:
     key = service.create_key(service.create_project())
     headers = {"Authorization": f"Bearer {key}"}
     url = f"{service.url}/mlflow/api/2.0/mlflow/"
-    with httpx.Client(verify=certificates(), base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+    with httpx.Client(verify=get_ssl_context(), base_url=url, headers=headers, timeout=60, trust_env=False) as http:
         yield Client(http, service.open_client_with_key(key))

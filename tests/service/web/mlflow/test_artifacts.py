@@ -11,7 +11,7 @@ from evalstop_service.web.mlflow import artifact_folder
 from evalstop_service.web.mlflow.artifact_folder import Artifact, ArtifactFolder
 from evalstop_service.web.mlflow.errors import MlflowError
 
-from tests.fixtures.http import certificates
+from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.api.conftest import Service
 
 PROJECT = uuid.UUID(int=1)
@@ -86,7 +86,7 @@ def test_over_http(service: Service) -> None:
 
     assert ask("PUT", "/0/a/artifacts/weights.bin", ingest, content=content).status_code == 200
     assert ask("PUT", "/0/a/artifacts/weights.bin", read, content=b"x").status_code == 403
-    assert httpx.put(f"{root}/0/a", content=b"x", trust_env=False, verify=certificates()).status_code == 401
+    assert httpx.put(f"{root}/0/a", content=b"x", trust_env=False, verify=get_ssl_context()).status_code == 401
     files = ask("GET", "?path=0/a/artifacts", read).json()["files"]
     assert files == [{"path": "weights.bin", "is_dir": False, "file_size": len(content)}]
     assert ask("GET", "/0/a/artifacts/weights.bin", ingest).content == content
@@ -98,7 +98,7 @@ def test_over_http(service: Service) -> None:
 
 def test_links_lead_to_runs(service: Service) -> None:
     """What clients print, `/mlflow/#/experiments/0/runs/ID`, is a page of ours whose script its policy allows."""
-    response = httpx.get(f"{service.url}/mlflow/", trust_env=False, verify=certificates())
+    response = httpx.get(f"{service.url}/mlflow/", trust_env=False, verify=get_ssl_context())
     assert response.status_code == 200
     assert "location.hash" in response.text
     assert "script-src 'sha256-" in response.headers["Content-Security-Policy"]

@@ -22,8 +22,8 @@ from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
 from evalstop_service.web.mlflow.labels import FORWARDED_RUN
 from pydantic import SecretStr, ValidationError
 
+from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.fixtures.serving import serving
 from tests.service.web.mlflow.fake_mlflow import FakeMlflow, fake_mlflow
 
 SECONDS = 30.0
@@ -64,7 +64,7 @@ def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) 
     _, key = api_keys.create_named_key(embedded_database, project.name, "k", ("ingest", "read"), utc_now())
     settings = Settings(mlflow_forward_url=fake.url, mlflow_forward_token=SecretStr("t"))
     headers = {"Authorization": f"Bearer {key}"}
-    with serving(embedded_database, settings) as url:
+    with start_server(embedded_database, settings) as url:
         with httpx.Client(base_url=f"{url}/mlflow/api/2.0/mlflow/", headers=headers, trust_env=False) as client:
 
             def said(verb: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
-from tests.fixtures.postgres_server import connected, conninfo, postgres
+from tests.fixtures.postgres_server import format_conninfo, open_connection, start_postgres
 from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
 from tests.service.webhooks.delivery.killing import worker_processes
 
@@ -53,7 +53,7 @@ def own_postgres() -> Iterator[Database]:
     """A migrated database on a PostgreSQL of the test's own, to be crashed."""
     if "TEST_DATABASE_URL" in os.environ:
         pytest.skip("a server that is given is not crashed")
-    with postgres() as url:
+    with start_postgres() as url:
         database = Database(url)
         schema.upgrade_schema(database)
         yield database
@@ -62,7 +62,7 @@ def own_postgres() -> Iterator[Database]:
 
 def crash(database: Database) -> None:
     """Kill one of the server's processes: PostgreSQL drops every connection, recovers from its log and starts anew."""
-    url = conninfo(database.url.render_as_string(hide_password=False))
+    url = format_conninfo(database.url.render_as_string(hide_password=False))
     while True:
         try:
             with psycopg.connect(url) as victim:
@@ -103,7 +103,7 @@ def test_outlives_cut_connections(postgres_database: Database, postgres_url: str
     scene = a_scene(database)
 
     def cut() -> None:
-        with connected(postgres_url) as server:
+        with open_connection(postgres_url) as server:
             server.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database.url.database,)
             )

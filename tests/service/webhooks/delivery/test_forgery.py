@@ -14,7 +14,7 @@ from evalstop_service.security.address_policy import AddressPolicy, parse_addres
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.retry import Answer
 
-from tests.fixtures.certificates import create_certificate
+from tests.fixtures.certificates import create_self_signed_certificate
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, utc_now
 
 
@@ -111,7 +111,7 @@ def test_a_redirect_leads_nowhere(status: int) -> None:
 def test_a_stranger_s_certificate_is_refused(tmp_path: Path) -> None:
     """TLS is verified against the name: nothing is sent to a server that cannot prove it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(create_certificate(tmp_path, utc_now()))
+    context.load_cert_chain(create_self_signed_certificate(tmp_path, utc_now()))
     with FakeEndpoint(Reply()) as endpoint:
         endpoint.speak_tls(context)
         (answer,) = send(endpoint.url.replace("http:", "https:"), address_policy=LOOPBACK)

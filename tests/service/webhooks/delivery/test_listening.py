@@ -18,7 +18,7 @@ from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.wakeup import Wakeup
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
-from tests.fixtures.postgres_server import connected
+from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fake_pooler import fake_pooler
 from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
@@ -132,7 +132,7 @@ def test_listens_again_after_a_cut(postgres_database: Database, postgres_url: st
     scene = a_scene(database)
 
     def cut() -> int:
-        with connected(postgres_url) as server:
+        with open_connection(postgres_url) as server:
             cursor = server.execute(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s AND query = %s",
                 (database.url.database, f"LISTEN {CHANNEL}"),

@@ -18,7 +18,7 @@ from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
-from tests.fixtures.postgres_server import connected
+from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
     LOOPBACK,
@@ -185,7 +185,7 @@ def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> N
     scene = a_scene(database)
 
     def allow(yes: bool) -> None:
-        with connected(postgres_url) as server:
+        with open_connection(postgres_url) as server:
             server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {str(yes).lower()}".encode())
             if not yes:
                 server.execute(
