@@ -66,16 +66,19 @@ class Loop:
 
 
 def test_a_lone_key_never_waits() -> None:
-    """It may use all of the loop while nobody else sends requests."""
+    """It may use all of the loop while nobody else sends requests, and owes nothing for it when somebody does."""
     loop = Loop()
     for _ in range(20):
         loop.send(BUSY, 100.0)
+    loop.shares.note_sender(OTHER)
+    loop.send(BUSY, 100.0)
     assert loop.delayed == 0
 
 
 def test_a_key_over_its_half_waits_while_another_is_active() -> None:
     """After 100 ms of computing, ten of them free, it waits for twice the rest; the other one does not wait."""
     loop = Loop()
+    loop.shares.note_sender(OTHER)
     loop.send(BUSY, 100.0)
     loop.shares.note_sender(OTHER)
     assert loop.shares.find_wait(OTHER) == 0
@@ -85,6 +88,7 @@ def test_a_key_over_its_half_waits_while_another_is_active() -> None:
 def test_the_wait_ends_when_the_others_are_silent() -> None:
     """However much it has computed: a second after the last request of another sender it begins."""
     loop = Loop()
+    loop.shares.note_sender(OTHER)
     loop.send(BUSY, 60_000.0)
     loop.shares.note_sender(OTHER)
     assert loop.shares.find_wait(BUSY) > ACTIVE_SECONDS
@@ -95,7 +99,9 @@ def test_the_wait_ends_when_the_others_are_silent() -> None:
 def test_waiting_for_the_database_costs_nothing() -> None:
     """A key that always has requests in progress is charged for what the loop computes, not for their duration."""
     loop = Loop()
+    loop.shares.note_sender(OTHER)
     begun = asyncio.run(loop.shares.begin(BUSY))
+    assert begun is not None
     loop.now += 60.0
     loop.shares.end(BUSY, begun)
     loop.shares.note_sender(OTHER)
@@ -104,13 +110,14 @@ def test_waiting_for_the_database_costs_nothing() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([BUSY, OTHER]), st.floats(0.0, 50.0)), min_size=1, max_size=20))
 def test_requests_in_progress_divide_the_time(steps: list[tuple[str, float]]) -> None:
-    """All of the loop's time is charged once, however requests overlap."""
+    """While several keys are active, all of the loop's time is charged once, however requests overlap."""
     charges = RecordedCharges()
     loop = Loop(limit=charges)
 
     async def overlap() -> None:
         begun = []
         for key, milliseconds in steps:
+            loop.shares.note_sender(BUSY if key == OTHER else OTHER)
             begun.append((key, await loop.shares.begin(key)))
             loop.compute(milliseconds)
         for key, at in begun:

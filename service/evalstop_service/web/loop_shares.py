@@ -2,11 +2,11 @@
 
 All requests of a process share one event loop, on which observations are decoded, applied and answered. A key that
 always has some in progress would fill it, and every request of others would wait behind them. At half of the time, the
-loop is free for others every other moment. While nobody else sends requests, a key may use all of it.
+loop is free for others every other moment. While nobody else sends requests, a key may use all of it, at no cost.
 
 Accounting  Processor sharing: while n requests are in progress, each costs one n-th of the time that the loop's thread
             computes. A clock advances by that share; a request costs the clock's advance between its begin and its end.
-            Waiting for the database costs nothing.
+            Waiting for the database costs nothing. A request that begins while nobody else is active is not counted.
 Delay       A key that has spent its budget waits before its next request begins; the wait is as long as its debt, so
             that requests that waited together begin together and share a commit.
 """
@@ -54,9 +54,11 @@ class LoopShares:
             self._latest, self._other_at = sender, self._latest_at
         self._latest_at = now
 
-    async def begin(self, key: Hashable) -> float:
+    async def begin(self, key: Hashable) -> float | None:
         """Wait until the key may begin a request; returns what `end` needs."""
         self.note_sender(key)
+        if not self._has_others(key):
+            return None
         wait = self.find_wait(key)
         if wait:
             self._delayed()
@@ -67,18 +69,21 @@ class LoopShares:
         self._in_progress += 1
         return self._share_ms
 
-    def end(self, key: Hashable, begun: float) -> None:
+    def end(self, key: Hashable, begun: float | None) -> None:
         """Charge the key for a request that ends."""
+        if begun is None:
+            return
         self._advance()
         self._in_progress -= 1
         self._limit.charge(key, self._share_ms - begun)
 
     def find_wait(self, key: Hashable) -> float:
         """The seconds until this key may begin a request, as far as is known now; 0 while nobody else is active."""
+        return self._limit.find_wait(key) if self._has_others(key) else 0.0
+
+    def _has_others(self, key: Hashable) -> bool:
         other_at = self._latest_at if key != self._latest else self._other_at
-        if self._monotonic() - other_at >= ACTIVE_SECONDS:
-            return 0.0
-        return self._limit.find_wait(key)
+        return self._monotonic() - other_at < ACTIVE_SECONDS
 
     def _advance(self) -> None:
         computed = self._thread_time()
