@@ -21,7 +21,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET, browsing, serving
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"

@@ -23,7 +23,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import LEVEL, Eval, Tenant, add_tenant, open_run, recorded
+from tests.service.web.dashboard.recorded_runs import LEVEL, Eval, Tenant, add_tenant, open_run, recorded
 
 HACKING = recorded("np-0044")
 HEALTHY = recorded("np-0082")

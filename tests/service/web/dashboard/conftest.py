@@ -16,7 +16,7 @@ from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
 from tests.fixtures.certificates import get_ssl_context
-from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import SECRET, NoChromium, browsing, serving
 
 PATIENCE_MS = 30_000

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import LEVEL, Tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import LEVEL, Tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 
 HACKING = recorded("np-0044")

@@ -23,7 +23,7 @@ from playwright.sync_api import expect
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 
 TURNS, CLIMBS = recorded("np-0044")[:29], recorded("np-0082")[:20]

@@ -24,9 +24,9 @@ from playwright.sync_api import expect
 from tests.acceptance.docs.documents import blocks_of
 from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import SECRET, serving
-from tests.service.web.dashboard.test_every_page import filled
+from tests.service.web.dashboard.test_all_pages_in_browser import filled
 
 pytestmark = pytest.mark.real
 

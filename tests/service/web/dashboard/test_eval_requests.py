@@ -10,7 +10,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant
+from tests.service.web.dashboard.recorded_runs import Tenant
 
 
 def test_the_page_says_what_was_asked_and_what_came_of_it(

@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.api.fake_committer import build_run
-from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import EMBEDDED
-from tests.service.web.dashboard.test_drawings import FINITE
+from tests.service.web.dashboard.test_downsampling_and_formatting import FINITE
 from tests.service.web.dashboard.test_page_safety import HOSTILE
 
 RISES = [0.01 * at + 0.002 * (at * 7 % 5) for at in range(40)]

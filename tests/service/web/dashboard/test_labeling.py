@@ -19,9 +19,9 @@ from evalstop_service.web.dashboard import sign_in_token
 from playwright.sync_api import expect
 
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
-from tests.service.web.dashboard.test_every_page import faults
+from tests.service.web.dashboard.test_all_pages_in_browser import faults
 
 HACKING = recorded("np-0044")
 

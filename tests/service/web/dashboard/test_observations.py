@@ -15,7 +15,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard.observations import EXPORT_BATCH, PAGE
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, open_run
+from tests.service.web.dashboard.recorded_runs import Tenant, open_run
 from tests.service.web.dashboard.serving import EMBEDDED
 
 ODD = "=SUM(A1)"

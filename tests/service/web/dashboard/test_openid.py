@@ -25,7 +25,7 @@ from pydantic import SecretStr, ValidationError
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET
-from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import serving, token_of
 
 pytestmark = pytest.mark.real

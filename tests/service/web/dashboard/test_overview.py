@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
 HACKING = recorded("np-0044")

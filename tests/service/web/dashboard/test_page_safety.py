@@ -15,7 +15,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 
 HACKING = recorded("np-0044")

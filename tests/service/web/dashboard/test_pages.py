@@ -25,7 +25,7 @@ from evalstop_service.web.dashboard.run_list import PAGE
 from evalstop_service.web.dashboard.run_page import MOST_POINTS
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
 
 HACKING = recorded("np-0044")

@@ -12,7 +12,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.period import PERIODS, Period
 
 from tests.service.case_rows import insert_cases
-from tests.service.web.dashboard.recorded import Tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED
 from tests.service.web.dashboard.test_pages import seen
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
-from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import LEVEL, Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
 HACKING = recorded("np-0044")

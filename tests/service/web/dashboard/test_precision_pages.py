@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 
 from tests.service.case_rows import insert_cases
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
 
 HACKING = recorded("np-0044")

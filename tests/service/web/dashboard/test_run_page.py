@@ -21,7 +21,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import metric_charts
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, token_of
 from tests.service.web.dashboard.test_pages import seen
 

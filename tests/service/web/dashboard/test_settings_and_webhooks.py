@@ -34,7 +34,7 @@ from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
 
 

@@ -14,7 +14,7 @@ from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import Eval, Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Eval, Tenant, add_tenant, open_run, recorded, report
 
 pytestmark = pytest.mark.real
 

@@ -15,7 +15,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant
+from tests.service.web.dashboard.recorded_runs import Tenant
 from tests.service.web.dashboard.serving import token_of
 
 HOSTILE = '<script>alert("x")</script>'

@@ -33,7 +33,7 @@ from evalstop_service.webhooks import endpoints
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.statements import record_statements
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run
+from tests.service.web.dashboard.recorded_runs import LEVEL, Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import SECRET, serving, token_of
 
 ANYONE, VIEWER, OPERATOR, ADMIN = range(4)

@@ -24,7 +24,7 @@ from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.fair_shares import FairShares
 from fastapi import Response
 
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET
 
 EVALS = recorded("np-0044")

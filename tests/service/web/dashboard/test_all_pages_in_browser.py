@@ -29,7 +29,7 @@ from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET, serving
 
 pytestmark = pytest.mark.real

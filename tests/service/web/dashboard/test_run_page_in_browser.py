@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET
 from tests.service.web.dashboard.test_page_safety import HOSTILE
 

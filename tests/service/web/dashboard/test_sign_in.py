@@ -17,7 +17,7 @@ from evalstop_service.web.dashboard.sign_in import safe_path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import EMBEDDED, SECRET, form_token_of, sign_in, token_of
 
 PATHS = ("", "/series.json", "/events")
