@@ -18,11 +18,17 @@ from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
-from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import SECRET, browsing, serving
+from tests.service.web.dashboard.recorded_runs import (
+    Tenant,
+    add_tenant,
+    confirm_stop,
+    load_recorded_evals,
+    open_run,
+    post_evals,
+)
+from tests.service.web.dashboard.serving import launch_chromium, sign_in_link, start_server
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 RECORDED = Path(__file__).parent / "data" / "rlhf_runs_public.jsonl"
@@ -83,7 +89,7 @@ def main() -> None:
         if arguments.all:
             drawn |= {"editor": f"/policies/cautious/edit?backtest={backtested}"}
             drawn |= {"webhooks": "/webhooks", "settings": "/settings"}
-        with serving(database) as address, browsing() as browser:
+        with start_server(database) as address, launch_chromium() as browser:
             for visitor, paths in ((tenant, told), (demo, drawn)):
                 for name, path in paths.items():
                     height = 660 if name == "runs" else 800
@@ -145,7 +151,7 @@ def tell(database: Database, tenant: Tenant) -> dict[str, UUID]:
     ids: dict[str, UUID] = {}
     for index, (name, run_id, share, mode, ended, hours) in enumerate(RUNS):
         begun = NOW - timedelta(hours=hours)
-        evals = recorded(run_id)
+        evals = load_recorded_evals(run_id)
         labels = {"slurm_job_id": str(4700 + index), "host": "worker-1"}
         run = open_run(
             database, tenant, begun, name, mode=mode, labels=labels, total_steps=evals[-1].step, policy="default"
@@ -154,9 +160,9 @@ def tell(database: Database, tenant: Tenant) -> dict[str, UUID]:
         last = begun
         for number, item in enumerate(evals[: int(share * len(evals))]):
             last = begun + timedelta(minutes=2 * number)
-            receipt = report(database, tenant, run.id, (item,), last)
+            receipt = post_evals(database, tenant, run.id, (item,), last)
             if ended == "stopped" and receipt.decision:
-                confirm(database, tenant, receipt.decision.id, last + timedelta(seconds=9))
+                confirm_stop(database, tenant, receipt.decision.id, last + timedelta(seconds=9))
                 break
         if ended in ("completed", "failed"):
             commands.finish_run(database, tenant.project.id, run.id, ended, last)
@@ -184,7 +190,7 @@ def shoot(
     ) as context:
         page = context.new_page()
         if visitor is not None:
-            page.goto(f"{address}/login?token={dashboard.sign_in_token(SECRET, visitor.key.id)}&next=/runs")
+            page.goto(f"{address}{sign_in_link(visitor.key)}&next=/runs")
             page.wait_for_url(f"{address}/runs")
         page.goto(address + path)
         wait_until_drawn(page)

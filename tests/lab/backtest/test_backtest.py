@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import expect
 
 from tests.lab.replay.conftest import write_jsonl
-from tests.service.web.dashboard.serving import NoChromium, browsing
+from tests.service.web.dashboard.serving import NoChromium, launch_chromium
 
 RISING = [0.1 * index for index in range(24)]
 TURNS = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]
@@ -152,7 +152,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert main(arguments) == 0
     problems: list[str] = []
     try:
-        with browsing() as browser:
+        with launch_chromium() as browser:
             expect.set_options(timeout=30_000)
             page = browser.new_page(viewport={"width": 375, "height": 900})
             page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

@@ -23,10 +23,17 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import LEVEL, Eval, Tenant, add_tenant, open_run, recorded
+from tests.service.web.dashboard.recorded_runs import (
+    LEVEL_POLICY,
+    Eval,
+    Tenant,
+    add_tenant,
+    load_recorded_evals,
+    open_run,
+)
 
-HACKING = recorded("np-0044")
-HEALTHY = recorded("np-0082")
+HACKING = load_recorded_evals("np-0044")
+HEALTHY = load_recorded_evals("np-0082")
 
 EAGER: dict[str, Any] = {"name": "eager", "members": [{"detector": "k_below_best", "params": {"k": 2}}]}
 NEVER: dict[str, Any] = {"name": "never", "members": [{"detector": "k_below_best", "params": {"k": 900}}]}
@@ -74,7 +81,7 @@ def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: 
     hacking = ended(database, tenant, now, "hacking", HACKING)
     ended(database, tenant, now, "healthy", HEALTHY)
     open_run(database, tenant, now, "still running")
-    same, eager, never = (asked(database, tenant, document) for document in (LEVEL, EAGER, NEVER))
+    same, eager, never = (asked(database, tenant, document) for document in (LEVEL_POLICY, EAGER, NEVER))
     while backtests.run_next_backtest(database, utc_now):
         pass
     found = {finding.run_name: finding for finding in result(database, same).findings}
@@ -125,13 +132,13 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
     with pytest.raises(InvalidPolicy):
         asked(database, tenant, {"name": "x", "members": []})
     with pytest.raises(Invalid, match="1 to 500"):
-        asked(database, tenant, LEVEL, runs=501)
+        asked(database, tenant, LEVEL_POLICY, runs=501)
     with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
         policies.find_referred_policy(tx, tenant.project.id, "gone")
     for _ in range(backtests.MOST_UNFINISHED):
-        asked(database, tenant, LEVEL)
+        asked(database, tenant, LEVEL_POLICY)
     with pytest.raises(Conflict, match="unfinished"):
-        asked(database, tenant, LEVEL)
+        asked(database, tenant, LEVEL_POLICY)
 
 
 WORKER = """

@@ -1,4 +1,4 @@
-"""An OpenID provider that lies as it is told to."""
+"""A fake OpenID provider whose answers a test can falsify."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ CLIENT_ID, CLIENT_SECRET = "evalstop", "a secret between the two"
 
 
 class FakeProvider:
-    """What it says: each part can be set to something else, and a claim to None, which leaves it out."""
+    """The provider's answers. Each part can be replaced; a claim set to None is left out."""
 
     def __init__(self) -> None:
         self.address = ""
-        self.key = self.signs_with = RSAKey.generate_key(2048, {"kid": "one"})
-        self.tell_truth()
+        self.key = self.signing_key = RSAKey.generate_key(2048, {"kid": "one"})
+        self.reset()
 
-    def tell_truth(self) -> None:
-        """Be honest again."""
-        self.signs_with = self.key
+    def reset(self) -> None:
+        """Give valid answers again."""
+        self.signing_key = self.key
         self.algorithm = "RS256"
         self.metadata: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
         self.userinfo: dict[str, Any] = {"sub": "1", "email": "dana@example.com", "email_verified": True}
-        self.raw: dict[str, bytes] = {}
-        self.broken: set[str] = set()
+        self.raw_bodies: dict[str, bytes] = {}
+        self.unavailable_paths: set[str] = set()
         self.nonce = ""
-        self.asked: dict[str, str] = {}
+        self.token_request: dict[str, str] = {}
 
-    def call(self, subject: Any) -> None:
-        """Name the visitor so, wherever it is told."""
+    def set_subject(self, subject: Any) -> None:
+        """Use this subject in the token and in the user info."""
         self.claims["sub"] = self.userinfo["sub"] = subject
 
-    def answer(self, path: str, body: str) -> tuple[int, bytes]:
-        """What is answered for a path, whatever was asked."""
-        if path in self.broken:
+    def respond(self, path: str, body: str) -> tuple[int, bytes]:
+        """The status and body for a request."""
+        if path in self.unavailable_paths:
             return 503, b""
-        if path in self.raw:
-            return 200, self.raw[path]
+        if path in self.raw_bodies:
+            return 200, self.raw_bodies[path]
         return 200, json.dumps(self._document(path, body)).encode()
 
     def _document(self, path: str, body: str) -> Any:
@@ -66,7 +66,7 @@ class FakeProvider:
             case "/userinfo":
                 return self.userinfo
             case _:
-                self.asked = {name: values[0] for name, values in parse_qs(body).items()}
+                self.token_request = {name: values[0] for name, values in parse_qs(body).items()}
                 return {"access_token": "at", "token_type": "Bearer", "id_token": self._token()}
 
     def _token(self) -> str:
@@ -80,23 +80,23 @@ class FakeProvider:
             "nonce": self.nonce,
         } | self.claims
         header = {"alg": self.algorithm, "kid": "one"}
-        kept = {name: value for name, value in claims.items() if value is not None}
+        present = {name: value for name, value in claims.items() if value is not None}
         if self.algorithm == "none":
-            parts = (json.dumps(part).encode() for part in (header, kept))
-            return ".".join(_unpadded(part) for part in parts) + "."
-        key = OctKey.import_key(CLIENT_SECRET) if self.algorithm == "HS256" else self.signs_with
-        return jwt.encode(header, kept, key, algorithms=[self.algorithm])
+            encoded_parts = (json.dumps(part).encode() for part in (header, present))
+            return ".".join(_encode_base64url(part) for part in encoded_parts) + "."
+        key = OctKey.import_key(CLIENT_SECRET) if self.algorithm == "HS256" else self.signing_key
+        return jwt.encode(header, present, key, algorithms=[self.algorithm])
 
 
 @contextmanager
-def lying() -> Iterator[FakeProvider]:
-    """A provider on a free port of loopback."""
+def start_fake_provider() -> Iterator[FakeProvider]:
+    """Serve a fake provider on a free port of loopback."""
     provider = FakeProvider()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             length = int(self.headers.get("content-length", 0))
-            status, body = provider.answer(self.path, self.rfile.read(length).decode())
+            status, body = provider.respond(self.path, self.rfile.read(length).decode())
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -115,5 +115,5 @@ def lying() -> Iterator[FakeProvider]:
         server.shutdown()
 
 
-def _unpadded(part: bytes) -> str:
+def _encode_base64url(part: bytes) -> str:
     return base64.urlsafe_b64encode(part).rstrip(b"=").decode()

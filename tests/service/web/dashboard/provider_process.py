@@ -1,7 +1,7 @@
-"""A real OpenID provider for tests: Django with django-oauth-toolkit, in a process of its own.
+"""A real OpenID provider for tests: Django with django-oauth-toolkit, in its own process.
 
 `python provider_process.py FOLDER` prints its address once it listens on a free port of loopback, and runs until its
-standard input is closed. People sign in there with their name as the password.
+standard input is closed. A user's password is their name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from django.conf import settings
 
 CLIENT_ID, CLIENT_SECRET = "evalstop", "a secret between the two"
 
-PEOPLE = {"dana": ["ml-oncall"], "kim": ["everyone", "ml-oncall"], "mallory": []}
-"""Who there is, and their groups."""
+USER_GROUPS = {"dana": ["ml-oncall"], "kim": ["everyone", "ml-oncall"], "mallory": []}
+"""The users and their groups."""
 
 _LOGIN = """<form method="post">{% csrf_token %}{{ form }}<button>Sign in</button></form>"""
 
 
-def _key() -> str:
+def _create_signing_key() -> str:
     key = rsa.generate_private_key(65537, 2048)
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -34,7 +34,7 @@ def _key() -> str:
 
 def _configure(folder: Path) -> None:
     settings.configure(
-        SECRET_KEY="of the provider alone",
+        SECRET_KEY="secret of the provider",
         ALLOWED_HOSTS=["localhost"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "provider.db"}},
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -65,7 +65,7 @@ def _configure(folder: Path) -> None:
         USE_TZ=True,
         OAUTH2_PROVIDER={
             "OIDC_ENABLED": True,
-            "OIDC_RSA_PRIVATE_KEY": _key(),
+            "OIDC_RSA_PRIVATE_KEY": _create_signing_key(),
             "PKCE_REQUIRED": True,
             "SCOPES": {"openid": "who", "email": "where", "profile": "what"},
             "OAUTH2_VALIDATOR_CLASS": f"{__name__}.Validator",
@@ -77,7 +77,7 @@ urlpatterns: list[Any] = []
 
 
 def main() -> None:
-    """Run it."""
+    """Serve the provider until standard input is closed."""
     sys.modules["provider_process"] = sys.modules[__name__]
     _configure(Path(sys.argv[1]))
     django.setup()
@@ -99,7 +99,7 @@ def main() -> None:
                 "name": name.title(),
                 "email": f"{name}@example.com",
                 "email_verified": name != "mallory",
-                "groups": PEOPLE[name],
+                "groups": USER_GROUPS[name],
             }
 
     globals()["Validator"] = Validator
@@ -110,25 +110,25 @@ def main() -> None:
         ]
     )
     call_command("migrate", verbosity=0)
-    for name in PEOPLE:
+    for name in USER_GROUPS:
         User.objects.create_user(name, password=name)
     Application.objects.create(
         client_id=CLIENT_ID,
         client_secret=CLIENT_SECRET,
         client_type=Application.CLIENT_CONFIDENTIAL,
         authorization_grant_type=Application.GRANT_AUTHORIZATION_CODE,
-        redirect_uris="http://127.0.0.1/openid/callback",  # on any port, as it is with loopback
+        redirect_uris="http://127.0.0.1/openid/callback",  # any port matches, because it is loopback
         algorithm=Application.RS256_ALGORITHM,
         skip_authorization=True,
     )
 
-    class Quiet(WSGIRequestHandler):
+    class QuietHandler(WSGIRequestHandler):
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = make_server("127.0.0.1", 0, get_wsgi_application(), handler_class=Quiet)
+    server = make_server("127.0.0.1", 0, get_wsgi_application(), handler_class=QuietHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"http://localhost:{server.server_port}/o", flush=True)  # to a browser another site than 127.0.0.1
+    print(f"http://localhost:{server.server_port}/o", flush=True)  # for a browser a different site than 127.0.0.1
     sys.stdin.read()
 
 

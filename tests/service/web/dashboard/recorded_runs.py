@@ -1,4 +1,4 @@
-"""Real training runs, told to the service as a trainer tells them."""
+"""Recorded training runs, and helpers that post them to the service as a trainer would."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import submit_message
 
-FILE = Path(__file__).parents[3] / "data" / "rlhf_runs_public.jsonl"
+RECORDED_RUNS_FILE = Path(__file__).parents[3] / "data" / "rlhf_runs_public.jsonl"
 
-METRICS = {
+RUN_METRICS = {
     "reward/gold": {"role": "eval", "direction": "maximize"},
     "reward/proxy": {"role": "proxy", "direction": "maximize"},
     "policy/kl": {"role": "kl", "direction": "minimize"},
 }
 
-LEVEL: dict[str, Any] = {
+LEVEL_POLICY: dict[str, Any] = {
     "name": "level",
     "members": [
         {"detector": "k_below_best", "params": {"k": 5}},
         *({"detector": "non_finite", "id": name, "params": {"role": name}} for name in ("eval", "proxy", "kl")),
     ],
 }
-"""A policy that stops these runs soon enough for a test."""
+"""A policy that stops the recorded runs after few evals."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A project with a key that may do everything in it, and the key's secret."""
+    """A project, a key with all scopes, and the key's secret."""
 
     project: Project
     key: Key
@@ -64,15 +64,15 @@ class Eval:
 
 
 @cache
-def recorded(run_id: str) -> tuple[Eval, ...]:
-    """The evals of a run of the data set."""
-    for line in FILE.read_text().splitlines():
+def load_recorded_evals(run_id: str) -> tuple[Eval, ...]:
+    """The evals of one run of the data set."""
+    for line in RECORDED_RUNS_FILE.read_text().splitlines():
         run = json.loads(line)
         if run["run_id"] == run_id:
             log = run["log"]
             columns = (log["step"], log["gold"], log["gold_se"], log["proxy"], log["kl"])
             return tuple(Eval(*row) for row in zip(*columns, strict=True))
-    raise LookupError(f"there is no run {run_id} in {FILE}")
+    raise LookupError(f"there is no run {run_id} in {RECORDED_RUNS_FILE}")
 
 
 def add_tenant(
@@ -82,11 +82,11 @@ def add_tenant(
     scopes: tuple[str, ...] = keys.SCOPES,
     veto_window_seconds: float = 0.0,
 ) -> Tenant:
-    """A new project, which may have all its runs stopped, and a key to it."""
+    """Create a project without a limit on stops, and a key to it."""
     project = Project(
         new_id(),
         name,
-        LEVEL["name"],
+        LEVEL_POLICY["name"],
         Mode.SHADOW,
         veto_window_seconds,
         now,
@@ -96,35 +96,37 @@ def add_tenant(
     )
     with database.transaction() as tx:
         assert projects.add_project(tx, project)
-        policies.add_policy(tx, project, LEVEL["name"], policy_to_document(policy_from_document(LEVEL)), now)
+        policies.add_policy(
+            tx, project, LEVEL_POLICY["name"], policy_to_document(policy_from_document(LEVEL_POLICY)), now
+        )
         key, secret = keys.create_key(tx, project_id=project.id, name="test", scopes=scopes, now=now)
     return Tenant(project, key, secret)
 
 
 def open_run(database: Database, tenant: Tenant, now: datetime, name: str, **terms: object) -> Run:
-    """A run that watches gold, proxy and KL."""
-    request = opening.OpenRequest(name=name, metrics=METRICS, **terms)  # type: ignore[arg-type]
+    """Open a run that watches gold, proxy and KL."""
+    request = opening.OpenRequest(name=name, metrics=RUN_METRICS, **terms)  # type: ignore[arg-type]
     return opening.open_run(database, tenant.project.id, request, now)[0]
 
 
-def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> Receipt:
-    """Post evals and their checkpoints, one by one, as a trainer does."""
-    for item in evals:
+def post_evals(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> Receipt:
+    """Post evals and their checkpoints one by one, as a trainer does; returns the last receipt."""
+    for row in evals:
         points = (
-            PostedObservation("reward/gold", item.step, item.gold, item.gold_stderr),
-            PostedObservation("reward/proxy", item.step, item.proxy),
-            PostedObservation("policy/kl", item.step, item.kl),
+            PostedObservation("reward/gold", row.step, row.gold, row.gold_stderr),
+            PostedObservation("reward/proxy", row.step, row.proxy),
+            PostedObservation("policy/kl", row.step, row.kl),
         )
-        saved = CheckpointSaved(item.step, f"file:///checkpoints/step-{item.step:06d}")
-        submit_message(database, tenant.project.id, run_id, saved, now)
+        checkpoint = CheckpointSaved(row.step, f"file:///checkpoints/step-{row.step:06d}")
+        submit_message(database, tenant.project.id, run_id, checkpoint, now)
         receipt = submit_message(database, tenant.project.id, run_id, Observations(points), now)
     return receipt
 
 
-def confirm(database: Database, tenant: Tenant, decision_id: UUID, now: datetime) -> None:
-    """Say, as a receiver does, that the job is gone."""
+def confirm_stop(database: Database, tenant: Tenant, decision_id: UUID, now: datetime) -> None:
+    """Report, as a receiver does, that the job has ended."""
     details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
-    said = Reported(
+    report = Reported(
         now, DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its veto window", details
     )
-    commands.record_report(database, tenant.project.id, decision_id, said)
+    commands.record_report(database, tenant.project.id, decision_id, report)

@@ -1,4 +1,4 @@
-"""A real server on a free port of loopback, and a real browser to look at it."""
+"""A real server on a free port of loopback, and a real browser."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from evalstop_service.app import create_app
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from playwright.sync_api import Browser, sync_playwright
+from evalstop_service.store.keys import Key
+from evalstop_service.web.dashboard import sign_in_token
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import serve_app
 
-SECRET = "a secret of the tests"
+SESSION_SECRET = "a secret of the tests"
 
-EMBEDDED = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For tests that ask nothing of the database that others did not ask of both."""
+SQLITE_ONLY = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For tests whose behaviour does not depend on the database."""
 
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
@@ -36,37 +39,59 @@ BROWSER_ARGUMENTS = [
 
 
 class NoChromium(Exception):
-    """There is no Chromium to look with: `apt-get install --no-install-recommends chromium fonts-dejavu-core`."""
+    """Chromium is not installed: `apt-get install --no-install-recommends chromium fonts-dejavu-core`."""
 
 
 @contextmanager
-def serving(database: Database, clock: Clock = utc_now, settings: Settings | None = None) -> Iterator[str]:
-    """A server on a database at head; yields its address."""
-    with serve_app(create_app(settings or Settings(), database, clock, session_secret=SECRET)) as address:
+def start_server(database: Database, clock: Clock = utc_now, settings: Settings | None = None) -> Iterator[str]:
+    """Serve a migrated database; yields the server's address."""
+    with serve_app(create_app(settings or Settings(), database, clock, session_secret=SESSION_SECRET)) as address:
         yield address
 
 
-def token_of(visitor: httpx.Client, path: str = "/runs") -> str:
-    """The token that the forms of a visitor's session carry, as a page has it."""
-    return visitor.get(path).text.split('<meta name="csrf" content="')[1].split('"')[0]
+def open_client(address: str) -> httpx.Client:
+    """A client without a session; follows no redirect."""
+    return httpx.Client(verify=get_ssl_context(), base_url=address, timeout=30)
 
 
-def form_token_of(stranger: httpx.Client) -> str:
-    """The token that the form to sign in carries, for the browser that it is shown to."""
-    return stranger.get("/login").text.split('name="csrf" value="')[1].split('"')[0]
+def sign_in_link(key: Key) -> str:
+    """The path of a signed link that opens a session for a key."""
+    return f"/login?token={sign_in_token(SESSION_SECRET, key.id)}"
 
 
-def sign_in(
-    stranger: httpx.Client, key: str, target: str = "/", headers: dict[str, str] | None = None
+def sign_in_by_link(client: httpx.Client, key: Key) -> None:
+    """Open a session for a key."""
+    client.get(sign_in_link(key)).raise_for_status()
+
+
+def get_html(client: httpx.Client, path: str) -> str:
+    """The HTML of a page, which has to be answered with 200."""
+    answer = client.get(path)
+    assert answer.status_code == 200, (path, answer.text)
+    return answer.text
+
+
+def read_csrf_token(client: httpx.Client, path: str = "/runs") -> str:
+    """The CSRF token of a signed-in session, from the head of a page."""
+    return client.get(path).text.split('<meta name="csrf" content="')[1].split('"')[0]
+
+
+def read_login_token(client: httpx.Client) -> str:
+    """The CSRF token of the sign-in form."""
+    return client.get("/login").text.split('name="csrf" value="')[1].split('"')[0]
+
+
+def submit_login_form(
+    client: httpx.Client, key: str, target: str = "/", headers: dict[str, str] | None = None
 ) -> httpx.Response:
-    """Sign in by the form, as a browser sends it."""
-    form = {"key": key, "next": target, "csrf": form_token_of(stranger)}
-    return stranger.post("/login", data=form, headers=headers)
+    """Submit the sign-in form, as a browser does."""
+    form = {"key": key, "next": target, "csrf": read_login_token(client)}
+    return client.post("/login", data=form, headers=headers)
 
 
 @contextmanager
-def browsing() -> Iterator[Browser]:
-    """A running Chromium, Debian's or the one that CHROMIUM names."""
+def launch_chromium() -> Iterator[Browser]:
+    """Run Chromium: Debian's, or the one that CHROMIUM names."""
     program = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if program is None or not Path(program).exists():
         raise NoChromium(NoChromium.__doc__)
@@ -74,3 +99,17 @@ def browsing() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=program, args=BROWSER_ARGUMENTS)
         yield browser
         browser.close()
+
+
+MAX_TABS = 60
+
+
+def press_tab_until_focused(page: Page, selector: str) -> None:
+    """Press Tab until the element has the focus; fails when the Tab key does not reach it."""
+    elements = page.locator(selector)
+    expect(elements.first).to_be_attached()
+    for _ in range(MAX_TABS):
+        page.keyboard.press("Tab")
+        if elements.evaluate_all("(elements) => elements.includes(document.activeElement)"):
+            return
+    raise AssertionError(f"{selector} is not reached by the Tab key")

@@ -1,83 +1,59 @@
-"""Every page in a real Chromium: readable for everybody, whole with odd data, by keyboard, on a phone and on paper."""
+"""All pages in a real Chromium: accessibility, unusual data, keyboard, phone and print."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands
-from evalstop_service.evaluation import backtests, rollout_stage
-from evalstop_service.ingest import Observations
-from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.rules.run_descriptions import DescriptionIn
-from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import schema
-from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import PostedObservation
-from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run, recorded, report
-from tests.service.web.dashboard.serving import SECRET, serving
+from tests.service.web.dashboard.accessibility import find_accessibility_faults
+from tests.service.web.dashboard.populated_project import populate_project
+from tests.service.web.dashboard.recorded_runs import add_tenant
+from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link, start_server
 
 pytestmark = pytest.mark.real
 
-HACKING = recorded("np-0044")
-
-NOW = utc_now()
-
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations", "incomplete"]}
-
-CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}, "resultTypes": ["violations", "incomplete"]}
-"""All that differs in the dark is colors."""
-
-PAGES = (
+EMPTY_PROJECT_PAGES = (
     *("/", "/runs", "/runs/fleet", "/runs/compare", "/precision", "/precision/label", "/cases", "/policies"),
     *("/policies/default", "/policies/default/edit", "/webhooks", "/settings", "/settings/audit", "/nowhere"),
 )
-"""The pages of a project that has nothing yet."""
+"""The pages checked in a project without data."""
 
-CRAMPED = """[...document.querySelectorAll("table")].filter((table) => {
+FIND_CRAMPED_TABLES = """[...document.querySelectorAll("table")].filter((table) => {
     const right = table.parentElement.getBoundingClientRect().right;
     const leaves = !table.closest(".scroll") && table.getBoundingClientRect().right > right + 1;
     return leaves || [...table.querySelectorAll("td.c-name")].some((cell) => cell.clientWidth < 100);
 }).map((table) => table.className)"""
-"""The tables that leave their card, or break names letter by letter."""
+"""Finds tables that are wider than their card, or have a name column too narrow to read."""
 
-OUT_OF_VIEW = """[...document.querySelectorAll(".nav [aria-current], .filter [aria-current]")].filter((link) => {
+FIND_HIDDEN_LINKS = """[...document.querySelectorAll(".nav [aria-current], .filter [aria-current]")].filter((link) => {
     const { left, right } = link.getBoundingClientRect();
     const row = link.parentElement.getBoundingClientRect();
     return left < row.left - 1 || right > row.right + 1;
 }).map((link) => link.textContent)"""
-"""The links to what is shown, where they have to be scrolled for."""
+"""Finds links to the current page or filter that one would have to scroll to."""
 
 
 @dataclass
-class House:
-    """A server with a project full of runs, a page in it that has signed in, and what went wrong there."""
+class PopulatedSite:
+    """A server with a project full of runs, a signed-in page on it, and the errors that occurred there."""
 
     address: str
     database: Database
-    tenant: Tenant
     page: Page
     paths: list[str]
     pending: str
-    complaints: list[str]
+    errors: list[str]
 
     def visit(self, path: str) -> Page:
-        """Open a page and wait until it stands."""
+        """Open a page and wait until its charts are computed."""
         self.page.goto(self.address + path)
         for note in self.page.locator("[data-note]").all():
             expect(note).not_to_have_text("Fitting…")
@@ -86,145 +62,64 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    database = Database(f"sqlite:///{tmp_path_factory.mktemp('house')}/evalstop.db", "NORMAL")
+def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedSite]:
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('site')}/evalstop.db", "NORMAL")
     schema.upgrade_schema(database)
-    tenant = add_tenant(database, NOW, veto_window_seconds=3600)
-    paths, pending = filled(database, tenant)
-    with serving(database) as address, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+    now = utc_now()
+    tenant = add_tenant(database, now, veto_window_seconds=3600)
+    paths, pending = populate_project(database, tenant, now)
+    with start_server(database) as address, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        errors: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: errors.append(dialog.message))
         host = urlsplit(address).netloc
-        page.on("request", lambda sent: complaints.append(sent.url) if urlsplit(sent.url).netloc != host else None)
-        page.goto(f"{address}/login?token={dashboard.sign_in_token(SECRET, tenant.key.id)}&next=/runs")
+        page.on("request", lambda sent: errors.append(sent.url) if urlsplit(sent.url).netloc != host else None)
+        page.goto(f"{address}{sign_in_link(tenant.key)}&next=/runs")
         page.wait_for_url(f"{address}/runs")
-        yield House(address, database, tenant, page, paths, pending, complaints)
+        yield PopulatedSite(address, database, page, paths, pending, errors)
     database.close()
 
 
-def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
-    """Runs of all sorts, a backtest: the paths of all pages, and the run whose stop is pending."""
-    pending = open_run(database, tenant, NOW, "pending", mode="enforce")
-    report(database, tenant, pending.id, HACKING[:29], NOW)
-    ended = open_run(database, tenant, NOW - timedelta(hours=3), "ended", labels={"gpus": "8", "job_kind": "rlhf"})
-    report(database, tenant, ended.id, HACKING, NOW)
-    commands.finish_run(database, tenant.project.id, ended.id, "completed", NOW)
-    odd = [
-        told(database, tenant, "none", "eval", []),
-        told(database, tenant, "one", "eval", [0.5]),
-        told(database, tenant, "nan", "eval", [math.nan] * 12),
-        told(database, tenant, "ends", "eval", [1e308, -1e308, 5e-324, math.inf, 0.0]),
-        told(database, tenant, "<script>alert(1)</script>", "__proto__", [0.1, 0.2]),
-        told(database, tenant, "\u202egnp.exe \u05d0\u05d1\u05d2", "\u05d0\u05d1", [0.3] * 3),
-        told(database, tenant, "long", "eval", [0.3] * 3, label="x" * 250_000),
-        told(database, tenant, "tomorrow", "eval", [0.3] * 3, days=1),
-        told(database, tenant, "yesterday", "eval", [0.3] * 3, days=-1),
-    ]
-    endless = open_run(database, tenant, NOW, "W" * 256, mode="enforce")
-    report(database, tenant, endless.id, HACKING[:29], NOW)
-    odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/observations"]
-    document = policy_to_document(POLICIES["cautious"])
-    backtest = backtests.request_backtest(database, tenant.project.id, document, 50, "dana", NOW)
-    backtests.run_next_backtest(database, utc_now)
-    said = DescriptionIn(owner="dana@example.org", group="seeds & co", tags=["baseline", "<b>"], notes="two\nlines")
-    for run in (pending, ended):
-        describe_run(database, Author(tenant.project.id, "dana", NOW), run.id, said)
-    fixed = [
-        "/",
-        "/runs",
-        "/runs?group=seeds+%26+co&tag=baseline",
-        "/runs?verdict=stop&order=updated",
-        "/runs/fleet",
-        f"/runs/{pending.id}",
-        f"/runs/{ended.id}/observations",
-    ]
-    every = [str(pending.id), *(path.split("/")[2] for path in odd[:8]), str(endless.id)]
-    fixed += [f"/runs/compare?{'&'.join(f'run={run_id}' for run_id in every)}"]
-    with database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, tenant.project.id, "cautious", 1, 0.9, 0.2, NOW)
-    fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
-    fixed += [f"/policies/cautious/edit?backtest={backtest.id}", "/precision/label"]
-    fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere", "/runs?status=lost"]
-    return [*fixed, *odd], str(pending.id)
-
-
-def told(
-    database: Database, tenant: Tenant, name: str, metric: str, values: list[float], days: int = 0, label: str = ""
-) -> str:
-    metrics: dict[str, MetricFields] = {metric: {"role": "eval", "direction": "maximize"}}
-    labels = {"tag": label} if label else {}
-    at = NOW + timedelta(days=days)
-    run, _ = opening.open_run(
-        database, tenant.project.id, opening.OpenRequest(name=name, metrics=metrics, labels=labels), at
-    )
-    if values:
-        points = tuple(PostedObservation(metric, step, value, 0.1, at) for step, value in enumerate(values))
-        submit_message(database, tenant.project.id, run.id, Observations(points), at)
-    return f"/runs/{run.id}"
-
-
-def test_everybody_can_read_it(house: House, browser: Browser) -> None:
-    """On no page axe finds anything against WCAG 2.1 AA, nor too little contrast in the dark."""
-    found = [fault for path in house.paths[:19] for fault in faults(house.visit(path))]
-    with browser.new_context() as stranger:
-        page = stranger.new_page()
-        page.goto(f"{house.address}/login")
-        found += faults(page)
-        empty = add_tenant(house.database, NOW, "empty")
-        page.goto(f"{house.address}/login?token={dashboard.sign_in_token(SECRET, empty.key.id)}&next=/runs/fleet")
+def test_pages_meet_wcag_aa(site: PopulatedSite, browser: Browser) -> None:
+    """Axe finds no violation of WCAG 2.1 AA on any page, and enough contrast in the dark scheme."""
+    violations = [found for path in site.paths[:19] for found in find_accessibility_faults(site.visit(path))]
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{site.address}/login")
+        violations += find_accessibility_faults(page)
+        empty = add_tenant(site.database, utc_now(), "empty")
+        page.goto(f"{site.address}{sign_in_link(empty.key)}&next=/runs/fleet")
         expect(page.get_by_text("No run is running")).to_be_visible()
-        for path in PAGES:
-            page.goto(house.address + path)
-            found += faults(page)
-    assert found == []
+        for path in EMPTY_PROJECT_PAGES:
+            page.goto(site.address + path)
+            violations += find_accessibility_faults(page)
+    assert violations == []
 
 
-def faults(page: Page) -> list[str]:
-    """What axe finds on a page as it stands, in light and in dark, and where."""
-    found = said(page, "light", WCAG) + said(page, "dark", CONTRAST)
-    page.emulate_media(color_scheme="light")
-    return found
-
-
-def said(page: Page, scheme: Literal["light", "dark"], options: dict[str, Any]) -> list[str]:
-    # Text in the color of its ground is a fault as well, which axe only calls incomplete.
-    page.emulate_media(color_scheme=scheme)
-    answer = Axe().run(page, options=options).response
-    found = [(violation["id"], node) for violation in answer["violations"] for node in violation["nodes"][:3]]
-    found += [(rule["id"], node) for rule in answer["incomplete"] for node in rule["nodes"] if is_invisible(node)]
-    return [
-        f"{page.url}, {scheme}: {name}: {node['html'][:160]} {node['failureSummary'][:200]}" for name, node in found
-    ]
-
-
-def is_invisible(node: dict[str, Any]) -> bool:
-    """Whether a node that axe could not judge is text in the color of its ground."""
-    return any((check["data"] or {}).get("messageKey") == "equalRatio" for check in node["any"])
-
-
-def test_every_page_fits_a_phone_and_is_whole(house: House) -> None:
-    """With odd runs and ordinary ones: at 375 px nothing lies past an edge, and the browser complains of nothing."""
-    house.page.set_viewport_size({"width": 375, "height": 740})
-    house.complaints.clear()
-    wide = []
-    for path in house.paths:
-        page = house.visit(path)
+def test_pages_fit_a_phone_without_errors(site: PopulatedSite) -> None:
+    """At 375 px nothing extends past an edge, for usual and unusual runs, and the console shows no error."""
+    site.page.set_viewport_size({"width": 375, "height": 740})
+    site.errors.clear()
+    too_wide = []
+    for path in site.paths:
+        page = site.visit(path)
         sizes = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         if sizes[0] > sizes[1]:
-            wide.append((path, sizes))
-        wide += [(path, what) for what in (*page.evaluate(CRAMPED), *page.evaluate(OUT_OF_VIEW))]
+            too_wide.append((path, sizes))
+        too_wide += [
+            (path, element) for element in (*page.evaluate(FIND_CRAMPED_TABLES), *page.evaluate(FIND_HIDDEN_LINKS))
+        ]
         assert page.locator("main h1").count() == 1, path
-    house.page.set_viewport_size({"width": 1280, "height": 800})
-    assert wide == []
-    assert [one for one in house.complaints if "404" not in one] == []
+    site.page.set_viewport_size({"width": 1280, "height": 800})
+    assert too_wide == []
+    assert [error for error in site.errors if "404" not in error] == []
 
 
-def test_on_paper(house: House) -> None:
-    """Printed, a run has its numbers and none of what only a screen can do."""
-    page = house.visit(f"/runs/{house.pending}")
+def test_print_hides_controls(site: PopulatedSite) -> None:
+    """Printed, a run's page has its numbers and charts but no menu or button."""
+    page = site.visit(f"/runs/{site.pending}")
     page.emulate_media(media="print")
     expect(page.locator(".top")).to_be_hidden()
     expect(page.locator(".controls .act").first).to_be_hidden()
@@ -233,9 +128,9 @@ def test_on_paper(house: House) -> None:
     page.emulate_media(media="screen")
 
 
-def test_keys_and_the_list_of_them(house: House) -> None:
-    """They move along rows and between pages, not while one types, and not once they are switched off."""
-    page = house.visit("/runs")
+def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
+    """Keys move along rows and between pages, not while typing, and not once switched off."""
+    page = site.visit("/runs")
     links = page.locator(".row-link")
     for key, place in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
         page.keyboard.press(key)
@@ -248,21 +143,21 @@ def test_keys_and_the_list_of_them(house: House) -> None:
     expect(page.locator("#keys")).to_be_hidden()
     page.keyboard.press("Control+k")
     expect(page.locator("#palette")).to_be_visible()
-    press_keys(page, "Escape", "Escape", "Escape")  # out of the palette, the text away, out of the field
+    press_keys(page, "Escape", "Escape", "Escape")  # close the palette, clear the text, leave the field
     expect(page.locator("#search")).not_to_be_focused()
     page.keyboard.press("v")
     expect(page.locator("#toast")).to_contain_text("Move to a stop first")
     page.keyboard.press("Escape")
     expect(page.locator("#toast")).to_be_hidden()
     press_keys(page, "g", "f")
-    page.wait_for_url(f"{house.address}/runs/fleet")
+    page.wait_for_url(f"{site.address}/runs/fleet")
     name = page.locator(".row-link").nth(1).inner_text()
     press_keys(page, "j", "j", "Enter")
     page.wait_for_url(re.compile("/runs/[0-9a-f-]{36}$"))
     expect(page.locator("h1")).to_have_text(name)
     page.keyboard.press("?")
     expect(page.locator("#keys")).to_be_visible()
-    assert faults(page) == []
+    assert find_accessibility_faults(page) == []
     press_keys(page, "g", "o")
     expect(page.locator("#keys")).to_be_visible()
     page.get_by_label("Keys without Ctrl").uncheck()
@@ -275,16 +170,16 @@ def test_keys_and_the_list_of_them(house: House) -> None:
     page.keyboard.press("Escape")
     expect(page.locator("#keys")).to_be_hidden()
     press_keys(page, "g", "o")
-    page.wait_for_url(f"{house.address}/")
+    page.wait_for_url(f"{site.address}/")
     expect(page.locator("#queue .what > a").first).to_be_visible()
     press_keys(page, "j", "v")
     expect(page.locator("#queue li").first.locator("input[name=reason]")).to_be_focused()
 
 
-def test_a_key_right_after_a_dialog_closed(house: House) -> None:
-    """It counts, although the dialog's field keeps the focus until the next frame."""
-    page = house.visit("/runs")
-    focused, taken = page.evaluate(
+def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
+    """A key works although the dialog's field keeps the focus until the next frame."""
+    page = site.visit("/runs")
+    field_focused, key_handled = page.evaluate(
         """() => {
           const [dialog, field] = [document.querySelector("#keys"), document.querySelector("#keys input")];
           dialog.showModal();
@@ -294,14 +189,14 @@ def test_a_key_right_after_a_dialog_closed(house: House) -> None:
           return [document.activeElement === field, !document.activeElement.dispatchEvent(key)];
         }"""
     )
-    assert focused, "the test has lost its point: closing a dialog takes the focus from its fields"
-    assert taken
+    assert field_focused, "precondition: closing a dialog leaves the focus in its field"
+    assert key_handled
     expect(page.locator(".row-link").first).to_be_focused()
 
 
-def test_the_command_palette(house: House) -> None:
-    """It finds pages, what the page can do, and runs by name, whatever they are called; at 375 px, too."""
-    page = house.visit("/policies")
+def test_command_palette(site: PopulatedSite) -> None:
+    """The palette finds pages, actions and runs by name, whatever they are called, and fits 375 px."""
+    page = site.visit("/policies")
     page.keyboard.press("Control+k")
     option = page.locator("#palette [role=option]")
     expect(option.first).to_have_attribute("aria-selected", "true")
@@ -310,7 +205,7 @@ def test_the_command_palette(house: House) -> None:
     page.locator("#palette input").fill("o")
     expect(option.locator("small", has_text="run").first).to_be_visible()
     page.set_viewport_size({"width": 375, "height": 740})
-    assert faults(page) == []
+    assert find_accessibility_faults(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     page.set_viewport_size({"width": 1280, "height": 800})
     page.locator("#palette input").fill("nothing at all")
@@ -318,12 +213,12 @@ def test_the_command_palette(house: House) -> None:
     page.locator("#palette input").fill("pend")
     expect(option).to_have_text(["pendingrun"])
     page.keyboard.press("Enter")
-    page.wait_for_url(f"{house.address}/runs/{house.pending}")
+    page.wait_for_url(f"{site.address}/runs/{site.pending}")
     page.keyboard.press("Control+k")
     page.keyboard.type("label")
     press_keys(page, "ArrowDown", "ArrowUp", "Enter")
     expect(page.locator("input[name=outcome]").first).to_be_focused()
-    assert [one for one in house.complaints if "404" not in one] == []
+    assert [error for error in site.errors if "404" not in error] == []
 
 
 def press_keys(page: Page, *keys: str) -> None:
@@ -331,14 +226,14 @@ def press_keys(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def test_what_was_done_can_be_taken_back_where_that_is_so(house: House) -> None:
-    """A pause has an Undo, which works; it is offered once."""
-    page = house.visit("/settings")
+def test_pause_can_be_undone_once(site: PopulatedSite) -> None:
+    """A pause offers an Undo that works; after a reload it is gone."""
+    page = site.visit("/settings")
     page.locator("#pause summary").click()
     page.locator("#pause form button").click()
     toast = page.locator("#toast")
     expect(toast).to_contain_text("Stopping is paused.")
-    assert faults(page) == []
+    assert find_accessibility_faults(page) == []
     toast.get_by_role("button", name="Undo").click()
     expect(toast).to_contain_text("Stops are resumed.")
     expect(page.locator("#pause")).not_to_contain_text("paused since")
@@ -346,9 +241,9 @@ def test_what_was_done_can_be_taken_back_where_that_is_so(house: House) -> None:
     expect(toast).to_be_hidden()
 
 
-def test_a_veto_and_a_label_by_keyboard(house: House) -> None:
-    """Open the form, say why, send it; then say that the stop would have been right, and at which step it turned."""
-    page = house.visit(f"/runs/{house.pending}")
+def test_veto_and_label_by_keyboard(site: PopulatedSite) -> None:
+    """A veto with its reason, then a label with the step of the turn, by keys alone."""
+    page = site.visit(f"/runs/{site.pending}")
     page.keyboard.press("v")
     expect(page.locator("#why-veto")).to_be_focused()
     page.keyboard.type("the eval set was broken")
@@ -357,23 +252,16 @@ def test_a_veto_and_a_label_by_keyboard(house: House) -> None:
     expect(page.locator("#toast")).to_contain_text("A veto cannot be undone")
     expect(page.locator("#toast").get_by_role("button", name="Undo")).to_have_count(0)
     expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
-    press_until(page, "#act-label > summary")
+    press_tab_until_focused(page, "#act-label > summary")
     page.keyboard.press("Enter")
-    press_until(page, "input[name=outcome]")
+    press_tab_until_focused(page, "input[name=outcome]")
     page.keyboard.press("Space")
-    press_until(page, "#turn-label")
+    press_tab_until_focused(page, "#turn-label")
     page.keyboard.type("soon")
     page.keyboard.press("Enter")
-    assert page.locator("#turn-label").evaluate("field => field.validity.patternMismatch")  # said beside the field
+    # The browser shows this error at the field.
+    assert page.locator("#turn-label").evaluate("field => field.validity.patternMismatch")
     page.locator("#turn-label").fill("230")
     page.keyboard.press("Enter")
     expect(page.get_by_text("Outcome: right, turn at step 230")).to_be_visible()
-    assert [one for one in house.complaints if "404" not in one] == []
-
-
-def press_until(page: Page, selector: str) -> None:
-    for _ in range(60):
-        page.keyboard.press("Tab")
-        if page.evaluate(f"document.activeElement.matches({selector!r})"):
-            return
-    raise AssertionError(f"{selector} is not reached by the Tab key")
+    assert [error for error in site.errors if "404" not in error] == []

@@ -1,4 +1,4 @@
-"""A decision as swim lanes: where each state stands on the axis of time."""
+"""The lanes of a decision: one bar a state, on one time axis."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WINDOW = timedelta(minutes=10)
 
 
-def draw(states: list[DecisionState], gaps: list[float], waited: float) -> DecisionLanes:
-    """The lanes of a decision that came to these states, so many seconds apart, and was looked at after a while."""
+def draw_decision(states: list[DecisionState], gaps: list[float], waited: float) -> DecisionLanes:
+    """The lanes of a decision that entered these states after these gaps, drawn some seconds later."""
     at = [START + timedelta(seconds=sum(gaps[:place])) for place in range(len(states))]
     changes = [DecisionChange(place, state, "dana", "why", {}, at[place]) for place, state in enumerate(states)]
     decision = Decision(
@@ -43,38 +43,41 @@ def draw(states: list[DecisionState], gaps: list[float], waited: float) -> Decis
 
 
 @st.composite
-def walks(draw: st.DrawFn) -> list[DecisionState]:
-    """A way through the life cycle."""
-    walk = [draw(st.sampled_from(DecisionState))]
+def lifecycles(draw: st.DrawFn) -> list[DecisionState]:
+    """A path through the decision's life cycle."""
+    states = [draw(st.sampled_from(DecisionState))]
     for _ in range(draw(st.integers(0, 8))):
-        following = sorted(NEXT_STATES[walk[-1]])
+        following = sorted(NEXT_STATES[states[-1]])
         if following:
-            walk.append(draw(st.sampled_from(following)))
-    return walk
+            states.append(draw(st.sampled_from(following)))
+    return states
 
 
-@given(walks(), st.lists(st.floats(0, 1e6), min_size=40, max_size=40), st.floats(0, 1e6))
-def test_lanes_follow_one_another(states: list[DecisionState], gaps: list[float], waited: float) -> None:
-    """Each begins where the one before ends and is as long as its share of the time, from one end to the other."""
-    drawn = draw(states, gaps, waited)
-    lanes = drawn.lanes
+@given(lifecycles(), st.lists(st.floats(0, 1e6), min_size=40, max_size=40), st.floats(0, 1e6))
+def test_lanes_are_adjacent_and_proportional(states: list[DecisionState], gaps: list[float], waited: float) -> None:
+    """Each lane starts where the one before ends, is as long as its share of the time, and together they fill the
+    axis."""
+    lanes_drawing = draw_decision(states, gaps, waited)
+    lanes = lanes_drawing.lanes
     assert len(lanes) == len(states)
     assert lanes[0].x == 0.0
     for lane, following in pairwise(lanes):
         assert lane.x + lane.width == pytest.approx(following.x, abs=0.02)
         assert lane.seconds is not None
-        assert lane.width == pytest.approx(100 * lane.seconds / drawn.seconds if drawn.seconds else 0.0, abs=0.02)
+        assert lane.width == pytest.approx(
+            100 * lane.seconds / lanes_drawing.seconds if lanes_drawing.seconds else 0.0, abs=0.02
+        )
     last = lanes[-1]
     assert (last.seconds, last.is_open) == (None, states[-1] in LASTING)
-    if drawn.seconds:
+    if lanes_drawing.seconds:
         assert last.x + last.width == pytest.approx(100.0, abs=0.02)
         assert last.is_open or last.width == 0.0
 
 
-def test_a_pending_stop_is_drawn_to_the_end_of_its_veto_window() -> None:
-    """The axis ends there, while it lasts and whenever one looks; a stop on hold is drawn up to now."""
+def test_pending_stop_extends_to_the_end_of_its_veto_window() -> None:
+    """The axis of a pending stop ends with its veto window; that of a stop on hold ends now."""
     for waited in (0.0, 60.0):
-        drawn = draw([DecisionState.PENDING], [], waited)
-        assert (drawn.seconds, drawn.lanes[0].until) == (WINDOW.total_seconds(), START + WINDOW)
-    held = draw([DecisionState.ON_HOLD], [], 60.0)
-    assert (held.seconds, held.lanes[0].until, held.lanes[0].width) == (60.0, None, 100.0)
+        pending = draw_decision([DecisionState.PENDING], [], waited)
+        assert (pending.seconds, pending.lanes[0].until) == (WINDOW.total_seconds(), START + WINDOW)
+    on_hold = draw_decision([DecisionState.ON_HOLD], [], 60.0)
+    assert (on_hold.seconds, on_hold.lanes[0].until, on_hold.lanes[0].width) == (60.0, None, 100.0)

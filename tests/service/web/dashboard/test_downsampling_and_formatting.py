@@ -1,4 +1,4 @@
-"""The laws of downsampling, of sparklines and of formatting."""
+"""Downsampling, sparklines and number formatting: properties that hold for any values."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ VALUES = st.lists(st.floats() | st.integers(-3, 3).map(float), max_size=300)
 
 
 @given(VALUES, st.integers(8, 100))
-def test_a_thinned_series_keeps_its_spikes(values: list[float], most: int) -> None:
-    """Few enough points, all of them measured, in order, with the ends, the lowest, the highest and a gap if any."""
+def test_downsampling_keeps_extremes_ends_and_gaps(values: list[float], most: int) -> None:
+    """A downsampled series is a short, ordered subset with the first, last, lowest, highest and a non-finite point."""
     points = [PostedObservation("eval", step, value) for step, value in enumerate(values)]
-    kept = downsample(points, most)
-    assert len(kept) <= most
-    assert [point.step for point in kept] == sorted({point.step for point in kept})
-    assert all(points[point.step] is point for point in kept)
+    sampled = downsample(points, most)
+    assert len(sampled) <= most
+    assert [point.step for point in sampled] == sorted({point.step for point in sampled})
+    assert all(points[point.step] is point for point in sampled)
     finite = [value for value in values if math.isfinite(value)]
-    kept_finite = [point.value for point in kept if math.isfinite(point.value)]
+    sampled_finite = [point.value for point in sampled if math.isfinite(point.value)]
     if finite:
-        assert (min(kept_finite), max(kept_finite)) == (min(finite), max(finite))
+        assert (min(sampled_finite), max(sampled_finite)) == (min(finite), max(finite))
     if values:
-        assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert (len(finite) < len(values)) == (len(kept_finite) < len(kept))
+        assert (sampled[0], sampled[-1]) == (points[0], points[-1])
+    assert (len(finite) < len(values)) == (len(sampled_finite) < len(sampled))
     if len(points) <= most:
-        assert kept == points
+        assert sampled == points
 
 
 FINITE = st.floats(-sys.float_info.max, sys.float_info.max)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**53), FINITE, FINITE), max_size=50), FINITE, st.integers(0, 2**53))
-def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], score: float, step: int) -> None:
-    """Whatever the numbers, every coordinate lies in the drawing."""
-    stretches = [Segment(at, min(one, other), max(one, other)) for at, one, other in sorted(rows)]
-    drawing = sparkline.draw_sparkline(stretches, BestCheckpoint(step, "s3://a", score, "raw_maximum"), step)
-    if not stretches:
+def test_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], score: float, step: int) -> None:
+    """Every coordinate lies within the drawing, whatever the numbers."""
+    segments = [Segment(first, min(low, high), max(low, high)) for first, low, high in sorted(rows)]
+    drawing = sparkline.draw_sparkline(segments, BestCheckpoint(step, "s3://a", score, "raw_maximum"), step)
+    if not segments:
         assert drawing is None
         return
     assert drawing is not None
@@ -54,7 +54,7 @@ def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], sc
 
 
 def test_higher_scores_are_drawn_higher() -> None:
-    """The line goes up where the eval goes up."""
+    """The y coordinate falls as the eval rises."""
     drawing = sparkline.draw_sparkline([Segment(0, 1.0, 1.0), Segment(10, 2.0, 2.0)], None, None)
     assert drawing is not None
     first, last = (float(corner.split(",")[1]) for corner in drawing.line.split())
@@ -62,16 +62,16 @@ def test_higher_scores_are_drawn_higher() -> None:
 
 
 @given(st.floats() | st.none())
-def test_every_number_has_words(value: float | None) -> None:
-    """Any float is written, with a true minus sign and no more than four digits of noise."""
+def test_every_float_is_formatted(value: float | None) -> None:
+    """Any float gives a short text with a true minus sign."""
     text = formatting.format_number(value)
     assert text
     assert len(text) <= 12
     assert "-" not in text
 
 
-def test_numbers_read_well() -> None:
-    """Four significant digits, whole numbers without a point, the three that are no numbers by name."""
+def test_number_formats() -> None:
+    """Four significant digits, whole numbers without a point, and names for NaN and the infinities."""
     assert [
         formatting.format_number(value) for value in (0.123456, 5.0, -2.5, 1234567.0, math.nan, math.inf, -math.inf)
     ] == [

@@ -1,4 +1,4 @@
-"""Requests to evaluate now on the page of a run."""
+"""Requests for an extra evaluation, on the run's page."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant
 
 
-def test_the_page_says_what_was_asked_and_what_came_of_it(
-    visitor: httpx.Client, database: Database, tenant: Tenant
-) -> None:
-    """When, by which probability, against which checkpoint; then the difference, and the probability after it."""
+def test_page_shows_eval_request_and_answer(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """The page shows the step, checkpoint and probability of a request, then the answer."""
     now, project_id = utc_now(), tenant.project.id
-    terms = open_run.OpenRequest("asked", policy="early", total_steps=90, eval_share=0.0)
-    run, _ = open_run.open_run(database, project_id, terms, now)
+    request_body = open_run.OpenRequest("asked", policy="early", total_steps=90, eval_share=0.0)
+    run, _ = open_run.open_run(database, project_id, request_body, now)
     assert "Evaluations asked for" not in visitor.get(f"/runs/{run.id}").text
     submit_message(database, project_id, run.id, CheckpointSaved(30, "file:///30"), now)
     request = None
-    for at in range(60):
-        value = min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11
-        points = (PostedObservation("eval", at, value),)
+    for step in range(60):
+        value = min(step, 30.0) - 0.3 * max(0, step - 30) + 4.0 * ((step * step * 7) % 11) / 11
+        points = (PostedObservation("eval", step, value),)
         request = request or submit_message(database, project_id, run.id, Observations(points), now).eval_request
     assert request is not None
     assert request.probability is not None

@@ -1,4 +1,4 @@
-"""The streams that open pages follow."""
+"""Event streams: an open page is told when what it shows has changed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.fair_shares import FairShares
 from fastapi import Response
 
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED, SECRET
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.serving import SESSION_SECRET, SQLITE_ONLY
 
-EVALS = recorded("np-0044")
+EVALS = load_recorded_evals("np-0044")
 
-DEADLINE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
-SERVER = """
+SERVER_PROGRAM = """
 import sys, uvicorn
 from evalstop_service.app import create_app
 from evalstop_service.settings import Settings
@@ -42,25 +42,27 @@ uvicorn.run(app, host="127.0.0.1", port=0, ws="none", log_level="info")
 
 
 @contextmanager
-def events(client: httpx.Client, path: str) -> Iterator[Iterator[str]]:
-    """The names of a stream's events as they come."""
+def follow_events(client: httpx.Client, path: str) -> Iterator[Iterator[str]]:
+    """The names of a stream's events as they arrive."""
     with client.stream("GET", path) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield (line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: "))
 
 
-def revision(client: httpx.Client, path: str) -> str:
+def read_revision(client: httpx.Client, path: str) -> str:
     return client.get(path).text.split('data-revision="')[1].split('"')[0]
 
 
-def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """Observations, a verdict, a veto, an outcome, an end: each is told, and what was there before is not."""
+def test_run_stream_reports_each_change(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A verdict, an outcome, a report and an end each send `changed`, and earlier changes do not."""
     run = open_run(database, tenant, now, "ppo", mode="enforce")
-    receipt = report(database, tenant, run.id, EVALS[:28], now)
+    receipt = post_evals(database, tenant, run.id, EVALS[:28], now)
     path = f"/runs/{run.id}"
-    with events(visitor, f"{path}/events?seen={revision(visitor, path)}") as names:
-        receipt = report(database, tenant, run.id, EVALS[28:29], now)
+    with follow_events(visitor, f"{path}/events?seen={read_revision(visitor, path)}") as names:
+        receipt = post_evals(database, tenant, run.id, EVALS[28:29], now)
         assert next(names) == "changed"
         assert receipt.decision is not None
         decision = receipt.decision.id
@@ -75,49 +77,51 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
             lambda: commands.finish_run(database, project, run.id, "failed", now),
         ]
         for change in changes:
-            settled = revision(visitor, path)
+            before = read_revision(visitor, path)
             change()
-            assert revision(visitor, path) != settled
+            assert read_revision(visitor, path) != before
             assert next(names) == "changed"
 
 
-def test_news_of_the_list(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """A new run is news for a list that would show it, and for no other."""
-    with (
-        events(visitor, f"/runs/events?seen={revision(visitor, '/runs')}") as of_all,
-        events(visitor, f"/runs/events?name=other&seen={revision(visitor, '/runs?name=other')}") as of_others,
-    ):
-        open_run(database, tenant, now, "one")
-        assert next(of_all) == "changed"
-        open_run(database, tenant, now, "other")
-        assert next(of_others) == "changed"
-        assert revision(visitor, "/runs?name=other") != revision(visitor, "/runs")
-
-
-@EMBEDDED
-def test_what_was_missed_is_told_at_once(
+def test_list_stream_reports_only_matching_runs(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """A page that comes back with the revision that it knows hears at once that there is another."""
-    known = revision(visitor, "/runs")
+    """A new run sends `changed` to a list whose filter it matches, and to no other."""
+    with (
+        follow_events(visitor, f"/runs/events?seen={read_revision(visitor, '/runs')}") as all_runs,
+        follow_events(
+            visitor, f"/runs/events?name=other&seen={read_revision(visitor, '/runs?name=other')}"
+        ) as other_runs,
+    ):
+        open_run(database, tenant, now, "one")
+        assert next(all_runs) == "changed"
+        open_run(database, tenant, now, "other")
+        assert next(other_runs) == "changed"
+        assert read_revision(visitor, "/runs?name=other") != read_revision(visitor, "/runs")
+
+
+@SQLITE_ONLY
+def test_reconnecting_with_an_old_revision_reports_at_once(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A page that reconnects with an older revision gets `changed` at once."""
+    known = read_revision(visitor, "/runs")
     open_run(database, tenant, now, "meanwhile")
-    with events(visitor, f"/runs/events?seen={known}") as names:
+    with follow_events(visitor, f"/runs/events?seen={known}") as names:
         assert next(names) == "changed"
 
 
-@EMBEDDED
-def test_a_revoked_key_ends_the_stream(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """An open page is told that it is over when its key is revoked."""
-    with events(visitor, f"/runs/events?seen={revision(visitor, '/runs')}") as names:
+@SQLITE_ONLY
+def test_revoked_key_ends_the_stream(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A page whose key is revoked gets `gone`, and the stream ends."""
+    with follow_events(visitor, f"/runs/events?seen={read_revision(visitor, '/runs')}") as names:
         with database.transaction() as tx:
             keys.revoke_key(tx, tenant.project.id, tenant.key.id, now)
         assert list(names) == ["gone"]
 
 
-def test_open_streams_are_limited_and_given_back() -> None:
-    """Past the limit a stream is refused; when a client goes away its place is free again."""
+def test_open_streams_are_limited() -> None:
+    """Beyond the limit a stream is refused with 503; a client that disconnects frees its place."""
     streams = Streams(FairShares(), most=1, poll_seconds=0.001)
 
     async def follow_and_leave() -> None:
@@ -130,49 +134,50 @@ def test_open_streams_are_limited_and_given_back() -> None:
         async def send(message: dict[str, object]) -> None:
             if message.get("body"):
                 assert streams.open_count == 1
-                assert refused(streams.open_stream("dana", "", lambda: "new"))
+                assert is_refused(streams.open_stream("dana", "", lambda: "new"))
                 started.set()
 
         scope = {"type": "http", "method": "GET"}
         await streams.open_stream("dana", "", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
         assert streams.open_count == 0
-        assert not refused(streams.open_stream("dana", "", lambda: "new"))
+        assert not is_refused(streams.open_stream("dana", "", lambda: "new"))
 
-    def refused(answer: Response) -> bool:
+    def is_refused(answer: Response) -> bool:
         return answer.status_code == 503
 
     anyio.run(follow_and_leave)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_with_open_streams_shuts_down(
-    embedded_database: Database, now: datetime, tmp_path: Path, ending: signal.Signals
+@pytest.mark.parametrize("shutdown_signal", [signal.SIGTERM, signal.SIGINT])
+def test_server_with_open_streams_shuts_down(
+    embedded_database: Database, now: datetime, tmp_path: Path, shutdown_signal: signal.Signals
 ) -> None:
-    """A signal ends the streams, and so the server, without being forced."""
+    """A signal ends the streams and then the server, which need not be killed."""
     tenant = add_tenant(embedded_database, now)
     log = tmp_path / "log"
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVER, embedded_database.url.render_as_string(), SECRET], stderr=output
+            [sys.executable, "-c", SERVER_PROGRAM, embedded_database.url.render_as_string(), SESSION_SECRET],
+            stderr=output,
         )
     try:
-        with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
-            client.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id, lambda: now)})
-            with events(client, "/runs/events?seen=") as names:
+        with httpx.Client(base_url=wait_for_address(log, server), timeout=TIMEOUT_SECONDS) as client:
+            client.get("/login", params={"token": dashboard.sign_in_token(SESSION_SECRET, tenant.key.id, lambda: now)})
+            with follow_events(client, "/runs/events?seen=") as names:
                 assert next(names) == "changed"
-                server.send_signal(ending)
-                with suppress(httpx.RemoteProtocolError):  # the last chunk is missing: the stream was cut, not ended
+                server.send_signal(shutdown_signal)
+                with suppress(httpx.RemoteProtocolError):  # the stream is cut off, so its last chunk is missing
                     assert list(names) == []
-        assert server.wait(DEADLINE_SECONDS) in (0, -ending)
+        assert server.wait(TIMEOUT_SECONDS) in (0, -shutdown_signal)
         assert "Traceback" not in log.read_text().replace("KeyboardInterrupt", "")
     finally:
         server.kill()
         server.wait()
 
 
-def address_in(log: Path, server: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+def wait_for_address(log: Path, server: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while "running on " not in log.read_text():
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()

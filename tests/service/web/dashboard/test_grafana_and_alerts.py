@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for what /metrics shows, and every alert is explained."""
+"""The Grafana dashboard and the alerts use metrics that /metrics has, and watching.md explains every alert."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from evalstop_service.web.api.prometheus import Installation
 from promql_parser import VectorSelector
 
 FOLDER = Path(__file__).parents[4] / "docs/operations"
-OF_PROMETHEUS = {"job", "instance", "le"}
-"""Labels that are there without being in the documents of a metric's values."""
+PROMETHEUS_LABELS = {"job", "instance", "le"}
+"""Labels that Prometheus adds itself."""
 
 
 @cache
-def shown() -> dict[str, dict[str, set[str]]]:
-    """Every name that /metrics shows, with the values of its labels that are known beforehand."""
+def exported_metrics() -> dict[str, dict[str, set[str]]]:
+    """The names that /metrics exports, with the label values known beforehand."""
     service_metrics = ServiceMetrics()
     service_metrics.registry.register(Installation(cast(Database, None), utc_now))
     service_metrics.refused.labels("overloaded")
     service_metrics.request_seconds.labels("GET", "/", "5xx")
-    found: dict[str, dict[str, set[str]]] = {}
+    metrics: dict[str, dict[str, set[str]]] = {}
     for family in service_metrics.registry.collect():
         for sample in family.samples:
-            labels = found.setdefault(sample.name, {})
+            labels = metrics.setdefault(sample.name, {})
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)
     for name in (
@@ -47,113 +47,117 @@ def shown() -> dict[str, dict[str, set[str]]]:
         "outbox_oldest_due_seconds",
         "outbox_oldest_waiting_seconds",
     ):
-        found[f"evalstop_{name}"] = {}
-    found["evalstop_on_hold_stops"] = {"guard": set(GuardKind)}
-    found["evalstop_awaited_stops"] = {"state": set(AWAITING_CONFIRMATION)}
-    found["evalstop_quota_use_ratio"] = {"quota": set(COUNTED)}
-    found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
-    return found
+        metrics[f"evalstop_{name}"] = {}
+    metrics["evalstop_on_hold_stops"] = {"guard": set(GuardKind)}
+    metrics["evalstop_awaited_stops"] = {"state": set(AWAITING_CONFIRMATION)}
+    metrics["evalstop_quota_use_ratio"] = {"quota": set(COUNTED)}
+    metrics["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
+    return metrics
 
 
-def dashboard() -> dict[str, Any]:
+def load_dashboard() -> dict[str, Any]:
     document: dict[str, Any] = json.loads((FOLDER / "grafana-dashboard.json").read_text())
     return document
 
 
-def alerts() -> list[dict[str, Any]]:
+def load_alerts() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 
 
-def expressions() -> Iterator[Any]:
-    for panel in dashboard()["panels"]:
+def list_queries() -> Iterator[Any]:
+    for panel in load_dashboard()["panels"]:
         for target in panel.get("targets", ()):
             yield pytest.param(target["expr"], id=f"{panel['title']} {target['refId']}")
-    for rule in alerts():
+    for rule in load_alerts():
         yield pytest.param(rule["expr"], id=rule["alert"])
 
 
-def selectors(expression: str) -> list[VectorSelector]:
-    """What a query asks for; Grafana's own variables are filled in."""
+def parse_selectors(expression: str) -> list[VectorSelector]:
+    """The vector selectors of a query, with Grafana's own variables filled in."""
     for variable, value in (("$__rate_interval", "5m"), ("$job", ".+"), ("$instance", ".+")):
         expression = expression.replace(variable, value)
-    found: list[VectorSelector] = []
+    selectors: list[VectorSelector] = []
 
     def visit(node: object) -> bool:
         if isinstance(node, promql_parser.MatrixSelector):
-            found.append(node.vector_selector)
+            selectors.append(node.vector_selector)
         elif isinstance(node, VectorSelector):
-            found.append(node)
+            selectors.append(node)
         return True
 
     promql_parser.walk(promql_parser.parse(expression), visit)
-    return found
+    return selectors
 
 
-@pytest.mark.parametrize("expression", list(expressions()))
-def test_every_query_asks_for_what_there_is(expression: str) -> None:
-    """A query can be parsed, and each name, label and value in it is one that /metrics shows."""
-    asked = selectors(expression)
-    assert asked
-    for selector in asked:
-        assert selector.name in shown(), selector.name
-        labels = shown()[selector.name]
+@pytest.mark.parametrize("expression", list(list_queries()))
+def test_every_query_uses_exported_metrics(expression: str) -> None:
+    """Each query parses, and every name, label and label value in it is exported."""
+    selectors = parse_selectors(expression)
+    assert selectors
+    for selector in selectors:
+        assert selector.name in exported_metrics(), selector.name
+        labels = exported_metrics()[selector.name]
         for matcher in selector.matchers.matchers:
-            assert matcher.name in labels or matcher.name in OF_PROMETHEUS, matcher.name
-            if matcher.name not in OF_PROMETHEUS:
+            assert matcher.name in labels or matcher.name in PROMETHEUS_LABELS, matcher.name
+            if matcher.name not in PROMETHEUS_LABELS:
                 assert matcher.value in labels[matcher.name], matcher.value
     for label in re.findall(r"by \(([^)]+)\)", expression):
-        named = set(re.split(r",\s*", label))
-        assert named <= OF_PROMETHEUS | {name for selector in asked for name in shown()[str(selector.name)]}
+        grouped_by = set(re.split(r",\s*", label))
+        assert grouped_by <= PROMETHEUS_LABELS | {
+            name for selector in selectors for name in exported_metrics()[str(selector.name)]
+        }
 
 
-def test_everything_of_ours_is_on_the_dashboard() -> None:
-    """What is counted is looked at: no metric of ours is missing, but for the one that names the release."""
-    asked = {
+def test_dashboard_shows_every_metric() -> None:
+    """Every metric but the build info is on the dashboard."""
+    on_dashboard = {
         re.sub(r"_(total|bucket|sum|count)$", "", str(selector.name))
-        for panel in dashboard()["panels"]
+        for panel in load_dashboard()["panels"]
         for target in panel.get("targets", ())
-        for selector in selectors(target["expr"])
+        for selector in parse_selectors(target["expr"])
     }
-    ours = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in shown() if name.startswith("evalstop_")}
-    assert ours - asked == {"evalstop_build_info"}
+    exported = {
+        re.sub(r"_(total|bucket|sum|count)$", "", name) for name in exported_metrics() if name.startswith("evalstop_")
+    }
+    assert exported - on_dashboard == {"evalstop_build_info"}
 
 
-def test_panels_have_places_and_words() -> None:
-    """No panel lies on another, each has an id of its own, a title, a unit, and says what it shows."""
-    panels = dashboard()["panels"]
+def test_panels_are_complete_and_do_not_overlap() -> None:
+    """Each panel has its own id and place, a unit and a description."""
+    panels = load_dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells: set[tuple[int, int]] = set()
     for panel in panels:
         place = panel["gridPos"]
-        mine = {
+        panel_cells = {
             (x, y)
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not mine & cells, panel["title"]
-        cells |= mine
-        assert max(x for x, _ in mine) < 24
+        assert not panel_cells & cells, panel["title"]
+        cells |= panel_cells
+        assert max(x for x, _ in panel_cells) < 24
         if panel["type"] != "row":
             assert panel["description"].endswith(".")
             assert panel["fieldConfig"]["defaults"]["unit"]
 
 
-def test_every_alert_is_explained() -> None:
-    """Each alert has a summary, a severity, and a heading in watching.md that says what to do; no heading is stale."""
+def test_every_alert_is_documented() -> None:
+    """Each alert has a summary, a severity and a heading in watching.md; no heading is left over."""
     text = (FOLDER / "watching.md").read_text()
-    for rule in alerts():
+    for rule in load_alerts():
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["labels"]["severity"] in ("critical", "warning")
-    assert set(re.findall(r"^### (EvalStop\w+)$", text, re.MULTILINE)) == {rule["alert"] for rule in alerts()}
+    assert set(re.findall(r"^### (EvalStop\w+)$", text, re.MULTILINE)) == {rule["alert"] for rule in load_alerts()}
 
 
-def test_the_page_names_every_metric() -> None:
-    """The table of watching.md holds each metric of ours, and none that is not there."""
+def test_watching_page_lists_every_metric() -> None:
+    """The table of watching.md lists exactly the exported metrics."""
     service_metrics = ServiceMetrics()
     service_metrics.registry.register(Installation(cast(Database, None), utc_now))
-    ours = {family.name for family in service_metrics.registry.collect() if family.name.startswith("evalstop_")}
+    exported = {family.name for family in service_metrics.registry.collect() if family.name.startswith("evalstop_")}
     counters = {family.name for family in service_metrics.registry.collect() if family.type == "counter"}
-    named = re.findall(r"^\| `(evalstop_\w+)", (FOLDER / "watching.md").read_text(), re.MULTILINE)
-    assert {name.removesuffix("_total") if name.removesuffix("_total") in counters else name for name in named} == {
-        "evalstop_build_info" if name == "evalstop_build" else name for name in ours
-    }
+    documented = re.findall(r"^\| `(evalstop_\w+)", (FOLDER / "watching.md").read_text(), re.MULTILINE)
+    assert {
+        name.removesuffix("_total") if name.removesuffix("_total") in counters else name for name in documented
+    } == {"evalstop_build_info" if name == "evalstop_build" else name for name in exported}

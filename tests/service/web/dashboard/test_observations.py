@@ -16,23 +16,31 @@ from evalstop_service.web.dashboard.observations import EXPORT_BATCH, PAGE
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant, open_run
-from tests.service.web.dashboard.serving import EMBEDDED
+from tests.service.web.dashboard.serving import SQLITE_ONLY
 
-ODD = "=SUM(A1)"
+FORMULA_METRIC = "=SUM(A1)"
 
 
-def told(database: Database, tenant: Tenant, now: datetime, *points: PostedObservation) -> str:
+def add_run_with(database: Database, tenant: Tenant, now: datetime, *points: PostedObservation) -> str:
+    """Open a run with these observations; returns the path of its page."""
     run = open_run(database, tenant, now, "weird/../name \u202e")
     submit_message(database, tenant.project.id, run.id, Observations(points), now)
     return f"/runs/{run.id}"
 
 
-def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """Both files hold every observation, superseded ones too, to the last digit, over many pages of the store."""
+def test_export_holds_every_observation(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Both exports hold every observation at full precision, superseded ones included, over several batches."""
     steps = EXPORT_BATCH + 7
     points = [PostedObservation("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
-    path = told(
-        database, tenant, now, *points, PostedObservation(ODD, 3, math.nan), PostedObservation(ODD, 4, -math.inf)
+    path = add_run_with(
+        database,
+        tenant,
+        now,
+        *points,
+        PostedObservation(FORMULA_METRIC, 3, math.nan),
+        PostedObservation(FORMULA_METRIC, 4, -math.inf),
     )
     run_id = path.rsplit("/", 1)[1]
     submit_message(database, tenant.project.id, UUID(run_id), Resumed(steps - 3), now)
@@ -41,19 +49,19 @@ def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: 
     rows = document["observations"]
     assert document["columns"][:3] == ["metric", "step", "value"]
     assert [row[2] for row in rows if row[0] == "reward/gold"] == [point.value for point in points]
-    assert [row[2] for row in rows if row[0] == ODD] == ["NaN", "-Infinity"]
+    assert [row[2] for row in rows if row[0] == FORMULA_METRIC] == ["NaN", "-Infinity"]
     assert [row[7] for row in rows if row[0] == "reward/gold"][-3:] == [None, 2, 2]
     assert 'filename="weird-..-name.json"' in answer.headers["content-disposition"]
     table = list(csv.DictReader(io.StringIO(visitor.get(f"{path}/export.csv").text)))
     assert len(table) == len(rows)
     assert {float(row["value"]) for row in table if row["metric"] == "reward/gold"} == {p.value for p in points}
-    assert {row["metric"] for row in table} == {"reward/gold", f"'{ODD}"}
+    assert {row["metric"] for row in table} == {"reward/gold", f"'{FORMULA_METRIC}"}
 
 
-@EMBEDDED
-def test_the_table_goes_on(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """A page shows so many, and leads to those after them; a metric that is not there shows one that is."""
-    path = told(
+@SQLITE_ONLY
+def test_table_is_paged(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A page links to the next; an unknown metric falls back to one that the run has."""
+    path = add_run_with(
         database, tenant, now, *(PostedObservation("reward/gold", step, float(step)) for step in range(PAGE + 5))
     )
     first = visitor.get(f"{path}/observations?metric=gone").text
@@ -65,9 +73,9 @@ def test_the_table_goes_on(visitor: httpx.Client, database: Database, tenant: Te
     assert ">104" in second
 
 
-@EMBEDDED
-def test_a_run_without_numbers(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """It says what will fill the table."""
+@SQLITE_ONLY
+def test_run_without_observations(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """The page says that nothing is logged yet, and the export is empty."""
     run = open_run(database, tenant, now, "empty")
     assert "Nothing logged yet" in visitor.get(f"/runs/{run.id}/observations").text
     assert visitor.get(f"/runs/{run.id}/export.json").json()["observations"] == []

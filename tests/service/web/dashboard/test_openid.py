@@ -1,4 +1,4 @@
-"""Signing in by OpenID at a real provider, and what is granted to whom."""
+"""Signing in by OpenID Connect at a real provider, and the roles that grants give."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pydantic import SecretStr, ValidationError
 from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
-from tests.service.web.dashboard.serving import serving, token_of
+from tests.service.web.dashboard.serving import open_client, read_csrf_token, start_server
 
 pytestmark = pytest.mark.real
 
@@ -53,21 +53,21 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @dataclass
-class House:
-    """A service whose visitors sign in by the provider, and the moment that it believes in."""
+class OpenIdService:
+    """A service with an OpenID provider, and a clock that tests can advance."""
 
     address: str
     database: Database
     tenants: dict[str, Tenant]
-    past: timedelta = timedelta()
+    clock_offset: timedelta = timedelta()
 
-    def browser(self) -> httpx.Client:
-        """A browser of somebody's; follows no redirect."""
-        return httpx.Client(verify=get_ssl_context(), base_url=self.address, timeout=30)
+    def open_browser(self) -> httpx.Client:
+        """A client without a session; follows no redirect."""
+        return open_client(self.address)
 
 
 @pytest.fixture
-def house(embedded_database: Database, issuer: str, now: datetime) -> Iterator[House]:
+def service(embedded_database: Database, issuer: str, now: datetime) -> Iterator[OpenIdService]:
     settings = Settings(
         oidc_issuer=issuer,
         oidc_client_id=CLIENT_ID,
@@ -75,152 +75,153 @@ def house(embedded_database: Database, issuer: str, now: datetime) -> Iterator[H
         oidc_grants=json.dumps(GRANTS),
     )
     tenants = {name: add_tenant(embedded_database, now, name) for name in ("alignment", "safety", "secret")}
-    house = House("", embedded_database, tenants)
-    with serving(embedded_database, lambda: now + house.past, settings) as house.address:
-        yield house
+    service = OpenIdService("", embedded_database, tenants)
+    with start_server(embedded_database, lambda: now + service.clock_offset, settings) as service.address:
+        yield service
 
 
-def answer_of(browser: httpx.Client, name: str, target: str = "/settings") -> str:
-    """Sign in at the provider by a browser; gives the address that it is sent back to."""
-    begun = browser.get("/openid/start", params={"next": target})
-    assert begun.status_code == 303, begun.text
-    url = begun.headers["location"]
-    with httpx.Client(verify=get_ssl_context(), timeout=30, base_url=f"http://{urlsplit(url).netloc}") as there:
-        form = there.get(url, follow_redirects=True)
+def sign_in_at_provider(browser: httpx.Client, name: str, target: str = "/settings") -> str:
+    """Sign in at the provider; returns the callback address that it redirects to."""
+    start = browser.get("/openid/start", params={"next": target})
+    assert start.status_code == 303, start.text
+    url = start.headers["location"]
+    with httpx.Client(verify=get_ssl_context(), timeout=30, base_url=f"http://{urlsplit(url).netloc}") as provider:
+        form = provider.get(url, follow_redirects=True)
         token = form.text.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
-        said = there.post(str(form.url), data={"csrfmiddlewaretoken": token, "username": name, "password": name})
-        while urlsplit(said.headers["location"]).path != "/openid/callback":
-            said = there.get(said.headers["location"])
-    return str(said.headers["location"])
+        answer = provider.post(str(form.url), data={"csrfmiddlewaretoken": token, "username": name, "password": name})
+        while urlsplit(answer.headers["location"]).path != "/openid/callback":
+            answer = provider.get(answer.headers["location"])
+    return str(answer.headers["location"])
 
 
-def test_a_visitor_signs_in_and_out(house: House) -> None:
-    """Who is in a group gets its role in its project, is in the audit log, and is out for good after signing out."""
-    with house.browser() as browser:
-        answer = browser.get(answer_of(browser, "dana"))
+def test_sign_in_gives_roles_and_sign_out_ends_the_session(service: OpenIdService) -> None:
+    """A member of a group gets its role in its project and an audit entry; after signing out the cookie is
+    worthless."""
+    with service.open_browser() as browser:
+        answer = browser.get(sign_in_at_provider(browser, "dana"))
         assert answer.status_code == 200, answer.text
         assert 'content="0;url=/settings"' in answer.text
         cookies = {text.split("=")[0]: text.lower() for text in answer.headers.get_list("set-cookie")}
         assert "httponly" in cookies[SESSION]
         assert "samesite=strict" in cookies[SESSION]
         assert FLOW not in browser.cookies
-        shown = browser.get("/projects").text
-        assert "user dana@example.com" in shown
-        assert "operator" in shown
-        assert "safety" not in shown
-        with house.database.reading() as tx:
-            (entry,) = audit.list_entries(tx, house.tenants["alignment"].project.id)
+        projects_page = browser.get("/projects").text
+        assert "user dana@example.com" in projects_page
+        assert "operator" in projects_page
+        assert "safety" not in projects_page
+        with service.database.reading() as tx:
+            (entry,) = audit.list_entries(tx, service.tenants["alignment"].project.id)
         assert (entry.actor, entry.action) == ("user dana@example.com", "session.opened")
         assert entry.details["role"] == "operator"
         session = browser.cookies[SESSION]
-        assert browser.post("/logout", data={"csrf": token_of(browser, "/projects")}).status_code == 303
+        assert browser.post("/logout", data={"csrf": read_csrf_token(browser, "/projects")}).status_code == 303
         browser.cookies.set(SESSION, session)
         assert browser.get("/session").json() == {"signed_in": False}
 
 
-def test_a_real_browser_signs_in(house: House, browser: Browser) -> None:
-    """From the form by the provider, which is another site to the browser, to the page that was wanted, and out."""
+def test_sign_in_with_a_browser(service: OpenIdService, browser: Browser) -> None:
+    """A browser goes from the form to the provider, which is another site, and back to the requested page."""
     with browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(30_000)
-        said: list[ConsoleMessage] = []
-        page.on("console", lambda message: said.append(message))
-        page.goto(f"{house.address}/settings")
+        console: list[ConsoleMessage] = []
+        page.on("console", lambda message: console.append(message))
+        page.goto(f"{service.address}/settings")
         page.click("text=Sign in with your organization")
         page.fill("input[name=username]", "kim")
         page.fill("input[name=password]", "kim")
         page.click("text=Sign in")
-        page.wait_for_url(f"{house.address}/settings")
+        page.wait_for_url(f"{service.address}/settings")
         assert page.locator("#members").inner_text().count("user kim@example.com")
         page.click("a.project")
         page.click("text=Switch")
-        page.goto(f"{house.address}/settings")
+        page.goto(f"{service.address}/settings")
         assert "safety" in page.locator("header").inner_text()
-        assert page.locator("text=Create key").count()  # an admin there
-        assert [message.text for message in said if message.location["url"].startswith(house.address)] == []
+        assert page.locator("text=Create key").count()  # kim is an admin there
+        assert [message.text for message in console if message.location["url"].startswith(service.address)] == []
         page.click("text=Sign out")
-        page.wait_for_url(f"{house.address}/login")
-        page.goto(f"{house.address}/settings")
+        page.wait_for_url(f"{service.address}/login")
+        page.goto(f"{service.address}/settings")
         assert "/login" in page.url
 
 
-def test_a_session_ends_by_itself(house: House) -> None:
-    """After a working day the provider is asked again."""
-    with house.browser() as browser:
-        browser.get(answer_of(browser, "dana"))
-        house.past = timedelta(hours=11, minutes=59)
+def test_session_ends_after_twelve_hours(service: OpenIdService) -> None:
+    """After twelve hours the visitor has to sign in again."""
+    with service.open_browser() as browser:
+        browser.get(sign_in_at_provider(browser, "dana"))
+        service.clock_offset = timedelta(hours=11, minutes=59)
         assert browser.get("/session").json() == {"signed_in": True}
-        house.past = timedelta(hours=12)
+        service.clock_offset = timedelta(hours=12)
         assert browser.get("/session").json() == {"signed_in": False}
 
 
-def test_a_visitor_goes_from_project_to_project(house: House) -> None:
-    """Who has roles in several projects sees them, and no others, and goes to one of them."""
-    with house.browser() as browser:
-        browser.get(answer_of(browser, "kim"))
-        token = token_of(browser, "/projects")
+def test_visitor_switches_between_projects(service: OpenIdService) -> None:
+    """A visitor with roles in several projects sees those and can switch to them; any other is not found."""
+    with service.open_browser() as browser:
+        browser.get(sign_in_at_provider(browser, "kim"))
+        token = read_csrf_token(browser, "/projects")
         for name, status in (("safety", 303), ("secret", 404)):
-            wanted = {"project": str(house.tenants[name].project.id), "csrf": token}
-            assert browser.post("/projects", data=wanted).status_code == status
-        shown = browser.get("/projects").text
-        assert "secret" not in shown
-        assert shown.index("safety") < shown.index(">current<")
-        assert "admin" in shown
+            form = {"project": str(service.tenants[name].project.id), "csrf": token}
+            assert browser.post("/projects", data=form).status_code == status
+        projects_page = browser.get("/projects").text
+        assert "secret" not in projects_page
+        assert projects_page.index("safety") < projects_page.index(">current<")
+        assert "admin" in projects_page
 
 
-def test_to_be_known_is_not_enough(house: House) -> None:
-    """An address that the provider did not verify, and no group, give nothing."""
-    with house.browser() as browser:
-        answer = browser.get(answer_of(browser, "mallory"))
+def test_visitor_without_a_role_is_refused(service: OpenIdService) -> None:
+    """An unverified address and no group give no role: 403, and no session."""
+    with service.open_browser() as browser:
+        answer = browser.get(sign_in_at_provider(browser, "mallory"))
         assert answer.status_code == 403
         assert "no role in any project" in answer.text
         assert SESSION not in browser.cookies
 
 
-def test_an_answer_is_good_once_and_in_one_browser(house: House) -> None:
-    """What comes back is worth nothing a second time, in another browser, or after ten minutes."""
-    with house.browser() as browser, house.browser() as other:
-        answer = answer_of(browser, "dana")
+def test_callback_works_once_and_in_one_browser(service: OpenIdService) -> None:
+    """A callback is refused a second time, in another browser, and after ten minutes."""
+    with service.open_browser() as browser, service.open_browser() as other:
+        answer = sign_in_at_provider(browser, "dana")
         flow = browser.cookies[FLOW]
         assert other.get(answer).status_code == 401
         assert "Try again" in other.get(answer).text
-        answer_of(other, "dana")
-        assert other.get(answer).status_code == 401  # another sign-in was begun there
+        sign_in_at_provider(other, "dana")
+        assert other.get(answer).status_code == 401  # that browser started another sign-in
         assert browser.get(answer).status_code == 200
         browser.cookies.delete(SESSION)
         assert browser.get(answer).status_code == 401
         browser.cookies.set(FLOW, flow)
-        assert browser.get(answer).status_code == 401  # the provider knows the code no more
+        assert browser.get(answer).status_code == 401  # the provider accepts a code once
         assert SESSION not in browser.cookies
-        answer = answer_of(other, "dana")
-        house.past = timedelta(minutes=11)
+        answer = sign_in_at_provider(other, "dana")
+        service.clock_offset = timedelta(minutes=11)
         assert other.get(answer).status_code == 401
 
 
-def test_the_way_back_stays_on_this_host(house: House) -> None:
-    """A link to sign in cannot lead anywhere else afterwards."""
-    with house.browser() as browser:
-        answer = browser.get(answer_of(browser, "dana", "//evil.example/"))
+def test_next_stays_on_this_host(service: OpenIdService) -> None:
+    """A sign-in link whose `next` is on another host leads to the overview."""
+    with service.open_browser() as browser:
+        answer = browser.get(sign_in_at_provider(browser, "dana", "//evil.example/"))
         assert 'content="0;url=/"' in answer.text
 
 
-def test_without_a_provider_there_is_no_such_page(stranger: httpx.Client) -> None:
-    """Where no provider is set the form offers none."""
-    assert stranger.get("/openid/start").status_code == 404
-    assert stranger.get("/openid/callback", params={"code": "x", "state": "y"}).status_code == 404
-    assert "/openid/start" not in stranger.get("/login").text
+def test_openid_routes_need_a_provider(anonymous: httpx.Client) -> None:
+    """Without a provider the routes are not found, and the form does not offer them."""
+    assert anonymous.get("/openid/start").status_code == 404
+    assert anonymous.get("/openid/callback", params={"code": "x", "state": "y"}).status_code == 404
+    assert "/openid/start" not in anonymous.get("/login").text
 
 
-def test_what_is_granted() -> None:
-    """The highest role counts, groups may be one or many, and only what a provider verified is an address."""
+def test_roles_and_names_from_claims() -> None:
+    """The highest role counts, groups may be a string or a list, and only a verified address counts."""
     grants = Grants(parse_grants(json.dumps([*GRANTS, {"group": "root", "project": "*", "role": "viewer"}])))
     verified = {"email": "KIM@example.com", "email_verified": True}
     assert grants.find_roles({"groups": ["everyone", 7, None]} | verified) == {"safety": "admin"}
     assert grants.find_roles({"groups": "everyone", "email": "kim@example.com"}) == {"safety": "viewer"}
     assert grants.find_roles({"groups": {"everyone": 1}, "email": 7, "email_verified": "true"}) == {}
-    held = grants.find_roles({"groups": ["root", "ml-oncall"]})
-    assert find_role(held, "alignment") == VisitorRole.OPERATOR
-    assert find_role(held, "any other") == VisitorRole.VIEWER
+    roles = grants.find_roles({"groups": ["root", "ml-oncall"]})
+    assert find_role(roles, "alignment") == VisitorRole.OPERATOR
+    assert find_role(roles, "any other") == VisitorRole.VIEWER
     assert find_role({}, "alignment") is None
     assert grants.display_name({"sub": "1", "name": "key\x00 first\n" + "x" * 500}).startswith("key  first")
     assert len(grants.display_name({"sub": "1", "name": "x" * 500})) == 200
@@ -240,44 +241,42 @@ def test_what_is_granted() -> None:
         "[7]",
     ],
 )
-def test_grants_that_are_none_are_refused(text: str) -> None:
-    """A service does not start with grants that cannot be read."""
+def test_invalid_grants_are_refused(text: str) -> None:
+    """The service does not start with grants that it cannot read."""
     settings = Settings(oidc_issuer="https://id.example", oidc_client_id="x", oidc_grants=text)
     with pytest.raises(InvalidSetting, match="EVALSTOP_OIDC_GRANTS"):
         check_settings(settings)
 
 
 def test_grants_are_read_from_a_file(tmp_path: Path) -> None:
-    """Long lists go into a file of their own."""
+    """The setting may be a path to a JSON file."""
     file = tmp_path / "grants.json"
     file.write_text(json.dumps(GRANTS[:1]))
     assert parse_grants(str(file)) == (Grant("alignment", VisitorRole.OPERATOR, group="ml-oncall"),)
 
 
 @pytest.mark.parametrize("issuer", ["http://id.example", "id.example", "https://", "https://id.example/?a=b"])
-def test_an_issuer_is_talked_to_by_tls(issuer: str) -> None:
-    """Only on the own machine may a provider do without."""
+def test_issuer_needs_https(issuer: str) -> None:
+    """An issuer without TLS, a host or with a query is refused; plain HTTP is for loopback only."""
     with pytest.raises(ValidationError, match="issuer"):
         Settings(oidc_issuer=issuer, oidc_client_id="x", oidc_grants=json.dumps(GRANTS))
 
 
-def test_half_a_provider_is_refused() -> None:
-    """What is missing is named."""
+def test_provider_without_grants_is_refused() -> None:
+    """The error names the missing setting."""
     with pytest.raises(ValidationError, match="EVALSTOP_OIDC_GRANTS"):
         Settings(oidc_issuer="https://id.example", oidc_client_id="x")
 
 
-def test_the_provider_sends_people_back_to_the_public_address(
-    embedded_database: Database, issuer: str, now: datetime
-) -> None:
-    """Whatever host a request names, as one that a stranger has somebody follow would."""
+def test_redirect_uri_uses_the_public_url(embedded_database: Database, issuer: str, now: datetime) -> None:
+    """The redirect URI has the public URL, whatever Host header the request sends."""
     settings = Settings(
         public_url="https://evalstop.example",
         oidc_issuer=issuer,
         oidc_client_id=CLIENT_ID,
         oidc_grants=json.dumps(GRANTS),
     )
-    with serving(embedded_database, lambda: now, settings) as address:
+    with start_server(embedded_database, lambda: now, settings) as address:
         answer = httpx.get(f"{address}/openid/start", headers={"Host": "evil.example"}, trust_env=False)
-    sent = parse_qs(urlsplit(answer.headers["location"]).query)
-    assert sent["redirect_uri"] == ["https://evalstop.example/openid/callback"]
+    query = parse_qs(urlsplit(answer.headers["location"]).query)
+    assert query["redirect_uri"] == ["https://evalstop.example/openid/callback"]

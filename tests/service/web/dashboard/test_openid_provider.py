@@ -1,4 +1,4 @@
-"""What an OpenID provider has to answer, and what an answer proves: asked of one that lies."""
+"""The checks of an OpenID provider's answers, with a fake provider that falsifies them."""
 
 from __future__ import annotations
 
@@ -21,132 +21,139 @@ from evalstop_service.security.openid import (
 )
 from joserfc.jwk import RSAKey
 
-from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, lying
+from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, start_fake_provider
 
 
 @pytest.fixture(scope="module")
-def liar() -> Iterator[FakeProvider]:
-    with lying() as provider:
+def fake_provider() -> Iterator[FakeProvider]:
+    with start_fake_provider() as provider:
         yield provider
 
 
-Finish = Callable[..., dict[str, Any]]
+CompleteSignIn = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def finish(liar: FakeProvider) -> Finish:
-    """Begins a sign-in at the provider, which is honest so far, and finishes it with its answer."""
-    liar.tell_truth()
+def complete_sign_in(fake_provider: FakeProvider) -> CompleteSignIn:
+    """Starts a sign-in at a provider with valid answers, and completes it with these callback parameters."""
+    fake_provider.reset()
 
-    def finished(**answer: str | None) -> dict[str, Any]:
-        provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now)
-        url, begun = provider.begin_sign_in("http://127.0.0.1/openid/callback")
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-        assert asked["code_challenge_method"] == "S256"
-        liar.nonce = asked["nonce"]
-        said = {"code": "c", "state": asked["state"], **answer}
-        kept = {name: value for name, value in said.items() if value is not None}
-        return provider.finish_sign_in(begun, "http://127.0.0.1/openid/callback", kept, ("email", "groups"))
+    def run_sign_in(**answer: str | None) -> dict[str, Any]:
+        provider = OpenIdProvider(
+            ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now
+        )
+        url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
+        request = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+        assert request["code_challenge_method"] == "S256"
+        fake_provider.nonce = request["nonce"]
+        callback = {"code": "c", "state": request["state"], **answer}
+        present = {name: value for name, value in callback.items() if value is not None}
+        return provider.finish_sign_in(state, "http://127.0.0.1/openid/callback", present, ("email", "groups"))
 
-    return finished
+    return run_sign_in
 
 
-def test_an_honest_answer_is_taken(finish: Finish, liar: FakeProvider) -> None:
-    """The claims of the token, and what it leaves out as the provider tells it besides; PKCE is proved."""
-    claims = finish()
+def test_valid_answer_gives_its_claims(complete_sign_in: CompleteSignIn, fake_provider: FakeProvider) -> None:
+    """Claims come from the token, missing ones from the user info; the request proves PKCE."""
+    claims = complete_sign_in()
     assert (claims["sub"], claims["email"]) == ("1", "dana@example.com")
-    assert liar.asked["code_verifier"]
-    assert finish(iss=liar.address)["sub"] == "1"
+    assert fake_provider.token_request["code_verifier"]
+    assert complete_sign_in(iss=fake_provider.address)["sub"] == "1"
 
 
-LIES: dict[str, Callable[[FakeProvider], object]] = {
-    "an unknown key": lambda liar: setattr(liar, "signs_with", RSAKey.generate_key(2048)),
-    "no signature": lambda liar: setattr(liar, "algorithm", "none"),
-    "signed with the client's secret": lambda liar: setattr(liar, "algorithm", "HS256"),
-    "another issuer": lambda liar: liar.claims.update(iss="https://evil.example"),
-    "no issuer": lambda liar: liar.claims.update(iss=None),
-    "another audience": lambda liar: liar.claims.update(aud="another-client"),
-    "another audience, for this party": lambda liar: liar.claims.update(aud="another-client", azp=CLIENT_ID),
-    "another audience too": lambda liar: liar.claims.update(aud=["evalstop", "other"], azp="other"),
-    "another nonce": lambda liar: liar.claims.update(nonce="of another sign-in"),
-    "no nonce": lambda liar: liar.claims.update(nonce=None),
-    "expired": lambda liar: liar.claims.update(exp=1_700_000_000),
-    "no expiry": lambda liar: liar.claims.update(exp=None),
-    "nobody": lambda liar: liar.claims.update(sub=None),
-    "a number for a name": lambda liar: liar.call(1),
-    "an empty name": lambda liar: liar.call(""),
-    "a name without end": lambda liar: liar.call("x" * 256),
-    "a name that cannot be stored": lambda liar: liar.call("a\x00"),
-    "claims of somebody else": lambda liar: liar.userinfo.update(sub="2"),
-    "no token": lambda liar: liar.raw.update({"/token": b"{}"}),
-    "a token that is none": lambda liar: liar.raw.update({"/token": b'{"access_token":"a","id_token":"a.b.c"}'}),
-    "no JSON": lambda liar: liar.raw.update({"/token": b"<html>"}),
-    "a list": lambda liar: liar.raw.update({"/token": b"[1]"}),
-    "keys that are none": lambda liar: liar.raw.update({"/jwks": b'{"keys": [{"kty": "oct"}]}'}),
+INVALID_ANSWERS: dict[str, Callable[[FakeProvider], object]] = {
+    "an unknown key": lambda fake: setattr(fake, "signing_key", RSAKey.generate_key(2048)),
+    "no signature": lambda fake: setattr(fake, "algorithm", "none"),
+    "signed with the client's secret": lambda fake: setattr(fake, "algorithm", "HS256"),
+    "another issuer": lambda fake: fake.claims.update(iss="https://evil.example"),
+    "no issuer": lambda fake: fake.claims.update(iss=None),
+    "another audience": lambda fake: fake.claims.update(aud="another-client"),
+    "another audience, for this party": lambda fake: fake.claims.update(aud="another-client", azp=CLIENT_ID),
+    "another audience too": lambda fake: fake.claims.update(aud=["evalstop", "other"], azp="other"),
+    "another nonce": lambda fake: fake.claims.update(nonce="of another sign-in"),
+    "no nonce": lambda fake: fake.claims.update(nonce=None),
+    "expired": lambda fake: fake.claims.update(exp=1_700_000_000),
+    "no expiry": lambda fake: fake.claims.update(exp=None),
+    "no subject": lambda fake: fake.claims.update(sub=None),
+    "a number as subject": lambda fake: fake.set_subject(1),
+    "an empty subject": lambda fake: fake.set_subject(""),
+    "a subject too long": lambda fake: fake.set_subject("x" * 256),
+    "a subject that cannot be stored": lambda fake: fake.set_subject("a\x00"),
+    "user info of another subject": lambda fake: fake.userinfo.update(sub="2"),
+    "no ID token": lambda fake: fake.raw_bodies.update({"/token": b"{}"}),
+    "a malformed token": lambda fake: fake.raw_bodies.update({"/token": b'{"access_token":"a","id_token":"a.b.c"}'}),
+    "not JSON": lambda fake: fake.raw_bodies.update({"/token": b"<html>"}),
+    "a JSON list": lambda fake: fake.raw_bodies.update({"/token": b"[1]"}),
+    "unusable keys": lambda fake: fake.raw_bodies.update({"/jwks": b'{"keys": [{"kty": "oct"}]}'}),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_proves_nothing(finish: Finish, liar: FakeProvider, lie: str) -> None:
-    """Whatever else a provider answers lets nobody in."""
-    LIES[lie](liar)
+@pytest.mark.parametrize("fault", INVALID_ANSWERS)
+def test_invalid_answer_is_refused(complete_sign_in: CompleteSignIn, fake_provider: FakeProvider, fault: str) -> None:
+    """A falsified token, key set or user info refuses the sign-in."""
+    INVALID_ANSWERS[fault](fake_provider)
     with pytest.raises(SignInRefused):
-        finish()
+        complete_sign_in()
 
 
-def test_an_address_is_verified_where_it_is_told(finish: Finish, liar: FakeProvider) -> None:
-    """That one address was verified says nothing of another."""
-    liar.userinfo["groups"] = ["g"]
-    liar.claims.update(email="kim@example.com")
-    claims = finish()
+def test_email_and_its_verification_have_one_source(
+    complete_sign_in: CompleteSignIn, fake_provider: FakeProvider
+) -> None:
+    """An address of the token is not verified by the user info, nor the other way round."""
+    fake_provider.userinfo["groups"] = ["g"]
+    fake_provider.claims.update(email="kim@example.com")
+    claims = complete_sign_in()
     assert (claims["email"], claims["email_verified"], claims["groups"]) == ("kim@example.com", None, ["g"])
-    liar.claims.update(email=None, email_verified=True)
-    liar.userinfo["email_verified"] = False
-    claims = finish()
+    fake_provider.claims.update(email=None, email_verified=True)
+    fake_provider.userinfo["email_verified"] = False
+    claims = complete_sign_in()
     assert (claims["email"], claims["email_verified"]) == ("dana@example.com", False)
 
 
-def test_keys_change(liar: FakeProvider) -> None:
-    """Each sign-in is proved by the keys that the provider has then: a new one is believed, one taken back is not."""
-    liar.tell_truth()
-    provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
+def test_current_keys_verify_each_sign_in(fake_provider: FakeProvider) -> None:
+    """A key that the provider adds is accepted, and one that it removes is not."""
+    fake_provider.reset()
+    provider = OpenIdProvider(ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
 
-    def signed_in() -> dict[str, Any]:
-        url, begun = provider.begin_sign_in("http://127.0.0.1/openid/callback")
-        (liar.nonce,) = parse_qs(urlsplit(url).query)["nonce"]
+    def sign_in() -> dict[str, Any]:
+        url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
+        (fake_provider.nonce,) = parse_qs(urlsplit(url).query)["nonce"]
         return provider.finish_sign_in(
-            begun, "http://127.0.0.1/openid/callback", {"code": "c", "state": begun.state}, ()
+            state, "http://127.0.0.1/openid/callback", {"code": "c", "state": state.state}, ()
         )
 
-    assert signed_in()["sub"] == "1"
-    former, liar.key = liar.key, RSAKey.generate_key(2048, {"kid": "one"})  # by the same name, or by none
+    assert sign_in()["sub"] == "1"
+    previous = fake_provider.key
+    fake_provider.key = RSAKey.generate_key(2048, {"kid": "one"})  # a new key with the same id
     try:
         with pytest.raises(SignInRefused):
-            signed_in()
-        liar.signs_with = liar.key
-        assert signed_in()["sub"] == "1"
+            sign_in()
+        fake_provider.signing_key = fake_provider.key
+        assert sign_in()["sub"] == "1"
     finally:
-        liar.key = former
+        fake_provider.key = previous
 
 
 @pytest.mark.parametrize("path", ["/token", "/jwks", "/userinfo"])
-def test_a_provider_that_fails_is_away(finish: Finish, liar: FakeProvider, path: str) -> None:
-    """A provider that breaks down in the middle of it disproves nothing: that it is to be tried again is said."""
-    liar.broken = {path}
+def test_provider_failure_is_reported_as_unavailable(
+    complete_sign_in: CompleteSignIn, fake_provider: FakeProvider, path: str
+) -> None:
+    """A provider that answers 503 halfway makes it unavailable, which the visitor can retry, not refused."""
+    fake_provider.unavailable_paths = {path}
     with pytest.raises(ProviderUnavailable):
-        finish()
+        complete_sign_in()
 
 
-def test_an_issuer_that_is_always_told(finish: Finish, liar: FakeProvider) -> None:
-    """A provider that says to name itself in each answer has to."""
-    liar.metadata = {"authorization_response_iss_parameter_supported": True}
-    assert finish(iss=liar.address)["sub"] == "1"
+def test_announced_issuer_parameter_is_required(complete_sign_in: CompleteSignIn, fake_provider: FakeProvider) -> None:
+    """A provider whose metadata promises `iss` in each callback has to send it."""
+    fake_provider.metadata = {"authorization_response_iss_parameter_supported": True}
+    assert complete_sign_in(iss=fake_provider.address)["sub"] == "1"
     with pytest.raises(SignInRefused):
-        finish()
+        complete_sign_in()
 
 
-def test_the_secret_is_not_shown() -> None:
-    """Terms that end up in a traceback or a log do not tell the secret."""
+def test_settings_repr_hides_the_secret() -> None:
+    """The representation of the settings, as in a traceback, leaves out the client secret."""
     assert CLIENT_SECRET not in repr(ProviderSettings("https://id.example", CLIENT_ID, CLIENT_SECRET, "openid"))
 
 
@@ -159,62 +166,67 @@ def test_the_secret_is_not_shown() -> None:
         {"iss": "https://evil.example"},
     ],
 )
-def test_an_answer_to_something_else_proves_nothing(finish: Finish, answer: dict[str, str | None]) -> None:
-    """Nor does what is no answer to what this browser began, or one of another provider."""
+def test_callback_of_another_sign_in_is_refused(
+    complete_sign_in: CompleteSignIn, answer: dict[str, str | None]
+) -> None:
+    """A callback with another state, an error or another issuer is refused."""
     with pytest.raises(SignInRefused):
-        finish(**answer)
+        complete_sign_in(**answer)
 
 
 @pytest.mark.parametrize(
     "metadata",
     [{"issuer": "https://evil.example"}, {"token_endpoint": "ftp://evil.example"}, {"authorization_endpoint": None}],
 )
-def test_another_provider_than_was_named_is_none(liar: FakeProvider, metadata: dict[str, Any]) -> None:
-    """What is found has to be what was named, and is looked for again the next time."""
-    liar.tell_truth()
-    liar.metadata = metadata
-    provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, None, "openid"), utc_now)
+def test_discovery_with_wrong_metadata_is_retried(fake_provider: FakeProvider, metadata: dict[str, Any]) -> None:
+    """Metadata of another issuer or without usable endpoints is unavailable, and the next sign-in looks again."""
+    fake_provider.reset()
+    fake_provider.metadata = metadata
+    provider = OpenIdProvider(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), utc_now)
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
-    liar.tell_truth()
-    assert provider.begin_sign_in("http://127.0.0.1/openid/callback")[0].startswith(f"{liar.address}/authorize?")
+    fake_provider.reset()
+    assert provider.begin_sign_in("http://127.0.0.1/openid/callback")[0].startswith(
+        f"{fake_provider.address}/authorize?"
+    )
 
 
-NOT_FOUND: dict[str, Callable[[FakeProvider], object]] = {
-    "away": lambda liar: liar.broken.add("/.well-known/openid-configuration"),
-    "another": lambda liar: liar.metadata.update(issuer="https://evil.example"),
-    "without keys": lambda liar: liar.metadata.update(jwks_uri=None),
+DISCOVERY_FAILURES: dict[str, Callable[[FakeProvider], object]] = {
+    "unavailable": lambda fake: fake.unavailable_paths.add("/.well-known/openid-configuration"),
+    "another issuer": lambda fake: fake.metadata.update(issuer="https://evil.example"),
+    "without keys": lambda fake: fake.metadata.update(jwks_uri=None),
 }
 
 
-@pytest.mark.parametrize("how", NOT_FOUND)
-def test_a_provider_that_moves(liar: FakeProvider, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is looked for again after an hour; if it is not found then, it is taken to be where it was, and that is
-    logged."""
-    liar.tell_truth()
-    moment = utc_now()
-    provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, None, "openid"), lambda: moment)
+@pytest.mark.parametrize("failure", DISCOVERY_FAILURES)
+def test_discovery_is_repeated_each_hour(
+    fake_provider: FakeProvider, failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metadata is fetched again after an hour; if that fails, the old metadata is used, and one warning logged."""
+    fake_provider.reset()
+    now = utc_now()
+    provider = OpenIdProvider(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), lambda: now)
 
-    def asks() -> str:
+    def authorization_path() -> str:
         return urlsplit(provider.begin_sign_in("http://127.0.0.1/openid/callback")[0]).path
 
-    assert asks() == "/authorize"
-    liar.metadata = {"authorization_endpoint": f"{liar.address}/moved"}
-    assert asks() == "/authorize"
-    moment += timedelta(seconds=DISCOVERY_SECONDS)
-    assert asks() == "/moved"
-    moment += timedelta(seconds=DISCOVERY_SECONDS)
-    NOT_FOUND[how](liar)
+    assert authorization_path() == "/authorize"
+    fake_provider.metadata = {"authorization_endpoint": f"{fake_provider.address}/moved"}
+    assert authorization_path() == "/authorize"
+    now += timedelta(seconds=DISCOVERY_SECONDS)
+    assert authorization_path() == "/moved"
+    now += timedelta(seconds=DISCOVERY_SECONDS)
+    DISCOVERY_FAILURES[failure](fake_provider)
     with caplog.at_level(logging.WARNING):
-        assert asks() == asks() == "/moved"
+        assert authorization_path() == authorization_path() == "/moved"
     assert sum("could not be discovered again" in record.getMessage() for record in caplog.records) == 1
-    liar.tell_truth()
-    moment += timedelta(seconds=DISCOVERY_RETRY_SECONDS)
-    assert asks() == "/authorize"
+    fake_provider.reset()
+    now += timedelta(seconds=DISCOVERY_RETRY_SECONDS)
+    assert authorization_path() == "/authorize"
 
 
-def test_a_provider_that_is_away_is_said_to_be() -> None:
-    """Nobody is told that they were not believed when nobody was asked."""
+def test_unreachable_provider_is_unavailable() -> None:
+    """A provider that cannot be reached is unavailable when starting and when finishing a sign-in."""
     provider = OpenIdProvider(ProviderSettings("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now)
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")

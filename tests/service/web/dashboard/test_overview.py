@@ -1,4 +1,4 @@
-"""The overview: what needs a person, most urgent first; what can be trusted; what was saved in the period."""
+"""The overview: stops that wait for a person, recent decisions, policies in enforce mode, and GPU-hours saved."""
 
 from __future__ import annotations
 
@@ -22,37 +22,36 @@ from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED, token_of
+from tests.service.web.dashboard.recorded_runs import Tenant, confirm_stop, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.serving import SQLITE_ONLY, read_csrf_token
 
-HACKING = recorded("np-0044")
+HACKING = load_recorded_evals("np-0044")
 
 
-def part(visitor: httpx.Client, name: str, path: str = "/") -> str:
-    """A part of the overview, with its characters as they are read."""
+def read_section(visitor: httpx.Client, name: str, path: str = "/") -> str:
+    """A section of the overview, with its character references resolved."""
     html = unescape(visitor.get(path).raise_for_status().text)
     return html.split(f'data-part="{name}"')[1].split("</section>")[0]
 
 
-@EMBEDDED
-def test_what_is_sent_soonest_comes_first(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """Pending before failed before on hold, each with its reason and the buttons that apply; a veto takes one off."""
+@SQLITE_ONLY
+def test_queue_is_ordered_by_urgency(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Pending comes before failed, and failed before on hold, each with its reason and buttons; a veto removes its
+    entry."""
     failed = open_run(database, tenant, now, "failed", mode="enforce")
-    decision = report(database, tenant, failed.id, HACKING, now).decision
+    decision = post_evals(database, tenant, failed.id, HACKING, now).decision
     assert decision is not None
-    said = Reported(now, DecisionState.FAILED, "receiver", "the job is owned by root", {})
-    commands.record_report(database, tenant.project.id, decision.id, said)
+    report = Reported(now, DecisionState.FAILED, "receiver", "the job is owned by root", {})
+    commands.record_report(database, tenant.project.id, decision.id, report)
     with database.transaction() as tx:
         projects.update_project(tx, replace(tenant.project, veto_window_seconds=900.0))
-    pending = report(database, tenant, open_run(database, tenant, now, "soon", mode="enforce").id, HACKING, now)
+    pending = post_evals(database, tenant, open_run(database, tenant, now, "soon", mode="enforce").id, HACKING, now)
     assert pending.decision is not None
-    held = open_run(database, tenant, now, "held", mode="enforce")
-    for item in HACKING:  # no checkpoint is registered
-        points = (PostedObservation("reward/gold", item.step, item.gold),)
-        submit_message(database, tenant.project.id, held.id, Observations(points), now)
-    queue = part(visitor, "queue")
+    on_hold = open_run(database, tenant, now, "held", mode="enforce")
+    for row in HACKING:  # without a checkpoint
+        points = (PostedObservation("reward/gold", row.step, row.gold),)
+        submit_message(database, tenant.project.id, on_hold.id, Observations(points), now)
+    queue = read_section(visitor, "queue")
     assert re.findall(r"<bdi>(soon|failed|held)</bdi>", queue) == ["soon", "failed", "held"]
     assert "the job is owned by root" in queue
     assert "no checkpoint" in queue
@@ -64,38 +63,38 @@ def test_what_is_sent_soonest_comes_first(
     ]
     answer = visitor.post(
         f"/decisions/{pending.decision.id}/veto",
-        data={"reason": "curriculum change", "next": "/", "csrf": token_of(visitor)},
+        data={"reason": "curriculum change", "next": "/", "csrf": read_csrf_token(visitor)},
     )
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert re.findall(r"<bdi>(soon|failed|held)</bdi>", part(visitor, "queue")) == ["failed", "held"]
+    assert re.findall(r"<bdi>(soon|failed|held)</bdi>", read_section(visitor, "queue")) == ["failed", "held"]
 
 
-@EMBEDDED
-def test_a_stale_run_is_silent_since_its_last_report(
+@SQLITE_ONLY
+def test_stale_run_shows_its_last_report(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Not since the service noticed; a heartbeat of its trainer is a report."""
-    begun = now - timedelta(hours=9)
+    """A stale run shows the time of its last observation or heartbeat, not of its detection."""
+    started_at = now - timedelta(hours=9)
     for name, heartbeat_at in (("never", None), ("once", now - timedelta(hours=5))):
-        run = open_run(database, tenant, begun, name)
-        report(database, tenant, run.id, HACKING[:3], begun + timedelta(hours=1))
+        run = open_run(database, tenant, started_at, name)
+        post_evals(database, tenant, run.id, HACKING[:3], started_at + timedelta(hours=1))
         if heartbeat_at is not None:
             with database.transaction() as tx:
                 run_health.record_heartbeat(tx, run.id, tenant.project.id, heartbeat_at)
     stale_runs.check_due_runs(database, now)
-    queue = part(visitor, "queue")
-    heard = [formatting.format_iso(now - timedelta(hours=hours)) for hours in (5, 8)]
-    assert re.findall(r'last report <time datetime="([^"]+)"', queue) == heard
+    queue = read_section(visitor, "queue")
+    last_reports = [formatting.format_iso(now - timedelta(hours=hours)) for hours in (5, 8)]
+    assert re.findall(r'last report <time datetime="([^"]+)"', queue) == last_reports
 
 
-@EMBEDDED
-def test_a_parked_job_can_return_or_be_stopped(
+@SQLITE_ONLY
+def test_parked_job_can_be_resumed_or_stopped(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """It waits in the queue with both buttons; once it is resumed it is off the queue, and its run goes on."""
-    aside = {"name": "aside", "action": "park", "members": [{"detector": "k_decline", "params": {"k": 2}}]}
+    """A parked job is in the queue with Resume and Stop; resuming removes it and the run goes on."""
+    park_policy = {"name": "aside", "action": "park", "members": [{"detector": "k_decline", "params": {"k": 2}}]}
     with database.transaction() as tx:
-        policies.add_policy(tx, tenant.project, "aside", aside, now)
+        policies.add_policy(tx, tenant.project, "aside", park_policy, now)
         endpoints.add_endpoint(
             tx, tenant.project.id, url="http://127.0.0.1:9/", event_types=["run.park_requested"], now=now
         )
@@ -104,63 +103,63 @@ def test_a_parked_job_can_return_or_be_stopped(
     points = tuple(PostedObservation("reward/gold", step, gold) for step, gold in enumerate((0.1, 0.5, 0.9, 0.8, 0.7)))
     decision = submit_message(database, tenant.project.id, run.id, Observations(points), now).decision
     assert decision is not None
-    said = Reported(now, DecisionState.PARKED, "receiver", "requeued into partition low", {"partition": "low"})
-    commands.record_report(database, tenant.project.id, decision.id, said)
-    queue = part(visitor, "queue")
+    report = Reported(now, DecisionState.PARKED, "receiver", "requeued into partition low", {"partition": "low"})
+    commands.record_report(database, tenant.project.id, decision.id, report)
+    queue = read_section(visitor, "queue")
     assert "requeued into partition low" in queue
     assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == ["Resume", "Stop"]
     page = unescape(visitor.get(f"/runs/{run.id}").raise_for_status().text)
     assert "Parked at step 4: the job is set aside and can return." in page
     assert ">Resume</summary>" in page
-    word = {"reason": "a new curriculum", "next": "/", "csrf": token_of(visitor)}
-    assert visitor.post(f"/decisions/{decision.id}/undo", data=word).status_code == 303
-    assert "dip" not in part(visitor, "queue")
+    form = {"reason": "a new curriculum", "next": "/", "csrf": read_csrf_token(visitor)}
+    assert visitor.post(f"/decisions/{decision.id}/undo", data=form).status_code == 303
+    assert "dip" not in read_section(visitor, "queue")
     assert "returned" in visitor.get("/runs?status=running").text
 
 
-@EMBEDDED
-def test_a_label_is_asked_for_where_one_can_know(
+@SQLITE_ONLY
+def test_only_completed_runs_can_be_labeled(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Of a run that went on to its end, not of one that still runs or was stopped."""
+    """Of a run that went on to its end, the overview asks for a label; not of one that runs or was stopped."""
     running = open_run(database, tenant, now, "running")
-    report(database, tenant, running.id, HACKING, now)
+    post_evals(database, tenant, running.id, HACKING, now)
     ended = open_run(database, tenant, now, "ended")
-    report(database, tenant, ended.id, HACKING, now)
+    post_evals(database, tenant, ended.id, HACKING, now)
     commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
     stopped = open_run(database, tenant, now, "stopped", mode="enforce")
-    decision = report(database, tenant, stopped.id, HACKING[:29], now).decision
+    decision = post_evals(database, tenant, stopped.id, HACKING[:29], now).decision
     assert decision is not None
-    confirm(database, tenant, decision.id, now)
-    recent = part(visitor, "recent")
+    confirm_stop(database, tenant, decision.id, now)
+    recent = read_section(visitor, "recent")
     assert re.findall(r"<bdi>(running|ended|stopped)</bdi>", recent) == ["stopped", "ended", "running"]
     assert re.findall(r'aria-label="Was the stop of (\w+) right\?"', recent) == ["ended"]
     assert "no outcome yet" in recent
 
 
-@EMBEDDED
-def test_only_what_is_enforced_is_trusted(
+@SQLITE_ONLY
+def test_only_enforced_policies_are_listed(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """A policy that only records is not shown, nor is a figure of too few cases; the period chooses the cases."""
+    """A policy in shadow mode is not listed, too few cases give no estimate, and the period selects the cases."""
     run = open_run(database, tenant, now, "ppo")
     insert_cases(database, run, 60, now, gpus=8.0, gpu_hours=80.0)
-    assert "No policy stops runs" in part(visitor, "trust")
+    assert "No policy stops runs" in read_section(visitor, "trust")
     stopped = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
     insert_cases(database, run, 3, now - timedelta(days=60), gpu_hours_saved=20.0, **stopped)
-    trust = part(visitor, "trust")
+    trust = read_section(visitor, "trust")
     assert "level" in trust
     assert "100 %" in trust
     assert "too few cases (0 of about" in trust, "no healthy run has ended"
-    assert "60 <small>GPU-hours</small>" in part(visitor, "saved")
-    assert "Would have been saved" in part(visitor, "saved", "/?days=30")
-    assert "No policy stops runs" in part(visitor, "trust", "/?days=30")
+    assert "60 <small>GPU-hours</small>" in read_section(visitor, "saved")
+    assert "Would have been saved" in read_section(visitor, "saved", "/?days=30")
+    assert "No policy stops runs" in read_section(visitor, "trust", "/?days=30")
     assert visitor.get("/?days=31").status_code in (404, 422)
 
 
 @given(st.integers(0, 400), st.integers(0, 400))
-def test_an_estimate_says_enough_or_needs_more_cases(right: int, wrong: int) -> None:
-    """What says too little needs more cases than it has, and what says enough needs no more; of nothing, a hundred."""
-    found = estimate_precision([Stratum(right, wrong)])
-    assert says_enough(found) == (estimate_needed(found) <= max(found.decided, 10))
-    assert estimate_needed(found) <= max(found.decided, 112)
+def test_cases_needed_agree_with_the_estimate(right: int, wrong: int) -> None:
+    """An estimate that suffices needs no more cases than it has; without cases about a hundred are needed."""
+    estimate = estimate_precision([Stratum(right, wrong)])
+    assert says_enough(estimate) == (estimate_needed(estimate) <= max(estimate.decided, 10))
+    assert estimate_needed(estimate) <= max(estimate.decided, 112)

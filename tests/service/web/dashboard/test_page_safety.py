@@ -1,4 +1,4 @@
-"""What keeps pages safe: headers, no inline script or style, and names that stay text whatever they hold."""
+"""Safety of the pages: headers, no inline script or style, and names shown as text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED
+from tests.service.web.dashboard.recorded_runs import Tenant, confirm_stop, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html
 
-HACKING = recorded("np-0044")
+HACKING = load_recorded_evals("np-0044")
 
-HOSTILE = (
+HOSTILE_NAMES = (
     '<script>alert("x")</script>',
     "'\"><img src=x onerror=alert(1)>",
     "{{ 7 * 7 }}{% raw %}",
@@ -31,16 +31,10 @@ HOSTILE = (
 )
 
 
-def seen(client: httpx.Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.text
-
-
-@EMBEDDED
+@SQLITE_ONLY
 @pytest.mark.parametrize("path", ["/", "/runs", "/login", "/runs/nonsense", "/login?token=x", "/session"])
-def test_headers_that_keep_pages_safe(visitor: httpx.Client, path: str) -> None:
-    """No page may be framed, cached, sniffed, or run a script that is not ours."""
+def test_security_headers(visitor: httpx.Client, path: str) -> None:
+    """No page may be framed, cached or sniffed, or run a script of another origin."""
     headers = visitor.get(path).headers
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
@@ -52,15 +46,15 @@ def test_headers_that_keep_pages_safe(visitor: httpx.Client, path: str) -> None:
     assert headers["cache-control"] == "no-store"
 
 
-@EMBEDDED
-def test_no_page_holds_inline_script_or_style(
+@SQLITE_ONLY
+def test_pages_have_no_inline_script_or_style(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """The policy forbids them, so none may be there."""
+    """The content security policy would block inline scripts and styles, so pages have none."""
     run = open_run(database, tenant, now, "ppo")
-    report(database, tenant, run.id, HACKING[:5], now)
+    post_evals(database, tenant, run.id, HACKING[:5], now)
     for path in ("/runs", f"/runs/{run.id}", "/login"):
-        html = seen(visitor, path)
+        html = get_html(visitor, path)
         assert "<style" not in html
         assert " style=" not in html
         assert re.findall(r"<script(?![^>]* src=)", html) == []
@@ -68,10 +62,10 @@ def test_no_page_holds_inline_script_or_style(
         assert "https://" not in html
 
 
-@EMBEDDED
-def test_assets_are_kept_for_good(visitor: httpx.Client) -> None:
-    """Files are found by their digest and may be kept; under an old digest they may not."""
-    html = seen(visitor, "/login")
+@SQLITE_ONLY
+def test_assets_are_cached_by_digest(visitor: httpx.Client) -> None:
+    """An asset under its current digest is immutable; under an old one it is not stored."""
+    html = get_html(visitor, "/login")
     style = html.split('rel="stylesheet" href="')[1].split('"')[0]
     answer = visitor.get(style)
     assert answer.headers["content-type"].startswith("text/css")
@@ -81,9 +75,9 @@ def test_assets_are_kept_for_good(visitor: httpx.Client) -> None:
     assert visitor.get("/assets/old/evalstop.css").headers["cache-control"] == "no-store"
 
 
-def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
-    for name in HOSTILE:
+def test_hostile_names_are_escaped(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Names of runs, labels, metrics and checkpoints are escaped in HTML and unchanged in JSON."""
+    for name in HOSTILE_NAMES:
         metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         run, _ = opening.open_run(database, tenant.project.id, request, now)
@@ -92,16 +86,16 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
         points.append(PostedObservation(f"{name}2", 1, 2.0))
         receipt = submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
         assert receipt.decision is not None
-        confirm(database, tenant, receipt.decision.id, now)
-        html = seen(visitor, f"/runs/{run.id}")
-        shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        assert shown.replace('"', "&#34;").replace("'", "&#39;") in html
+        confirm_stop(database, tenant, receipt.decision.id, now)
+        html = get_html(visitor, f"/runs/{run.id}")
+        escaped = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        assert escaped.replace('"', "&#34;").replace("'", "&#39;") in html
         assert "<img" not in html
         assert "<script>" not in html
         (series,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
         assert series["metric"] == name
         assert series["values"][:3] == [0, -1, -2]
-    listed = seen(visitor, "/runs")
-    assert "<script>alert" not in listed
-    assert "<img" not in listed
-    assert listed.count('class="row-link"') == len(HOSTILE)
+    run_list = get_html(visitor, "/runs")
+    assert "<script>alert" not in run_list
+    assert "<img" not in run_list
+    assert run_list.count('class="row-link"') == len(HOSTILE_NAMES)

@@ -1,4 +1,4 @@
-"""What the pages say, as HTML and JSON, on both databases."""
+"""The run list and the run page, as HTML and JSON, on both databases."""
 
 from __future__ import annotations
 
@@ -20,172 +20,177 @@ from evalstop_service.store import decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.run_list import PAGE
 from evalstop_service.web.dashboard.run_page import MOST_POINTS
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
+from tests.service.web.dashboard.recorded_runs import (
+    Tenant,
+    add_tenant,
+    confirm_stop,
+    load_recorded_evals,
+    open_run,
+    post_evals,
+)
+from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
 
-HACKING = recorded("np-0044")
+HACKING = load_recorded_evals("np-0044")
 
 
-def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: PostedObservation) -> Receipt:
+def post_observations(
+    database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: PostedObservation
+) -> Receipt:
+    """Post observations of a run."""
     return submit_message(database, tenant.project.id, run_id, Observations(points), now)
 
 
-def seen(client: httpx.Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.text
-
-
-@EMBEDDED
-def test_no_run_yet(visitor: httpx.Client, address: str, tenant: Tenant) -> None:
-    """An empty project shows how to connect a trainer: a program that runs against this service as it is shown."""
-    html = seen(visitor, "/runs")
+@SQLITE_ONLY
+def test_empty_project_shows_how_to_connect(visitor: httpx.Client, address: str, tenant: Tenant) -> None:
+    """An empty project shows a program that connects a trainer to this server, and it runs as shown."""
+    html = get_html(visitor, "/runs")
     assert [words in html for words in ("No runs yet", "Connect a trainer", "load examples")] == [True] * 3
-    (shown,) = re.findall(r'data-copy="(import evalstop[^"]*)"', html)
-    program = unescape(shown)
+    (code,) = re.findall(r'data-copy="(import evalstop[^"]*)"', html)
+    program = unescape(code)
     assert f'url="{address}"' in program
     exec(program.replace("esk_...", tenant.secret), {"train_and_evaluate": lambda step: (step / 10_000, 0.1)})
-    assert "my-first-run" in seen(visitor, "/runs?status=completed")
+    assert "my-first-run" in get_html(visitor, "/runs?status=completed")
 
 
-def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """The list and the run's page tell of the stop, why, who said what, and which checkpoint to ship."""
+def test_stopped_run_shows_reason_and_checkpoint(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """List and page show the stop, its reason, the receiver's report and the checkpoint to ship."""
     run = open_run(database, tenant, now, "ppo", mode="enforce", labels={"job": "4711"}, total_steps=600)
-    receipt = report(database, tenant, run.id, HACKING[:29], now)
+    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
     assert receipt.decision is not None
     assert receipt.run.best_checkpoint is not None
-    confirm(database, tenant, receipt.decision.id, now + timedelta(seconds=5))
-    listed = seen(visitor, "/runs")
+    confirm_stop(database, tenant, receipt.decision.id, now + timedelta(seconds=5))
+    run_list = get_html(visitor, "/runs")
     for words in ("ppo", "stopped", "stop confirmed", "level", "enforce", "spark-line", "spark-best", "spark-stop"):
-        assert words in listed
-    html = seen(visitor, f"/runs/{run.id}")
+        assert words in run_list
+    html = get_html(visitor, f"/runs/{run.id}")
     assert f"Stopped at step {receipt.decision.step}. The job is confirmed to be gone." in html
     assert escape(receipt.run.best_checkpoint.uri) in html
     for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
         assert words in html
 
 
-def test_a_changed_measurement_is_shown(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """The page says since when and why the eval is measured otherwise, and draws it; length unknown is said, too."""
+def test_eval_change_is_shown(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Page and chart show the step and reason of a changed eval; an unknown length of the run is shown, too."""
     run = open_run(database, tenant, now, "ppo")
-    report(database, tenant, run.id, HACKING[:9], now)
+    post_evals(database, tenant, run.id, HACKING[:9], now)
     submit_message(
         database, tenant.project.id, run.id, EvalChanged(50, "a <stricter> grader", None, "key trainer"), now
     )
-    html = seen(visitor, f"/runs/{run.id}")
+    html = get_html(visitor, f"/runs/{run.id}")
     for words in ("eval changed at step 50", "a &lt;stricter&gt; grader", "length unknown: decisions come later"):
         assert words in html
-    drawn = visitor.get(f"/runs/{run.id}/series.json").json()
-    assert drawn["eval_changes"] == [{"step": 50, "reason": "a <stricter> grader"}]
+    chart = visitor.get(f"/runs/{run.id}/series.json").json()
+    assert chart["eval_changes"] == [{"step": 50, "reason": "a <stricter> grader"}]
 
 
-def test_the_evals_of_a_mean_are_shown(
+def test_several_evals_show_their_mean_and_parts(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Of several evals their mean is drawn, and the page says what each has added since the best, and what misses."""
+    """Of several evals the chart shows the mean, and the page the part of each, and which is missing."""
     metrics: dict[str, MetricFields] = {
         "math": {"role": "eval", "direction": "maximize", "critical": True},
         "<code>": {"role": "eval", "direction": "maximize", "weight": 2.0},
     }
     run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest(name="two", metrics=metrics), now)
-    risen = [PostedObservation(metric, step, float(step)) for metric in metrics for step in range(6)]
-    fallen = [PostedObservation("math", step, 10.0 - step) for step in range(6, 12)]
-    post(database, tenant, run.id, now, *risen, *fallen)
-    html = seen(visitor, f"/runs/{run.id}")
+    rising = [PostedObservation(metric, step, float(step)) for metric in metrics for step in range(6)]
+    falling = [PostedObservation("math", step, 10.0 - step) for step in range(6, 12)]
+    post_observations(database, tenant, run.id, now, *rising, *falling)
+    html = get_html(visitor, f"/runs/{run.id}")
     table = html.split('data-part="evals"')[1].split("</table>")[0]
     assert table.index("math") < table.index("&lt;code&gt;")
     assert "missing: the mean is made of the others" in table.split("&lt;code&gt;")[1]
     assert "the weighted mean of the evals" in html
-    (drawn,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
-    assert (drawn["metric"], drawn["role"], len(drawn["steps"])) == ("evalstop/score", "eval", 11)
+    (series,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
+    assert (series["metric"], series["role"], len(series["steps"])) == ("evalstop/score", "eval", 11)
 
 
-def test_silent_and_lost_runs_and_such_without_data_are_marked(
+def test_stale_lost_and_flat_runs_are_marked(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """In the list and on their pages, one without data with the metric and what is wrong with it."""
-    silent = open_run(database, tenant, now - timedelta(minutes=10), "silent")
-    well = open_run(database, tenant, now, "well")
-    blind = open_run(database, tenant, now - timedelta(minutes=6), "blind")
-    post(database, tenant, blind.id, now, *(PostedObservation("reward/gold", step, 0.5) for step in range(8)))
+    """List and pages mark stale and lost runs, and runs whose eval does not change, with the metric."""
+    stale = open_run(database, tenant, now - timedelta(minutes=10), "silent")
+    healthy = open_run(database, tenant, now, "well")
+    flat = open_run(database, tenant, now - timedelta(minutes=6), "blind")
+    post_observations(
+        database, tenant, flat.id, now, *(PostedObservation("reward/gold", step, 0.5) for step in range(8))
+    )
     stale_runs.check_due_runs(database, now)
-    html = seen(visitor, "/runs")
+    html = get_html(visitor, "/runs")
     assert (html.count("health-stale"), html.count("health-no-data")) == (1, 1)
-    assert "health-stale" in seen(visitor, f"/runs/{silent.id}")
-    assert "reward/gold: its last 8 values are the same, 0.5" in seen(visitor, f"/runs/{blind.id}")
-    assert "health-" not in seen(visitor, f"/runs/{well.id}")
+    assert "health-stale" in get_html(visitor, f"/runs/{stale.id}")
+    assert "reward/gold: its last 8 values are the same, 0.5" in get_html(visitor, f"/runs/{flat.id}")
+    assert "health-" not in get_html(visitor, f"/runs/{healthy.id}")
     stale_runs.check_due_runs(database, now + timedelta(hours=2))
-    assert "status-lost" in seen(visitor, "/runs?status=lost")
+    assert "status-lost" in get_html(visitor, "/runs?status=lost")
 
 
-@EMBEDDED
-def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, database: Database, now: datetime) -> None:
-    """From shadow to undone each is put into words of its own."""
-    patient = add_tenant(database, now, "patient", veto_window_seconds=3600)
-    visitor.get("/login", params={"token": dashboard.sign_in_token(SECRET, patient.key.id)})
-    shadow = open_run(database, patient, now, "shadow", mode="shadow")
-    report(database, patient, shadow.id, HACKING[:29], now)
-    assert "Would have been stopped at step 280" in seen(visitor, f"/runs/{shadow.id}")
-    run = open_run(database, patient, now, "pending", mode=Mode.ENFORCE)
-    receipt = report(database, patient, run.id, HACKING[:29], now)
-    assert "unless vetoed before" in seen(visitor, f"/runs/{run.id}")
+@SQLITE_ONLY
+def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Database, now: datetime) -> None:
+    """Each state from shadow to moot has its own text on the run's page."""
+    tenant = add_tenant(database, now, "patient", veto_window_seconds=3600)
+    sign_in_by_link(visitor, tenant.key)
+    shadow = open_run(database, tenant, now, "shadow", mode="shadow")
+    post_evals(database, tenant, shadow.id, HACKING[:29], now)
+    assert "Would have been stopped at step 280" in get_html(visitor, f"/runs/{shadow.id}")
+    run = open_run(database, tenant, now, "pending", mode=Mode.ENFORCE)
+    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
+    assert "unless vetoed before" in get_html(visitor, f"/runs/{run.id}")
     assert receipt.decision is not None
-    commands.apply_command(database, patient.project.id, receipt.decision.id, Vetoed(now, "ada", "a known dip"))
-    html = seen(visitor, f"/runs/{run.id}")
+    commands.apply_command(database, tenant.project.id, receipt.decision.id, Vetoed(now, "ada", "a known dip"))
+    html = get_html(visitor, f"/runs/{run.id}")
     assert "The stop at step 280 was vetoed" in html
     assert "a known dip" in html
     with database.transaction() as tx:
-        projects.update_project(tx, replace(patient.project, paused_at=now, paused_by="<ada>"))
-    held = open_run(database, patient, now, "held", mode=Mode.ENFORCE)
-    receipt = report(database, patient, held.id, HACKING[:29], now)
-    html = seen(visitor, f"/runs/{held.id}")
+        projects.update_project(tx, replace(tenant.project, paused_at=now, paused_by="<ada>"))
+    on_hold = open_run(database, tenant, now, "held", mode=Mode.ENFORCE)
+    receipt = post_evals(database, tenant, on_hold.id, HACKING[:29], now)
+    html = get_html(visitor, f"/runs/{on_hold.id}")
     assert "Stop on hold: the project was paused by &lt;ada&gt;. Called at step 280" in html
     with database.transaction() as tx:
-        projects.update_project(tx, patient.project)
-    late = open_run(database, patient, now, "late", mode=Mode.ENFORCE)
-    report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
-    assert "No scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
-    (decision,) = decided(database, patient, late.id)
-    said = Reported(now, DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
-    commands.record_report(database, patient.project.id, decision.id, said)
-    html = seen(visitor, f"/runs/{late.id}")
+        projects.update_project(tx, tenant.project)
+    late = open_run(database, tenant, now, "late", mode=Mode.ENFORCE)
+    post_evals(database, tenant, late.id, HACKING[:29], now - timedelta(hours=2))
+    assert "No scheduler has confirmed yet" in get_html(visitor, f"/runs/{late.id}")
+    (decision,) = load_decisions(database, tenant, late.id)
+    report = Reported(now, DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
+    commands.record_report(database, tenant.project.id, decision.id, report)
+    html = get_html(visitor, f"/runs/{late.id}")
     assert "A receiver is carrying out the stop" in html
     assert "worn" in html
     deadlines.process_overdue(database, now + timedelta(hours=1))
-    assert "was repeated" in seen(visitor, f"/runs/{late.id}")
-    commands.apply_command(database, patient.project.id, decision.id, Undone(now, "ada", "broken eval"))
-    assert "was undone" in seen(visitor, f"/runs/{late.id}")
-    ended = open_run(database, patient, now, "ended", mode=Mode.ENFORCE)
-    report(database, patient, ended.id, HACKING[:29], now)
-    commands.finish_run(database, patient.project.id, ended.id, "completed", now)
-    assert "is moot" in seen(visitor, f"/runs/{ended.id}")
+    assert "was repeated" in get_html(visitor, f"/runs/{late.id}")
+    commands.apply_command(database, tenant.project.id, decision.id, Undone(now, "ada", "broken eval"))
+    assert "was undone" in get_html(visitor, f"/runs/{late.id}")
+    ended = open_run(database, tenant, now, "ended", mode=Mode.ENFORCE)
+    post_evals(database, tenant, ended.id, HACKING[:29], now)
+    commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
+    assert "is moot" in get_html(visitor, f"/runs/{ended.id}")
 
 
-def decided(database: Database, tenant: Tenant, run_id: UUID) -> list[Decision]:
+def load_decisions(database: Database, tenant: Tenant, run_id: UUID) -> list[Decision]:
     with database.reading() as tx:
         return decisions.list_decisions(tx, tenant.project.id, run_id=run_id)
 
 
-def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """Runs are found by a part of their name and by status; past a full page there is a next one."""
+def test_search_filter_and_paging(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Runs are found by a part of their name and by status; a full page links to the next."""
     for index in range(PAGE + 3):
         open_run(database, tenant, now, f"run-{index:03d}")
     done = open_run(database, tenant, now, "100% done_")
     commands.finish_run(database, tenant.project.id, done.id, "completed", now)
-    html = seen(visitor, "/runs")
+    html = get_html(visitor, "/runs")
     assert html.count('class="row-link"') == PAGE
     older = html.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
-    rest = seen(visitor, older)
-    assert rest.count('class="row-link"') == 4
-    assert 'rel="next"' not in rest
-    for parameters, found in (
+    second_page = get_html(visitor, older)
+    assert second_page.count('class="row-link"') == 4
+    assert 'rel="next"' not in second_page
+    for parameters, count in (
         ({"name": "RUN-00"}, 10),
         ({"name": "100%"}, 1),
         ({"name": "e_"}, 1),
@@ -196,25 +201,25 @@ def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tena
         ({"name": "nowhere"}, 0),
     ):
         html = visitor.get("/runs", params=parameters).text
-        assert html.count('class="row-link"') == found, parameters
-        assert ("No run matches" in html) == (found == 0)
+        assert html.count('class="row-link"') == count, parameters
+        assert ("No run matches" in html) == (count == 0)
 
 
-@EMBEDDED
-def test_what_is_said_of_runs_is_written_shown_and_searched(
+@SQLITE_ONLY
+def test_run_description_is_saved_shown_and_searched(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """The form of a run's page sets owner, group, tags and notes; a group is a list."""
+    """The form on a run's page sets owner, group, tags and notes, and the list filters by them."""
     for name in ("seed-1", "seed-2", "other"):
         run = open_run(database, tenant, now, name)
-        report(database, tenant, run.id, HACKING[:20], now)
+        post_evals(database, tenant, run.id, HACKING[:20], now)
         if name != "other":
             form = {"owner": " dana@example.org ", "group": "seeds & co", "tags": "a, b ,", "notes": "one\r\n<two>"}
-            sent = visitor.post(f"/runs/{run.id}/description", data=form | {"csrf": token_of(visitor)})
-            assert sent.headers["location"] == f"/runs/{run.id}"
-    page = seen(visitor, f"/runs/{find_run(database, tenant, 'seed-2')}")
+            answer = visitor.post(f"/runs/{run.id}/description", data=form | {"csrf": read_csrf_token(visitor)})
+            assert answer.headers["location"] == f"/runs/{run.id}"
+    page = get_html(visitor, f"/runs/{find_run_id(database, tenant, 'seed-2')}")
     assert [words in page for words in ("one\n&lt;two&gt;", "/runs?group=seeds+%26+co", 'value="a, b"')] == [True] * 3
-    for query, found in (
+    for query, count in (
         ({"group": "seeds & co"}, 2),
         ({"owner": "dana@example.org", "tag": "b", "name": "1"}, 1),
         ({"label": "gpus=8"}, 0),
@@ -222,17 +227,17 @@ def test_what_is_said_of_runs_is_written_shown_and_searched(
         ({"since": f"{now - timedelta(days=1):%Y-%m-%d}", "owner": "", "tag": "", "label": ""}, 3),
     ):
         html = visitor.get("/runs", params=query).text
-        assert html.count('class="row-link"') == found, query
+        assert html.count('class="row-link"') == count, query
 
 
-def find_run(database: Database, tenant: Tenant, name: str) -> UUID:
+def find_run_id(database: Database, tenant: Tenant, name: str) -> UUID:
     with database.reading() as tx:
         run = runs.find_run_by_name(tx, tenant.project.id, name)
     assert run is not None
     return run.id
 
 
-@EMBEDDED
+@SQLITE_ONLY
 @pytest.mark.parametrize(
     "path",
     [
@@ -245,8 +250,8 @@ def find_run(database: Database, tenant: Tenant, name: str) -> UUID:
         "/assets/x/secret",
     ],
 )
-def test_errors_are_pages(visitor: httpx.Client, path: str) -> None:
-    """What is not there is told on a page; the API keeps its problem documents."""
+def test_not_found_is_a_page(visitor: httpx.Client, path: str) -> None:
+    """Unknown paths and parameters give an HTML page with 404; the API keeps its problem documents."""
     answer = visitor.get(path)
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html") or path.startswith("/assets")
@@ -254,7 +259,7 @@ def test_errors_are_pages(visitor: httpx.Client, path: str) -> None:
         assert visitor.get(path).headers["content-type"] == "application/problem+json"
 
 
-@EMBEDDED
+@SQLITE_ONLY
 @pytest.mark.parametrize(
     ("query", "words"),
     [
@@ -263,16 +268,16 @@ def test_errors_are_pages(visitor: httpx.Client, path: str) -> None:
         ("owner=" + "x" * 257, "Owner: String should have at most 256 characters."),
     ],
 )
-def test_a_wrong_filter_is_named(visitor: httpx.Client, query: str, words: str) -> None:
-    """A filter that cannot be applied is named with what it may be, and is not called missing."""
+def test_invalid_filter_is_named(visitor: httpx.Client, query: str, words: str) -> None:
+    """An invalid filter is named with what it may be, and the list is not called missing."""
     page = visitor.get(f"/runs?{query}").text
     assert words in page
     assert "another project" not in page
 
 
-@EMBEDDED
-def test_an_address_that_leads_nowhere(visitor: httpx.Client) -> None:
-    """A browser is shown a page, without a session too; programs are told as ever, and no other page is in the way."""
+@SQLITE_ONLY
+def test_unknown_address_is_a_page_for_browsers_only(visitor: httpx.Client) -> None:
+    """A browser gets a page, also without a session; programs get a problem document, and known paths still answer."""
     browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Cookie": ""}
     for path in ("/nowhere", "/run/1", "/api", "/decisions/1/veto"):
         answer = visitor.get(path, headers=browser)
@@ -288,7 +293,7 @@ def test_an_address_that_leads_nowhere(visitor: httpx.Client) -> None:
         assert visitor.get(path, headers=browser).status_code in (200, 401), path
 
 
-@EMBEDDED
+@SQLITE_ONLY
 @pytest.mark.parametrize(
     "values",
     [
@@ -301,37 +306,37 @@ def test_an_address_that_leads_nowhere(visitor: httpx.Client) -> None:
         [5e-324, 0.0],
     ],
 )
-def test_odd_series_keep_the_pages_whole(
+def test_unusual_series_keep_the_pages_working(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, values: list[float]
 ) -> None:
-    """No eval, one, only NaN, numbers at the ends of what a double holds: each page stands, gaps are null."""
+    """No eval, one, only NaN, the largest doubles: each page answers, and values that are not finite are null."""
     run = open_run(database, tenant, now, "odd")
     for step, value in enumerate(values):
-        post(database, tenant, run.id, now, PostedObservation("reward/gold", step, value, 0.1))
-    seen(visitor, "/runs")
-    seen(visitor, f"/runs/{run.id}")
+        post_observations(database, tenant, run.id, now, PostedObservation("reward/gold", step, value, 0.1))
+    get_html(visitor, "/runs")
+    get_html(visitor, f"/runs/{run.id}")
     evals = visitor.get(f"/runs/{run.id}/series.json").json()["series"][0]
     assert evals["values"] == [value if math.isfinite(value) else None for value in values]
     assert evals["stderrs"] == [0.1] * len(values)
 
 
-@EMBEDDED
-def test_a_run_without_roles(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """A run that watches nothing is shown with its metrics and an empty chart."""
+@SQLITE_ONLY
+def test_run_without_roles(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A run without watched metrics is shown with its metrics and an empty chart."""
     run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest("bare", metrics={}), now)
-    post(database, tenant, run.id, now, PostedObservation("tokens", 3, 1e6))
-    assert "not watched" in seen(visitor, f"/runs/{run.id}")
+    post_observations(database, tenant, run.id, now, PostedObservation("tokens", 3, 1e6))
+    assert "not watched" in get_html(visitor, f"/runs/{run.id}")
     assert visitor.get(f"/runs/{run.id}/series.json").json()["series"] == []
 
 
-@EMBEDDED
-def test_long_series_are_thinned_and_keep_their_spike(
+@SQLITE_ONLY
+def test_long_series_is_downsampled_and_keeps_its_spike(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """A chart gets some two thousand points a metric, the one spike among them."""
+    """A chart gets at most MOST_POINTS points of a metric, the spike, the first and the last among them."""
     run = open_run(database, tenant, now, "long")
     points = [PostedObservation("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
-    post(database, tenant, run.id, now, *points)
+    post_observations(database, tenant, run.id, now, *points)
     series = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
     proxy = next(item for item in series if item["role"] == "proxy")
     assert len(proxy["steps"]) <= MOST_POINTS
@@ -339,19 +344,19 @@ def test_long_series_are_thinned_and_keep_their_spike(
     assert (proxy["steps"][0], proxy["steps"][-1]) == (0, 8999)
 
 
-@EMBEDDED
+@SQLITE_ONLY
 def test_superseded_observations_are_left_out(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """After a resume the chart shows what counts; the decision of the earlier attempt stays on the page."""
     run = open_run(database, tenant, now, "resumed", mode=Mode.ENFORCE)
-    receipt = report(database, tenant, run.id, HACKING[:29], now)
+    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
     assert receipt.decision is not None
     submit_message(database, tenant.project.id, run.id, Resumed(100), now)
     document = visitor.get(f"/runs/{run.id}/series.json").json()
     assert document["series"][0]["steps"][-1] == 100
     assert document["decision"] is None
-    html = seen(visitor, f"/runs/{run.id}")
+    html = get_html(visitor, f"/runs/{run.id}")
     assert "attempt 2 from step 100" in html
     assert "of attempt 1" in html
     assert "The eval shows no turn." in html

@@ -1,4 +1,4 @@
-"""Who may do what on which page: a table of every route, held against every role, every form, every stranger."""
+"""Permissions of the pages: every route against every role, form tokens, and other projects."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.sessions import Session
-from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.webhooks import endpoints
 
-from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.statements import record_statements
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import LEVEL, Tenant, add_tenant, open_run
-from tests.service.web.dashboard.serving import SECRET, serving, token_of
+from tests.service.web.dashboard.recorded_runs import LEVEL_POLICY, Tenant, add_tenant, open_run
+from tests.service.web.dashboard.serving import (
+    open_client,
+    read_csrf_token,
+    sign_in_by_link,
+    start_server,
+)
 
 ANYONE, VIEWER, OPERATOR, ADMIN = range(4)
 
-ROLES: dict[tuple[str, str], int] = {
+ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("GET", "/login"): ANYONE,
     ("POST", "/login"): ANYONE,
     ("GET", "/session"): ANYONE,
@@ -110,9 +113,9 @@ ROLES: dict[tuple[str, str], int] = {
     ("POST", "/settings/sessions/{session_id}/end"): ADMIN,
     ("GET", "/settings/audit"): ADMIN,
 }
-"""Every route of the pages, and the least role that it opens to."""
+"""Every route of the pages, and the lowest role that may use it."""
 
-SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
+ROLE_SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
     ("POST", "/precision/label/{run_id}"): {"said": "turned"},
@@ -128,29 +131,29 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
     ("POST", "/webhooks/endpoints/{endpoint_id}/enabled"): {"enabled": "true"},
     ("POST", "/webhooks/endpoints/{endpoint_id}/replay"): {"since": "2026-01-01T00:00"},
 }
-"""What a form has to carry to be whole."""
+"""The fields that each form requires."""
 
-IDS = (
+PATH_PARAMETERS = (
     *("session_id", "run_id", "endpoint_id", "key_id", "delivery_id"),
     *("decision_id", "backtest_id", "proposal_id", "name"),
 )
 
-GUARDED = sorted(route for route, role in ROLES.items() if role != ANYONE)
-POSTS = [route for route in GUARDED if route[0] == "POST"]
-ABOUT_SOMETHING = [route for route in GUARDED if "{" in route[1]]
+GUARDED_ROUTES = sorted(route for route, role in ROUTE_ROLES.items() if role != ANYONE)
+POST_ROUTES = [route for route in GUARDED_ROUTES if route[0] == "POST"]
+ROUTES_WITH_PARAMETERS = [route for route in GUARDED_ROUTES if "{" in route[1]]
 
 
-class House:
-    """A server with one of everything in a project, and visitors of each role."""
+class PopulatedService:
+    """A server with one object of every kind in a project, and a signed-in client for each role."""
 
     def __init__(self, address: str, database: Database, now: datetime) -> None:
         self.address, self.database = address, database
         self.tenant = add_tenant(database, now)
-        self.ids = self._ids(self.tenant, now)
-        self.visitors = {role: self._visitor(role, now) for role in SCOPES}
-        self.tokens = {role: token_of(visitor, "/runs") for role, visitor in self.visitors.items()}
+        self.ids = self._create_objects(self.tenant, now)
+        self.visitors = {role: self._sign_in(role, now) for role in ROLE_SCOPES}
+        self.tokens = {role: read_csrf_token(visitor, "/runs") for role, visitor in self.visitors.items()}
 
-    def _ids(self, tenant: Tenant, now: datetime) -> dict[str, str]:
+    def _create_objects(self, tenant: Tenant, now: datetime) -> dict[str, str]:
         by = (self.database, Author(tenant.project.id, "key test", now))
         endpoint = endpoints.create_endpoint(
             *by,
@@ -170,7 +173,7 @@ class House:
                 Observations((PostedObservation("reward/gold", step, value),)),
                 now,
             )
-        policy = policies.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}))
+        policy = policies.add_policy(*by, policy_from_document(LEVEL_POLICY | {"name": "of-somebody"}))
         backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
@@ -205,16 +208,16 @@ class House:
             "name": policy.name,
         }
 
-    def _visitor(self, role: int, now: datetime) -> httpx.Client:
+    def _sign_in(self, role: int, now: datetime) -> httpx.Client:
         with self.database.transaction() as tx:
             key, _ = keys.create_key(
-                tx, project_id=self.tenant.project.id, name="visitor", scopes=SCOPES[role], now=now
+                tx, project_id=self.tenant.project.id, name="visitor", scopes=ROLE_SCOPES[role], now=now
             )
-        client = httpx.Client(verify=get_ssl_context(), base_url=self.address, timeout=30)
-        client.get("/login", params={"token": dashboard.sign_in_token(SECRET, key.id)}).raise_for_status()
+        client = open_client(self.address)
+        sign_in_by_link(client, key)
         return client
 
-    def ask(
+    def send_request(
         self,
         client: httpx.Client,
         route: tuple[str, str],
@@ -222,7 +225,7 @@ class House:
         token: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Ask a route, with a whole form where it takes one; of a stream only the head is read."""
+        """Send a request, with a complete form where the route takes one; of a stream only the head is read."""
         method, template = route
         form = FORMS.get(route, {}) | ({"csrf": token} if token is not None else {})
         data = form if method == "POST" else None
@@ -233,38 +236,38 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[House]:
+def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[PopulatedService]:
     file = tmp_path_factory.mktemp("roles") / "evalstop.db"
     file.write_bytes(request.getfixturevalue("migrated_file").read_bytes())
     database = Database(f"sqlite:///{file}", "NORMAL")
-    with serving(database) as address:
-        house = House(address, database, datetime.now().astimezone())
-        yield house
-        for visitor in house.visitors.values():
+    with start_server(database) as address:
+        service = PopulatedService(address, database, datetime.now().astimezone())
+        yield service
+        for visitor in service.visitors.values():
             visitor.close()
     database.close()
 
 
-def missing() -> dict[str, str]:
-    """Ids of nothing."""
-    return dict.fromkeys(IDS, str(uuid4()))
+def random_ids() -> dict[str, str]:
+    """Ids of objects that do not exist."""
+    return dict.fromkeys(PATH_PARAMETERS, str(uuid4()))
 
 
-def test_the_table_is_complete() -> None:
-    """Every route of the pages has its row: a new one without fails here."""
+def test_every_route_has_a_role() -> None:
+    """A new route fails here until it has a row in the table."""
     routes = [route for part in PAGES for route in part.router.routes if isinstance(route, PageRoute)]
-    assert {(method, route.path) for route in routes for method in route.methods or ()} == set(ROLES)
+    assert {(method, route.path) for route in routes for method in route.methods or ()} == set(ROUTE_ROLES)
 
 
-@pytest.mark.parametrize("role", SCOPES, ids=["viewer", "operator", "admin"])
-def test_roles(house: House, role: int) -> None:
-    """A visitor may do exactly what their role covers; all else answers 403 and says which role it takes."""
-    visitor, token = house.visitors[role], house.tokens[role]
-    for route in GUARDED:
+@pytest.mark.parametrize("role", ROLE_SCOPES, ids=["viewer", "operator", "admin"])
+def test_role_may_do_exactly_what_it_covers(service: PopulatedService, role: int) -> None:
+    """All other routes answer 403 and name the required role."""
+    visitor, token = service.visitors[role], service.tokens[role]
+    for route in GUARDED_ROUTES:
         if route == ("POST", "/logout"):
-            continue  # a session of a key that goes on elsewhere
-        response = house.ask(visitor, route, missing(), token)
-        if role >= ROLES[route]:
+            continue  # other tests still use this session
+        response = service.send_request(visitor, route, random_ids(), token)
+        if role >= ROUTE_ROLES[route]:
             assert response.status_code not in (401, 403), (route, response.text)
             assert response.status_code < 500, (route, response.text)
             assert not response.headers.get("location", "").startswith("/login"), route
@@ -273,70 +276,78 @@ def test_roles(house: House, role: int) -> None:
             assert "This needs the role" in response.text
 
 
-def test_strangers_see_nothing(house: House) -> None:
-    """Without a session every route but those to sign in by leads to the form, whatever it is about."""
-    with httpx.Client(verify=get_ssl_context(), base_url=house.address, timeout=30) as stranger:
-        for route in GUARDED:
-            for ids in (house.ids, missing()):
-                response = house.ask(stranger, route, ids)
+def test_without_a_session_every_route_leads_to_sign_in(service: PopulatedService) -> None:
+    """Without a session every guarded route redirects to the form, whether its object exists or not."""
+    with open_client(service.address) as anonymous:
+        for route in GUARDED_ROUTES:
+            for ids in (service.ids, random_ids()):
+                response = service.send_request(anonymous, route, ids)
                 assert response.status_code == 303, route
                 assert response.headers["location"].startswith("/login"), route
 
 
-@pytest.mark.parametrize("route", POSTS, ids=" ".join)
-def test_every_form_needs_its_token(house: House, route: tuple[str, str]) -> None:
-    """Without the token of this very session, or sent by another site, a form changes nothing: 403."""
-    admin, token = house.visitors[ADMIN], house.tokens[ADMIN]
-    before = state(house.database)
-    for wrong in (None, "", "x", house.tokens[VIEWER], token[:-1], token + "x"):
-        response = house.ask(admin, route, house.ids, wrong)
+@pytest.mark.parametrize("route", POST_ROUTES, ids=" ".join)
+def test_form_without_its_csrf_token_is_refused(service: PopulatedService, route: tuple[str, str]) -> None:
+    """Without the session's own token, or from another site, a form answers 403 and changes nothing."""
+    admin, token = service.visitors[ADMIN], service.tokens[ADMIN]
+    before = read_state(service.database)
+    for wrong in (None, "", "x", service.tokens[VIEWER], token[:-1], token + "x"):
+        response = service.send_request(admin, route, service.ids, wrong)
         assert response.status_code == 403, wrong
         assert "Nothing was changed" in response.text
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
-        assert house.ask(admin, route, house.ids, token, headers).status_code == 403
-    assert house.ask(admin, route, house.ids, headers={"X-CSRF-Token": house.tokens[VIEWER]}).status_code == 403
-    assert state(house.database) == before
+        assert service.send_request(admin, route, service.ids, token, headers).status_code == 403
+    assert (
+        service.send_request(admin, route, service.ids, headers={"X-CSRF-Token": service.tokens[VIEWER]}).status_code
+        == 403
+    )
+    assert read_state(service.database) == before
 
 
-def test_a_script_sends_the_token_as_a_header(house: House) -> None:
-    """What is no form carries the token of the page's head."""
-    headers = {"X-CSRF-Token": house.tokens[ADMIN]}
-    assert house.ask(house.visitors[ADMIN], ("POST", "/settings/resume"), {}, headers=headers).status_code == 303
+def test_csrf_token_is_accepted_as_a_header(service: PopulatedService) -> None:
+    """A script sends the token of the page's head as a header."""
+    headers = {"X-CSRF-Token": service.tokens[ADMIN]}
+    assert (
+        service.send_request(service.visitors[ADMIN], ("POST", "/settings/resume"), {}, headers=headers).status_code
+        == 303
+    )
 
 
-@pytest.mark.parametrize("route", ABOUT_SOMETHING, ids=" ".join)
-def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[str, str]) -> None:
-    """What belongs to another project answers as what does not exist does: the same text, by the same statements."""
-    other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
-    with httpx.Client(verify=get_ssl_context(), base_url=house.address, timeout=30) as stranger:
-        stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
-        token = token_of(stranger, "/runs")
+@pytest.mark.parametrize("route", ROUTES_WITH_PARAMETERS, ids=" ".join)
+def test_objects_of_another_project_are_not_found(
+    service: PopulatedService, now: datetime, route: tuple[str, str]
+) -> None:
+    """An object of another project answers like one that does not exist: same text, same SQL statements."""
+    other = add_tenant(service.database, now, f"other {uuid4()}", scopes=("admin",))
+    with open_client(service.address) as other_visitor:
+        sign_in_by_link(other_visitor, other.key)
+        token = read_csrf_token(other_visitor, "/runs")
         answers = []
-        before = state(house.database)
-        for ids in (house.ids, missing()):
-            with record_statements(house.database) as seen:
-                response = house.ask(stranger, route, ids, token)
+        before = read_state(service.database)
+        for ids in (service.ids, random_ids()):
+            with record_statements(service.database) as statements:
+                response = service.send_request(other_visitor, route, ids, token)
             text = response.text
-            for one in ids.values():
-                text = text.replace(one, "ID")
-            answers.append((response.status_code, text, seen))
+            for object_id in ids.values():
+                text = text.replace(object_id, "ID")
+            answers.append((response.status_code, text, statements))
         assert answers[0] == answers[1]
         assert answers[0][0] == 404
-        assert state(house.database) == before
+        assert read_state(service.database) == before
 
 
-def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) -> None:
-    """No page of a project names anything of another one, whatever it is asked for."""
-    other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
-    with httpx.Client(verify=get_ssl_context(), base_url=house.address, timeout=30) as stranger:
-        stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
+def test_no_page_names_objects_of_another_project(service: PopulatedService, now: datetime) -> None:
+    """No list, filter or cursor shows anything of another project."""
+    other = add_tenant(service.database, now, f"other {uuid4()}", scopes=("admin",))
+    with open_client(service.address) as other_visitor:
+        sign_in_by_link(other_visitor, other.key)
         last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
         for path in (
             "/runs",
             "/runs?name=somebody",
             f"/runs?cursor={last}",
             "/webhooks",
-            f"/webhooks?endpoint={house.ids['endpoint_id']}",
+            f"/webhooks?endpoint={service.ids['endpoint_id']}",
             f"/webhooks?cursor={last}",
             "/",
             "/precision",
@@ -349,15 +360,15 @@ def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) ->
             f"/settings/audit?cursor={last}",
             "/projects",
         ):
-            text = stranger.get(path).text
-            for needle in ("of somebody", "of-somebody", "127.0.0.1:9", house.tenant.project.name):
-                assert needle not in text, (path, needle)
-            asked = {house.ids["endpoint_id"]} if "endpoint=" in path else set()
-            assert not any(one in text for one in set(house.ids.values()) - asked), path
+            text = other_visitor.get(path).text
+            for foreign_name in ("of somebody", "of-somebody", "127.0.0.1:9", service.tenant.project.name):
+                assert foreign_name not in text, (path, foreign_name)
+            in_request = {service.ids["endpoint_id"]} if "endpoint=" in path else set()
+            assert not any(object_id in text for object_id in set(service.ids.values()) - in_request), path
 
 
-def state(database: Database) -> list[Any]:
-    """What a form could have changed."""
+def read_state(database: Database) -> list[Any]:
+    """The rows that a form could change."""
     tables = ("projects", "keys", "endpoints", "audit_log", "deliveries", "decisions", "backtests")
     with database.reading() as tx:
         return [tx.execute(sa.text(f"SELECT * FROM {table} ORDER BY id")).all() for table in tables]

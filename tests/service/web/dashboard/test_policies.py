@@ -1,4 +1,4 @@
-"""The pages of policies and of their backtests."""
+"""The pages of policies, their rollout and their backtests."""
 
 from __future__ import annotations
 
@@ -21,57 +21,67 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
-from tests.service.web.dashboard.recorded_runs import LEVEL, Tenant, add_tenant, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED, token_of
+from tests.service.web.dashboard.recorded_runs import (
+    LEVEL_POLICY,
+    Tenant,
+    add_tenant,
+    load_recorded_evals,
+    open_run,
+    post_evals,
+)
+from tests.service.web.dashboard.serving import SQLITE_ONLY, read_csrf_token
 
-HACKING = recorded("np-0044")
+HACKING = load_recorded_evals("np-0044")
 
 
-def document(**changes: Any) -> dict[str, Any]:
-    return policy_to_document(policy_from_document(LEVEL)) | changes
+def level_document(**changes: Any) -> dict[str, Any]:
+    """The document of the policy `level`, with these fields changed."""
+    return policy_to_document(policy_from_document(LEVEL_POLICY)) | changes
 
 
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(POLICIES)))
-def test_what_differs(one: str, other: str) -> None:
-    """A policy does not differ from itself; what is before and after changes places with the documents."""
-    before, after = policy_to_document(POLICIES[one]), policy_to_document(POLICIES[other])
+def test_policy_diff_is_symmetric(first: str, second: str) -> None:
+    """A policy does not differ from itself; swapping the documents swaps before and after."""
+    before, after = policy_to_document(POLICIES[first]), policy_to_document(POLICIES[second])
     assert policy_diff.compare_fields(before, before) == []
     assert policy_diff.compare_lines(before, before) == []
-    there = {(one.group, one.field, one.before, one.after) for one in policy_diff.compare_fields(before, after)}
-    back = {(one.group, one.field, one.after, one.before) for one in policy_diff.compare_fields(after, before)}
-    assert there == back
-    assert bool(there) == (one != other)
+    forward = {(row.group, row.field, row.before, row.after) for row in policy_diff.compare_fields(before, after)}
+    backward = {(row.group, row.field, row.after, row.before) for row in policy_diff.compare_fields(after, before)}
+    assert forward == backward
+    assert bool(forward) == (first != second)
 
 
-def test_a_member_is_known_by_its_id() -> None:
-    """A detector put before the others is one new member, not a change of all."""
-    before = document()
-    after = document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
+def test_members_are_matched_by_id() -> None:
+    """A detector inserted before the others is one new member, not a change of all."""
+    before = level_document()
+    after = level_document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
     assert {change.group for change in policy_diff.compare_fields(before, after)} == {"floor"}
 
 
-def test_differences_have_three_digits() -> None:
-    """A member's numbers have three digits, and all of them where three would hide the difference."""
-    members = document()["members"][:2]
+def test_diff_numbers_have_three_digits_or_as_many_as_differ() -> None:
+    """Numbers have three digits, or all of them where three would hide the difference."""
+    members = level_document()["members"][:2]
     before, after = (
-        document(members=[members[0] | {"weight": first}, members[1] | {"weight": second}])
+        level_document(members=[members[0] | {"weight": first}, members[1] | {"weight": second}])
         for first, second in ((0.123456, 0.5), (0.123444, 0.6))
     )
-    changes = [(one.group, one.field, one.before, one.after) for one in policy_diff.compare_fields(before, after)]
+    changes = [(row.group, row.field, row.before, row.after) for row in policy_diff.compare_fields(before, after)]
     assert changes == [
         ("k_below_best", "weight", "0.123456", "0.123444"),
         ("eval", "weight", "0.5", "0.6"),
     ]
 
 
-@EMBEDDED
-def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """The project's and the shipped ones, each version, and in what two of them differ; others' do not exist."""
+@SQLITE_ONLY
+def test_policies_and_their_differences_are_shown(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The list has the project's and the shipped policies, a page compares two versions; unknown ones are not found."""
     with database.transaction() as tx:
-        policies.add_policy(tx, tenant.project, "level", document(min_evals=12, description="<b>slow</b>"), now)
-    listed = visitor.get("/policies").text
-    assert all(f'href="/policies/{name}"' in listed for name in ("level", "cautious", "paper"))
-    assert "&lt;b&gt;slow" in listed
+        policies.add_policy(tx, tenant.project, "level", level_document(min_evals=12, description="<b>slow</b>"), now)
+    policy_list = visitor.get("/policies").text
+    assert all(f'href="/policies/{name}"' in policy_list for name in ("level", "cautious", "paper"))
+    assert "&lt;b&gt;slow" in policy_list
     shown = visitor.get("/policies/level?against=level@1").text
     assert "min_evals" in shown
     assert "description" in shown
@@ -81,15 +91,17 @@ def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: T
         assert visitor.get(path).status_code == 404
 
 
-@EMBEDDED
-def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """A policy's page starts its rollout, counts the cases to the next step, and moves it up and back for a reason."""
-    run, project_id, token = open_run(database, tenant, now, "hacking"), tenant.project.id, token_of(visitor)
+@SQLITE_ONLY
+def test_rollout_is_promoted_and_lowered(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A policy's page starts its rollout, counts the cases to the next stage, and moves it up and down for a reason."""
+    run, project_id, token = open_run(database, tenant, now, "hacking"), tenant.project.id, read_csrf_token(visitor)
     page = f"/policies/{run.policy_name}"
     assert 'class="ladder"' not in visitor.get(page).text
-    terms = {"required_percent": "80", "canary_percent": "25", "csrf": token}
-    assert visitor.post(f"{page}/stage", data=terms).headers["location"] == f"{page}#stage"
-    refused = visitor.post(f"{page}/stage", data=terms | {"required_percent": "100"})
+    form = {"required_percent": "80", "canary_percent": "25", "csrf": token}
+    assert visitor.post(f"{page}/stage", data=form).headers["location"] == f"{page}#stage"
+    refused = visitor.post(f"{page}/stage", data=form | {"required_percent": "100"})
     assert (refused.status_code, "Required percent: Input should be less than 100." in refused.text) == (422, True)
     insert_cases(database, run, 9, utc_now())
     insert_cases(database, run, 3, utc_now(), seconds=40.0)
@@ -117,7 +129,7 @@ def test_the_stage_is_a_ladder(visitor: httpx.Client, database: Database, tenant
 
 
 @given(st.floats(1e-3, 1e9))
-def test_ticks_are_round(highest: float) -> None:
+def test_axis_ticks_are_round(highest: float) -> None:
     """An axis has two to five round ticks besides 0, and none past its end."""
     ticks = policy_scatter.list_ticks(highest)
     assert ticks[0] == 0
@@ -127,9 +139,11 @@ def test_ticks_are_round(highest: float) -> None:
     assert f"{ticks[1]:e}"[0] in "125"
 
 
-@EMBEDDED
-def test_what_policies_save_and_cost(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """Each measured version is a dot that leads to it, by the figures of the page Precision; labels stand clear."""
+@SQLITE_ONLY
+def test_scatter_shows_each_measured_policy(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Each measured version is a dot with a link, at the figures of the precision page; labels do not overlap."""
     assert "No policy has decided cases yet" in visitor.get("/policies").text
     for policy in ("level", "paper", "cautious"):
         run = open_run(database, tenant, now, policy, policy=policy)
@@ -146,40 +160,41 @@ def test_what_policies_save_and_cost(visitor: httpx.Client, database: Database, 
     assert 'href="/policies/paper?version=1"' in shown
 
 
-@EMBEDDED
-def test_a_draft_is_tried_and_saved(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """What is written is tried on past runs and saved as the next version; a mistake is named beside the field."""
+@SQLITE_ONLY
+def test_draft_is_backtested_and_saved(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A draft is backtested and saved as the next version; an error is named at the field."""
     run = open_run(database, tenant, now, "hacking")
-    report(database, tenant, run.id, HACKING, now)
+    post_evals(database, tenant, run.id, HACKING, now)
     commands.finish_run(database, tenant.project.id, run.id, "completed", now)
-    page, token = "/policies/level/edit", token_of(visitor)
+    page, token = "/policies/level/edit", read_csrf_token(visitor)
     assert "k_below_best" in visitor.get(page).text
-    draft = {"document": json.dumps(document(min_evals=12)), "csrf": token}
+    draft = {"document": json.dumps(level_document(min_evals=12)), "csrf": token}
     assert visitor.post(f"{page}/try", data={"document": "{}"}).status_code == 403
-    for wrong, said in (
+    for invalid, message in (
         ('{"name": "level",\n "members": </textarea>', "this is not JSON: Expecting value at line 2, column 13"),
         ('{"name": "p", "members": [{"detector": "posterior", "stop_at": 1.7}]}', "is from 0 to 1"),
         ("[" * 5000, "nested too deep"),
         ('{"name": "level", "members": [{"detector": "k_declne"}]}', "$.members[0].detector"),
     ):
         for path in (page, f"{page}/try"):
-            refused = visitor.post(path, data=draft | {"document": wrong})
+            refused = visitor.post(path, data=draft | {"document": invalid})
             assert refused.status_code == 422
-            assert said in refused.text
-            assert html.escape(wrong[:500], quote=False) in refused.text.replace("&#34;", '"')
+            assert message in refused.text
+            assert html.escape(invalid[:500], quote=False) in refused.text.replace("&#34;", '"')
     tried = visitor.post(f"{page}/try", data=draft).headers["location"]
     shown = visitor.get(tried).text
     assert "waiting for a worker" in shown
     assert "&#34;min_evals&#34;: 12" in shown
     assert backtests.run_next_backtest(database, utc_now)
-    done = visitor.get(tried).text
-    assert "1 run replayed" in done
-    (whole,) = re.findall(r'href="(/policies/backtests/[^"]+)"', done)
-    listed = visitor.get(whole).text
-    assert f'href="/runs/{run.id}"' in listed
+    result = visitor.get(tried).text
+    assert "1 run replayed" in result
+    (details,) = re.findall(r'href="(/policies/backtests/[^"]+)"', result)
+    assert f'href="/runs/{run.id}"' in visitor.get(details).text
     assert visitor.post(page, data=draft).headers["location"] == "/policies/level?version=2&against=level@1"
     assert "min_evals" in visitor.get("/policies/level?version=2&against=level@1").text
     other = add_tenant(database, now, "others")
-    asked = backtests.request_backtest(database, other.project.id, document(), 5, "eve", utc_now())
-    for path in (f"/policies/backtests/{asked.id}", f"{page}?backtest={asked.id}", "/policies/gone/edit"):
+    foreign = backtests.request_backtest(database, other.project.id, level_document(), 5, "eve", utc_now())
+    for path in (f"/policies/backtests/{foreign.id}", f"{page}?backtest={foreign.id}", "/policies/gone/edit"):
         assert visitor.get(path).status_code == 404

@@ -1,4 +1,4 @@
-"""The overview and the page of precision: what they say, where their figures lead, and one click that judges."""
+"""The precision page and its cases: figures, links behind them, and labels set with one click."""
 
 from __future__ import annotations
 
@@ -13,45 +13,53 @@ from evalstop_service.decisions import commands
 from evalstop_service.projects import api_keys
 from evalstop_service.store import outcomes, projects
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard import sign_in_token
 from playwright.sync_api import expect
 
 from tests.service.case_rows import insert_cases
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
+from tests.service.web.dashboard.recorded_runs import (
+    Tenant,
+    add_tenant,
+    confirm_stop,
+    load_recorded_evals,
+    open_run,
+    post_evals,
+)
+from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
 
-HACKING = recorded("np-0044")
+HACKING = load_recorded_evals("np-0044")
 
 
-def seen(visitor: httpx.Client, path: str) -> str:
-    """A page with its characters as they are read."""
-    answer = visitor.get(path)
-    assert answer.status_code == 200, (path, answer.text[:500])
-    return unescape(answer.text)
+def get_text(visitor: httpx.Client, path: str) -> str:
+    """The HTML of a page, with its character references resolved."""
+    return unescape(get_html(visitor, path))
 
 
-def test_while_there_is_nothing(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """Empty pages say what to do next."""
-    assert "Connect a trainer" in seen(visitor, "/")
-    assert "held_out_share" in seen(visitor, "/precision")
-    assert "No case matches" in seen(visitor, "/cases")
+def test_empty_pages_say_what_to_do(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Pages of a project without data say what to do next."""
+    assert "Connect a trainer" in get_text(visitor, "/")
+    assert "held_out_share" in get_text(visitor, "/precision")
+    assert "No case matches" in get_text(visitor, "/cases")
     open_run(database, tenant, now, "first")
-    html = seen(visitor, "/")
+    html = get_text(visitor, "/")
     assert "No decisions yet" in html
     assert "Nothing. No stop can be vetoed" in html
     assert "No policy stops runs" in html
 
 
-def test_every_figure_leads_to_its_cases(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """The number in a cell of the matrix is that of the cases behind its link."""
+def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A link behind a cell of the matrix lists as many cases as the cell says."""
     hostile = open_run(database, tenant, now, "<script>alert(1)</script>", labels={"job_kind": "__proto__"})
-    known = {"gpus": 8.0, "gpu_hours": 80.0, "detectors": ["k_decline"], "stated_risk": 0.05, "job_kind": "__proto__"}
-    insert_cases(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **known)
-    insert_cases(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **known)
-    insert_cases(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **known)
+    case_fields = {
+        "gpus": 8.0,
+        "gpu_hours": 80.0,
+        "detectors": ["k_decline"],
+        "stated_risk": 0.05,
+        "job_kind": "__proto__",
+    }
+    insert_cases(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **case_fields)
+    insert_cases(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **case_fields)
+    insert_cases(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **case_fields)
     insert_cases(database, hostile, 9, now, treatment=None, run_outcome="healthy")
     with database.transaction() as tx:
         projects.update_project(tx, replace(tenant.project, price_per_gpu_hour=2.0, currency="EUR"))
@@ -61,75 +69,78 @@ def test_every_figure_leads_to_its_cases(
     cells = re.findall(r'<a class="cell [^"]*" href="([^"]*)">(\d+)</a>', html)
     assert [int(count) for _, count in cells] == [6, 2, 3, 9]
     for link, count in cells:
-        assert seen(visitor, unescape(link)).count('class="row-link"') == int(count)
+        assert get_text(visitor, unescape(link)).count('class="row-link"') == int(count)
     for link in re.findall(r'<a class="figure" href="(/cases[^"]*)"', html):
-        assert 'class="row-link"' in seen(visitor, unescape(link))
-    assert "120 EUR" in seen(visitor, "/")
+        assert 'class="row-link"' in get_text(visitor, unescape(link))
+    assert "120 EUR" in get_text(visitor, "/")
     figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
     assert figures["so_far"][0]["precision"]["value"] == 0.75
-    assert [(one["label"], one["stated"]) for one in figures["calibration"]] == [("level v1", 0.05)]
+    assert [(row["label"], row["stated"]) for row in figures["calibration"]] == [("level v1", 0.05)]
     assert sum(figures["delays"]["share"]) == 1
-    assert "No outcomes yet" in seen(visitor, "/precision?policy=%00nosuch")
+    assert "No outcomes yet" in get_text(visitor, "/precision?policy=%00nosuch")
 
 
-@EMBEDDED
-def test_past_a_page_of_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """The list goes on where its first page ends; a cursor of somebody's own make is not found."""
+@SQLITE_ONLY
+def test_cases_are_paged(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A full page of cases links to the next; an invalid cursor or filter is not found."""
     insert_cases(database, open_run(database, tenant, now, "many"), 53, now)
-    older = seen(visitor, "/cases?treatment=observed").split('rel="next" href="')[1].split('"')[0]
-    rest = seen(visitor, older)
-    assert rest.count('class="row-link"') == 3
-    assert 'rel="next"' not in rest
+    older = get_text(visitor, "/cases?treatment=observed").split('rel="next" href="')[1].split('"')[0]
+    second_page = get_text(visitor, older)
+    assert second_page.count('class="row-link"') == 3
+    assert 'rel="next"' not in second_page
     assert visitor.get("/cases?cursor=x").status_code == visitor.get("/cases?treatment=odd").status_code == 404
 
 
-@EMBEDDED
-def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """A decision is judged from the overview, by whoever may operate, and counts from then on."""
+@SQLITE_ONLY
+def test_decision_is_labeled_from_the_overview(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A label from the overview needs the scope operate and a form token, and counts from then on."""
     run = open_run(database, tenant, now, "ppo", mode="enforce")
-    decision = report(database, tenant, run.id, HACKING, now).decision
+    decision = post_evals(database, tenant, run.id, HACKING, now).decision
     assert decision is not None
-    assert "1 stop waits for the scheduler" in seen(visitor, "/")
-    confirm(database, tenant, decision.id, now)
-    path, token = f"/decisions/{decision.id}/outcome", token_of(visitor)
+    assert "1 stop waits for the scheduler" in get_text(visitor, "/")
+    confirm_stop(database, tenant, decision.id, now)
+    path, token = f"/decisions/{decision.id}/outcome", read_csrf_token(visitor)
     assert visitor.post(path, data={"outcome": "wrong"}).status_code == 403
     assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 422
     answer = visitor.post(path, data={"outcome": "wrong", "next": "/", "csrf": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert "labeled by <bdi>key" in seen(visitor, "/")
+    assert "labeled by <bdi>key" in get_text(visitor, "/")
     with database.reading() as tx:
-        said = outcomes.find_outcome(tx, run.id, 1)
-    assert said is not None
-    assert (said.outcome, said.derived) == ("wrong", False)
-    assert "treatment=stopped&outcome=wrong" in seen(visitor, "/precision")
+        stored = outcomes.find_outcome(tx, run.id, 1)
+    assert stored is not None
+    assert (stored.outcome, stored.derived) == ("wrong", False)
+    assert "treatment=stopped&outcome=wrong" in get_text(visitor, "/precision")
     reader, _ = api_keys.create_named_key(database, tenant.project.name, "reader", ("read",), now)
-    visitor.get("/login", params={"token": sign_in_token(SECRET, reader.id)})
-    assert 'name="outcome"' not in seen(visitor, "/")
-    assert visitor.post(path, data={"outcome": "right", "csrf": token_of(visitor)}).status_code == 403
+    sign_in_by_link(visitor, reader)
+    assert 'name="outcome"' not in get_text(visitor, "/")
+    assert visitor.post(path, data={"outcome": "right", "csrf": read_csrf_token(visitor)}).status_code == 403
 
 
-@EMBEDDED
-def test_news_of_what_is_shown(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
-    """A page is another revision as soon as a case has ended or turned out otherwise, and not before."""
+@SQLITE_ONLY
+def test_revision_changes_with_the_cases(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Overview and precision get a new revision when a case ends, and not before."""
 
-    def revisions() -> list[str]:
-        return [seen(visitor, path).split('data-revision="')[1].split('"')[0] for path in ("/", "/precision")]
+    def read_revisions() -> list[str]:
+        return [get_text(visitor, path).split('data-revision="')[1].split('"')[0] for path in ("/", "/precision")]
 
     run = open_run(database, tenant, now, "ppo")
-    before = revisions()
-    assert revisions() == before
+    before = read_revisions()
+    assert read_revisions() == before
     insert_cases(database, run, 1, now)
-    after = revisions()
-    assert all(one != other for one, other in zip(before, after, strict=True))
+    after = read_revisions()
+    assert all(old != new for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.real
-def test_precision_changes_before_ones_eyes(window: Window, embedded_database: Database, now: datetime) -> None:
-    """In a browser the charts stand, a click in the overview judges, and new cases move what is shown, without a
-    complaint and without another host."""
+def test_open_precision_page_updates_in_browser(window: Window, embedded_database: Database, now: datetime) -> None:
+    """In a browser the charts are drawn, one click labels a stop, and new cases change the figures shown."""
     tenant, page = add_tenant(embedded_database, now), window.page
     run = open_run(embedded_database, tenant, now, "ppo")
-    report(embedded_database, tenant, run.id, HACKING, now)
+    post_evals(embedded_database, tenant, run.id, HACKING, now)
     commands.finish_run(embedded_database, tenant.project.id, run.id, "completed", now)
     insert_cases(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
     insert_cases(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
@@ -148,4 +159,4 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     page.reload()
     page.wait_for_selector("#delay-chart .barlayer")
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert window.is_clean()
+    window.assert_no_errors()

@@ -1,4 +1,4 @@
-"""The pages in a real Chromium: a run turns while one looks on."""
+"""The run page in a real Chromium: live updates, keyboard, color schemes, unusual data."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Route, expect
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.web.dashboard.serving import SECRET
-from tests.service.web.dashboard.test_page_safety import HOSTILE
+from tests.service.web.dashboard.recorded_runs import (
+    Tenant,
+    add_tenant,
+    confirm_stop,
+    load_recorded_evals,
+    open_run,
+    post_evals,
+)
+from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link
+from tests.service.web.dashboard.test_page_safety import HOSTILE_NAMES
 
 pytestmark = pytest.mark.real
 
-EVALS = recorded("np-0044")
+EVALS = load_recorded_evals("np-0044")
 
-DEADLINE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
-PANELS = "Object.keys(document.getElementById('chart').layout).filter((name) => name.startsWith('yaxis')).length"
+COUNT_PANELS = "Object.keys(document.getElementById('chart').layout).filter((name) => name.startsWith('yaxis')).length"
 
-EVAL_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'eval').x.length"
+COUNT_EVAL_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'eval').x.length"
 
 
 @pytest.fixture
@@ -41,45 +47,44 @@ def tenant(embedded_database: Database, now: datetime) -> Tenant:
 
 def wait_for_chart(window: Window, points: int) -> None:
     window.page.wait_for_selector("#chart .scatterlayer", state="attached")
-    # Not wait_for_function: it evaluates a string in the page, which the content security policy refuses.
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while (drawn := window.page.evaluate(EVAL_POINTS)) != points:
+    # wait_for_function evaluates a string in the page, which the content security policy refuses.
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while (drawn := window.page.evaluate(COUNT_EVAL_POINTS)) != points:
         assert time.monotonic() < deadline, f"the chart has {drawn} evals, not {points}"
         window.page.wait_for_timeout(20)
 
 
-def fits(window: Window) -> bool:
-    """Whether nothing of the page lies past its right edge."""
+def assert_page_fits(window: Window) -> None:
+    """Check that the page does not extend past its right edge."""
     sizes = window.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert sizes[0] <= sizes[1]
-    return True
 
 
-def test_a_run_turns_while_one_looks_on(
+def test_open_page_follows_a_run_to_its_stop(
     window: Window, embedded_database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Sign in, see a run appear, watch it being suspected, stopped and confirmed, and try another policy on it."""
+    """The list and the run page show a new run, its verdicts and its stop as they happen, and replay another policy."""
     page, database = window.page, embedded_database
     window.sign_in(tenant)
     expect(page.get_by_text("Connect a trainer")).to_be_visible()
     expect(page.locator(".live")).to_have_attribute("data-live", "on")
     run = open_run(database, tenant, now, "ppo-live", mode="enforce", total_steps=600)
-    report(database, tenant, run.id, EVALS[:10], now)
+    post_evals(database, tenant, run.id, EVALS[:10], now)
     expect(page.locator(".row-link")).to_have_text("ppo-live")
     expect(page.locator(".spark-line")).to_be_visible()
 
     page.click(".row-link")
     wait_for_chart(window, 10)
     expect(page.get_by_text("verdict: continue")).to_be_visible()
-    report(database, tenant, run.id, EVALS[10:28], now)
+    post_evals(database, tenant, run.id, EVALS[10:28], now)
     expect(page.get_by_text("verdict: suspect")).to_be_visible()
     wait_for_chart(window, 28)
-    receipt = report(database, tenant, run.id, EVALS[28:29], now)
+    receipt = post_evals(database, tenant, run.id, EVALS[28:29], now)
     expect(page.get_by_text("verdict: stop")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop requested")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="suspected turn")).to_be_visible()
     assert receipt.decision is not None
-    confirm(database, tenant, receipt.decision.id, now)
+    confirm_stop(database, tenant, receipt.decision.id, now)
     expect(page.get_by_text("The job is confirmed to be gone")).to_be_visible()
     expect(page.locator(".status-stopped")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop confirmed")).to_be_visible()
@@ -91,40 +96,43 @@ def test_a_run_turns_while_one_looks_on(
     page.locator("#what-if-stop-at").fill("0.6")
     expect(page.locator("#what-if-answer")).to_contain_text("at step 270, 10 steps sooner than on record")
     expect(page.locator("#chart .annotation-text", has_text="what if early@1")).to_be_visible()
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def test_what_a_run_may_still_gain(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """A panel for what the run has covered, with its caption; one for the probability once the detector says one.
+def test_share_covered_and_probability_panels(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The chart has a panel for the range covered, and one for the probability of a turn once it is not 0.
 
-    No other detector has evidence to draw: the chart of the eval over the KL has the row to itself.
+    The default policy has no other evidence, so the chart of eval over KL takes the full width.
     """
     page, panels = window.page, window.page.locator("#chart .annotation-text")
     window.sign_in(tenant)
     run = open_run(embedded_database, tenant, now, "ppo", policy="default", total_steps=600)
-    report(embedded_database, tenant, run.id, EVALS[:20], now)
+    post_evals(embedded_database, tenant, run.id, EVALS[:20], now)
     page.goto(f"{window.address}/runs/{run.id}")
     expect(panels.get_by_text("final range covered")).to_be_visible()
     expect(page.locator("#covered-note")).to_be_visible()
     expect(page.locator("[data-toggle=turned]")).to_be_hidden()
     expect(page.locator("#evidence-card")).to_be_hidden()
     expect(page.locator("#gao .main-svg").first).to_be_visible()
-    drawn, given = page.evaluate("['#gao .main-svg', '#gao'].map((one) => document.querySelector(one).clientWidth)")
-    assert drawn == given
-    report(embedded_database, tenant, run.id, EVALS[20:29], now)
+    widths = "['#gao .main-svg', '#gao'].map((selector) => document.querySelector(selector).clientWidth)"
+    chart_width, card_width = page.evaluate(widths)
+    assert chart_width == card_width
+    post_evals(embedded_database, tenant, run.id, EVALS[20:29], now)
     expect(panels.get_by_text("probability of having turned")).to_be_visible()
     expect(page.locator("#chart").get_by_text("50 %", exact=True).first).to_be_visible()
     page.click("[data-toggle=covered]")
     expect(panels.get_by_text("final range covered")).to_have_count(0)
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def test_the_keyboard_is_enough(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """Sign in, search, open a run, hide a line and copy the address without a mouse."""
+def test_run_page_by_keyboard(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """Sign in, search, open a run, hide a line and copy the checkpoint's address without a mouse."""
     page = window.page
     run = open_run(embedded_database, tenant, now, "ppo-keys")
     open_run(embedded_database, tenant, now, "other")
-    report(embedded_database, tenant, run.id, EVALS[:10], now)
+    post_evals(embedded_database, tenant, run.id, EVALS[:10], now)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"{window.address}/login?next=/runs")
     expect(page.locator("input[name=key]")).to_be_focused()
@@ -136,77 +144,69 @@ def test_the_keyboard_is_enough(window: Window, embedded_database: Database, ten
     page.keyboard.type("keys")
     page.keyboard.press("Enter")
     expect(page.locator(".row-link")).to_have_count(1)
-    tab_to(window, ".row-link")
+    press_tab_until_focused(window.page, ".row-link")
     page.keyboard.press("Enter")
     wait_for_chart(window, 10)
-    tab_to(window, "[data-toggle=proxy]")
+    press_tab_until_focused(window.page, "[data-toggle=proxy]")
     page.keyboard.press("Space")
     expect(page.locator("[data-toggle=proxy]")).to_have_attribute("aria-pressed", "false")
-    tab_to(window, ".uri .copy")
+    press_tab_until_focused(window.page, ".uri .copy")
     page.keyboard.press("Enter")
     expect(page.locator(".uri .copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()").startswith("file:///checkpoints/step-")
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def tab_to(window: Window, selector: str) -> None:
-    for _ in range(40):
-        window.page.keyboard.press("Tab")
-        if window.page.evaluate(f"document.activeElement.matches({selector!r})"):
-            return
-    raise AssertionError(f"{selector} is not reached by the Tab key")
-
-
-def test_what_has_the_focus_keeps_it(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """News that redraws a part of the page leaves the focus where it was."""
+def test_update_keeps_the_focus(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """An update that redraws a part of the page leaves the focus where it was."""
     page = window.page
     run = open_run(embedded_database, tenant, now, "ppo")
-    report(embedded_database, tenant, run.id, EVALS[:2], now)
+    post_evals(embedded_database, tenant, run.id, EVALS[:2], now)
     window.sign_in(tenant)
     page.goto(f"{window.address}/runs/{run.id}")
     wait_for_chart(window, 2)
     page.focus(".uri .copy")
-    report(embedded_database, tenant, run.id, EVALS[2:5], now)
+    post_evals(embedded_database, tenant, run.id, EVALS[2:5], now)
     wait_for_chart(window, 5)
     best = max(EVALS[:5], key=lambda item: item.gold)
     expect(page.locator(".uri")).to_contain_text(f"step-{best.step:06d}")
     assert page.evaluate("document.activeElement.matches('.uri .copy')")
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_dark_and_narrow(
+def test_pages_fit_a_phone_in_both_color_schemes(
     browser: Browser, window: Window, embedded_database: Database, tenant: Tenant, now: datetime, scheme: str
 ) -> None:
-    """On a phone, dark or light, no page scrolls sideways, and the colors are those of the scheme."""
+    """On a phone no page scrolls sideways, and the background has the color of the scheme."""
     page = window.page
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 375, "height": 740})
     run = open_run(embedded_database, tenant, now, "a-name-without-any-space-" + "x" * 200, mode="enforce")
-    report(embedded_database, tenant, run.id, EVALS[:29], now)
+    post_evals(embedded_database, tenant, run.id, EVALS[:29], now)
     page.goto(f"{window.address}/login")
-    assert fits(window)
+    assert_page_fits(window)
     window.sign_in(tenant)
     expect(page.locator(".spark-line")).to_be_visible()
-    assert fits(window)
+    assert_page_fits(window)
     page.goto(f"{window.address}/runs/{run.id}")
     wait_for_chart(window, 29)
-    assert fits(window)
+    assert_page_fits(window)
     red = int(page.evaluate("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
     assert red < 40 if scheme == "dark" else red > 200
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def test_hostile_names_in_a_browser(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """Nothing that a trainer names runs, is fetched, or breaks a page or its chart."""
+def test_hostile_names_are_shown_as_text(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """No name from a trainer runs as script, is fetched, or breaks a page or its chart."""
     page = window.page
     dialogs: list[str] = []
     page.on("dialog", lambda dialog: dialogs.append(dialog.message))
     page.set_viewport_size({"width": 375, "height": 740})
     window.sign_in(tenant)
-    for name in HOSTILE:
+    for name in HOSTILE_NAMES:
         metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
@@ -215,18 +215,18 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
         page.goto(f"{window.address}/runs/{run.id}")
         wait_for_chart(window, 4)
         assert page.locator("h1").inner_text() == name
-        assert fits(window)
+        assert_page_fits(window)
     page.goto(f"{window.address}/runs")
-    expect(page.locator(".row-link")).to_have_count(len(HOSTILE))
-    assert fits(window)
+    expect(page.locator(".row-link")).to_have_count(len(HOSTILE_NAMES))
+    assert_page_fits(window)
     assert dialogs == []
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def test_charts_of_odd_series(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
-    """Nothing yet, one eval, only NaN, gaps: the chart stands or says what it waits for, with no axis for no data.
+def test_charts_of_unusual_series(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """No eval, one, only NaN, gaps: the chart is drawn with one panel, or says what it waits for.
 
-    Metrics without a role get small charts as they come, 24 at first.
+    Metrics without a role get small charts, 24 at first.
     """
     page = window.page
     window.sign_in(tenant)
@@ -243,7 +243,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))
-            assert page.evaluate(PANELS) == 1
+            assert page.evaluate(COUNT_PANELS) == 1
         else:
             expect(page.locator(".chart-empty")).to_be_visible()
     others = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
@@ -252,35 +252,35 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
     expect(page.locator("#metric-charts polyline")).to_have_count(24)
     page.get_by_role("link", name="Show more").click()
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def test_the_curves_are_there_before_the_chart(
+def test_preview_is_replaced_by_the_chart(
     window: Window, embedded_database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """The server draws them, and the chart takes their place when what draws it has come."""
+    """The server draws the curves; the interactive chart replaces them once its script has loaded."""
     page = window.page
     window.sign_in(tenant)
     run = open_run(embedded_database, tenant, now, "drawn")
-    report(embedded_database, tenant, run.id, EVALS[:28], now)
-    held: list[Route] = []
-    page.route(re.compile("plotly"), lambda route: held.append(route))
+    post_evals(embedded_database, tenant, run.id, EVALS[:28], now)
+    blocked: list[Route] = []
+    page.route(re.compile("plotly"), lambda route: blocked.append(route))
     page.goto(f"{window.address}/runs/{run.id}", wait_until="commit")
     expect(page.locator("#chart-preview .curve-eval polyline")).to_be_visible()
     expect(page.locator("#chart")).to_be_hidden()
-    held[0].continue_()
+    blocked[0].continue_()
     wait_for_chart(window, 28)
     expect(page.locator("#chart-preview")).to_have_count(0)
-    assert window.is_clean()
+    window.assert_no_errors()
 
 
-def test_a_link_from_another_site_finds_the_session(
+def test_link_from_another_site_keeps_the_session(
     window: Window, embedded_database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """A strict cookie does not come along from another site; the visitor lands on the run all the same."""
+    """A browser leaves out a strict cookie on a link from another site; the visitor reaches the run all the same."""
     page = window.page
     run = open_run(embedded_database, tenant, now, "linked")
-    page.goto(f"{window.address}/login?token={dashboard.sign_in_token(SECRET, tenant.key.id)}")
+    page.goto(f"{window.address}{sign_in_link(tenant.key)}")
     page.wait_for_url(f"{window.address}/")
     elsewhere = window.address.replace("127.0.0.1", "localhost")
     page.goto(f"{elsewhere}/livez")
