@@ -13,7 +13,7 @@ from evalstop_service.store.database import Database
 from tests.clients.fake_service import FakeServer, FakeService
 from tests.clients.programs import eventually
 from tests.clients.real_service import Project, make_project, running_service
-from tests.clients.receivers.receiving import Setup, receiving
+from tests.clients.receivers.listening_receiver import Setup, receiving
 
 
 @pytest.fixture(autouse=True)

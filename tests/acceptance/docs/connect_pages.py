@@ -37,11 +37,11 @@ class Followed:
 
 
 HERE = "tests/acceptance/docs/test_connect_pages.py"
-SLURM = "tests/clients/receivers/slurm/test_page.py"
-KUBERNETES = "tests/clients/receivers/kubernetes/world.py"
-STORY = "tests/clients/receivers/kubernetes/test_story.py"
+SLURM = "tests/clients/receivers/slurm/test_documented_commands.py"
+KUBERNETES = "tests/clients/receivers/kubernetes/cluster.py"
+STORY = "tests/clients/receivers/kubernetes/test_end_to_end.py"
 DEPLOYMENT = "tests/acceptance/docs/test_deployment_pages.py"
-RECEIVERS = "tests/clients/receivers/test_receivers_page.py"
+RECEIVERS = "tests/clients/receivers/test_documented_receivers.py"
 
 FOLLOWED = {
     "client tab": Followed("docs/ways-in", 'init("client-1"', HERE),

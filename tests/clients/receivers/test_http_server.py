@@ -17,7 +17,7 @@ from evalstop_client.receivers.stop.options import listen, load_secrets
 from evalstop_service.clock import utc_now
 
 from tests.clients.programs import eventually
-from tests.clients.receivers.receiving import Setup
+from tests.clients.receivers.listening_receiver import Setup
 from tests.clients.webhooks import SECRET, send, stop_event
 from tests.fixtures.certificates import create_self_signed_certificate
 

@@ -22,7 +22,7 @@ from evalstop_client.signature import sign
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
 from tests.clients.receivers.fake_scheduler import FakeScheduler
-from tests.clients.receivers.receiving import QUICK
+from tests.clients.receivers.listening_receiver import QUICK
 from tests.clients.webhooks import SECRET, stop_event
 
 

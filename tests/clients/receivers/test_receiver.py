@@ -15,7 +15,7 @@ from evalstop_client.receivers.stop.report import ReportClient
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
 from tests.clients.receivers.fake_scheduler import AWAY
-from tests.clients.receivers.receiving import QUICK, Setup
+from tests.clients.receivers.listening_receiver import QUICK, Setup
 from tests.clients.webhooks import SECRET, send, stop_event
 
 

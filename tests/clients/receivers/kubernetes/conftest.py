@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.receivers.kubernetes.cluster import RECEIVER, Server, World, world
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
-from tests.clients.receivers.kubernetes.world import RECEIVER, Server, World, world
 
 TOKEN = "receiver-token"
 EVALUATOR_TOKEN = "evaluator-token"

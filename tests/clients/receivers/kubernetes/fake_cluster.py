@@ -2,7 +2,7 @@
 
 It has versions, watches with a memory of bounded length, merge patches, preconditions, grace periods, finalizers,
 garbage collection and RBAC, asks nodes for the logs of pods, and nothing else: controllers and nodes are programs of
-their own here, as they are in a cluster. tests/clients/receivers/kubernetes/real/test_emulator.py compares its answers
+their own here, as they are in a cluster. tests/clients/receivers/kubernetes/real/test_fake_api_server.py compares its answers
 with those of a real server.
 """
 

@@ -24,11 +24,11 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, POD, at
 
 from tests.clients.evaluating import evaluating_service, find_request, place_of
 from tests.clients.programs import eventually
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, ROOT, World, manifests
 from tests.clients.receivers.kubernetes.conftest import EVALUATOR, EVALUATOR_TOKEN
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
 from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
-from tests.clients.receivers.kubernetes.world import NAMESPACE, ROOT, World, manifests
 from tests.service.web.api.api_calls import create_eval_request, expect_json
 
 EVALUATOR_PROGRAM = [sys.executable, "-m", "evalstop_client.receivers.cli", "evaluator"]

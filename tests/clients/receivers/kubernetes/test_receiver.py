@@ -23,8 +23,8 @@ from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, load_ku
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, World
 from tests.clients.receivers.kubernetes.conftest import TOKEN
-from tests.clients.receivers.kubernetes.world import NAMESPACE, World
 from tests.clients.receivers.test_pull import FakeMailbox
 from tests.clients.webhooks import SECRET, send, stop_event
 

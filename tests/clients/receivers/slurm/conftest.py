@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.receivers.slurm.bench import SlurmBench, by_commands, opened
+from tests.clients.receivers.slurm.launcher import SlurmBench, by_commands, opened
 from tests.fixtures.slurm import SlurmCluster, SlurmUnavailable, start_slurm
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.receivers.kubernetes.real.cluster import real_server
-from tests.clients.receivers.kubernetes.world import Server, World, world
+from tests.clients.receivers.kubernetes.cluster import Server, World, world
+from tests.clients.receivers.kubernetes.real.control_plane import real_server
 
 
 @pytest.fixture(scope="package")

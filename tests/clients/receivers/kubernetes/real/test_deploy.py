@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.packaging.test_deploy import MANIFESTS, VALUES, rendered
 from tests.clients.receivers.kubernetes.admin import Admin
-from tests.clients.receivers.kubernetes.world import Server, manifests
+from tests.clients.receivers.kubernetes.cluster import Server, manifests
 
 pytestmark = pytest.mark.real
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.receivers.kubernetes.test_story import (
+from tests.clients.receivers.kubernetes.test_end_to_end import (
     test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits,
 )
 

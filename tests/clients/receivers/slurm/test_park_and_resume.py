@@ -12,7 +12,7 @@ from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES
 from tests.clients.programs import eventually
-from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS, Job, Stage, staged
+from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS, Job, Stage, staged
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]

@@ -8,7 +8,7 @@ from evalstop_client.receivers import Present
 
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import found, gone, parked, request
-from tests.clients.receivers.slurm.bench import SlurmBench
+from tests.clients.receivers.slurm.launcher import SlurmBench
 
 pytestmark = pytest.mark.real
 

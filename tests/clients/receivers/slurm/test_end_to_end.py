@@ -14,7 +14,7 @@ from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.service_process import Service, running_service
 
 from tests.clients.programs import eventually
-from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS, Job, Stage, staged
+from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS, Job, Stage, staged
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real

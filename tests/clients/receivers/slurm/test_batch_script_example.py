@@ -10,7 +10,7 @@ from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES, run_of
 from tests.clients.programs import eventually
-from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS
+from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real

@@ -21,7 +21,7 @@ from evalstop_lab.service_process import Service, running_service
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import eventually
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.world import NAMESPACE, World
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, World
 
 pytestmark = pytest.mark.real
 

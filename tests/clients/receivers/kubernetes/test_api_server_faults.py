@@ -15,11 +15,11 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import Started, found, gone, request
 from tests.clients.receivers.kubernetes.admin import Json
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, RECEIVER, World
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
 from tests.clients.receivers.kubernetes.fake_storage import Answered
-from tests.clients.receivers.kubernetes.world import NAMESPACE, RECEIVER, World
 
 Fault = Callable[[Request], None]
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}

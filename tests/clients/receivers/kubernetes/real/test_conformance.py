@@ -8,7 +8,7 @@ import pytest
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
 
 from tests.clients.receivers.conformance import Conformance
-from tests.clients.receivers.kubernetes.world import KubernetesBench, World
+from tests.clients.receivers.kubernetes.cluster import KubernetesBench, World
 
 pytestmark = pytest.mark.real
 

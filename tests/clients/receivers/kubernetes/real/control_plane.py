@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import httpx
 
+from tests.clients.receivers.kubernetes.cluster import RECEIVER, Server
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN
-from tests.clients.receivers.kubernetes.world import RECEIVER, Server
 
 T = TypeVar("T")
 TOKEN = "receiver-token"

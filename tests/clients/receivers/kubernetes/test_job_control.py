@@ -29,8 +29,8 @@ from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import Started, found, gone, parked, request
 from tests.clients.receivers.kubernetes.admin import Json
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, World, pod_environment
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
-from tests.clients.receivers.kubernetes.world import NAMESPACE, World, pod_environment
 
 OLD = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["old"])
 

@@ -17,7 +17,7 @@ from evalstop_lab.service_process import Service, running_service
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import eventually, program
-from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS
+from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real

@@ -13,10 +13,10 @@ import pytest
 
 from tests.clients.programs import eventually
 from tests.clients.receivers.kubernetes.admin import MERGE, definitions
+from tests.clients.receivers.kubernetes.cluster import RECEIVER, Server, manifests
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
-from tests.clients.receivers.kubernetes.real.cluster import TOKEN
-from tests.clients.receivers.kubernetes.world import RECEIVER, Server, manifests
+from tests.clients.receivers.kubernetes.real.control_plane import TOKEN
 
 pytestmark = pytest.mark.real
 

@@ -9,7 +9,8 @@ from evalstop_client.receivers.kubernetes.job_control import KubernetesJobContro
 from evalstop_client.receivers.kubernetes.kinds import JOB
 
 from tests.clients.receivers.conformance import Started, found, gone, request
-from tests.clients.receivers.kubernetes.test_action import (
+from tests.clients.receivers.kubernetes.cluster import World
+from tests.clients.receivers.kubernetes.test_job_control import (
     test_another_of_the_same_name_is_left_alone,
     test_every_kind_is_found_from_below_ended_and_let_go_on,
     test_force_deletes_what_nobody_has_deleted,
@@ -23,7 +24,6 @@ from tests.clients.receivers.kubernetes.test_action import (
     test_undo_of_a_deletion_is_refused,
     test_workload_that_is_resumed_by_somebody_else_is_there_again,
 )
-from tests.clients.receivers.kubernetes.world import World
 
 pytestmark = pytest.mark.real
 

@@ -19,7 +19,7 @@ from evalstop_client.receivers.slurm.rest import Rest
 
 from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import Conformance, Started, found, gone, request
-from tests.clients.receivers.slurm.bench import BOTH, ME, SlurmBench, by_commands, by_rest, opened
+from tests.clients.receivers.slurm.launcher import BOTH, ME, SlurmBench, by_commands, by_rest, opened
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
