@@ -1,9 +1,8 @@
-"""What a fake Kubernetes API server answers, strict where the real one is; what it keeps is in fake_storage.py.
+"""The answers of a fake Kubernetes API server, as strict as the real one; fake_storage.py holds its objects.
 
-It has versions, watches with a memory of bounded length, merge patches, preconditions, grace periods, finalizers,
-garbage collection and RBAC, asks nodes for the logs of pods, and nothing else: controllers and nodes are programs of
-their own here, as they are in a cluster. tests/clients/receivers/kubernetes/real/test_fake_api_server.py compares its answers
-with those of a real server.
+It implements resource versions, watches with a bounded history, merge patches, preconditions, grace periods,
+finalizers, garbage collection and RBAC, and asks nodes for the logs of pods. Controllers and nodes are separate
+programs that use it over HTTP, as in a cluster. real/test_fake_api_server.py compares its answers with a real server's.
 """
 
 from __future__ import annotations
