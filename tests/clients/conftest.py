@@ -1,4 +1,4 @@
-"""A fake service on a free port for whoever asks, and an environment without settings of the person who tests."""
+"""A fake service on a free port, a real service, and an environment without the settings of whoever runs the tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from evalstop_service.store.database import Database
 
 from tests.clients.fake_service import FakeServer, FakeService
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 from tests.clients.real_service import Project, make_project, running_service
-from tests.clients.receivers.listening_receiver import Setup, receiving
+from tests.clients.receivers.listening_receiver import ListeningReceiver, listening_receiver
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +38,22 @@ def server(service: FakeService) -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def setup(server: FakeServer, tmp_path: Path) -> Iterator[Setup]:
+def listener(server: FakeServer, tmp_path: Path) -> Iterator[ListeningReceiver]:
     """A receiver that listens."""
-    with receiving(server, tmp_path) as setup:
-        yield setup
+    with listening_receiver(server, tmp_path) as listener:
+        yield listener
 
 
 @pytest.fixture
 def ended_runs() -> Iterator[None]:
-    """No test leaves a thread of a run behind."""
+    """Waits until no thread of a run is left."""
     yield
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("evalstop-")])
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("evalstop-")])
 
 
 @pytest.fixture(scope="session")
 def real_service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Database]]:
-    """A real service, for what reads and decides."""
+    """A real service, for tests of reading and deciding."""
     with running_service(migrated_file, tmp_path_factory.mktemp("real")) as running:
         yield running
 
@@ -61,3 +62,16 @@ def real_service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) 
 def project(real_service: tuple[str, Database]) -> Project:
     """A project whose stops wait an hour for a veto."""
     return make_project(*real_service, mode="enforce", veto_window_seconds=3600)
+
+
+@pytest.fixture
+def eval_project(real_service: tuple[str, Database]) -> Project:
+    """A project whose policy requests evaluations."""
+    return make_project(*real_service, mode="enforce", policy="early")
+
+
+@pytest.fixture
+def api(eval_project: Project) -> Iterator[httpx.Client]:
+    """A client of `eval_project`."""
+    with eval_project.open_client() as client:
+        yield client

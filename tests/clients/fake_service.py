@@ -1,6 +1,6 @@
-"""A fake EvalStop service: real HTTP over real sockets, strict about what it is sent, with all it heard on record.
+"""A fake EvalStop service over real HTTP, which validates requests strictly and records those it accepts.
 
-Run as a program it is a process that can be killed and started again on the same port and the same record:
+As a program it can be killed and started again on the same port and the same record:
 `python fake_service.py --port 8787 --record FILE`.
 """
 
@@ -23,15 +23,19 @@ PROBLEM = "application/problem+json"
 
 @dataclass
 class Answer:
-    """What the fake says to one request."""
+    """The answer to one request."""
 
     status: int
     body: Any
     headers: dict[str, str] = field(default_factory=dict)
 
 
+Handler = Callable[[str, Json], Answer | None]
+"""Answers a request by its path and body, or leaves it to others by None."""
+
+
 class Problem(Exception):
-    """A refusal in the words of the API."""
+    """A refusal, as the API sends it."""
 
     def __init__(self, status: int, detail: str, pointers: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
@@ -42,7 +46,7 @@ class Problem(Exception):
 
 @dataclass
 class FakeRun:
-    """A run as the fake keeps it."""
+    """A run of the fake service."""
 
     id: str
     name: str
@@ -56,20 +60,20 @@ class FakeRun:
 
 
 class FakeService:
-    """The part of the API that the client uses; `heard` is every accepted post in order.
+    """The part of the API that the client uses. `posts`: every accepted post, in order.
 
-    `reports` are those of an end, `acknowledged` those of a beginning.
+    `reports` and `acknowledgements`: what receivers reported, by decision.
     """
 
     def __init__(self, record: Path | None = None) -> None:
         self.lock = threading.Lock()
         self.runs: dict[str, FakeRun] = {}
-        self.heard: list[tuple[str, Json]] = []
+        self.posts: list[tuple[str, Json]] = []
         self.reports: list[tuple[str, Json]] = []
-        self.acknowledged: list[tuple[str, Json]] = []
-        self.hear = threading.Event()  # cleared, acknowledgements are not heard until it is set
-        self.hear.set()
-        self.polls = 0  # heartbeats
+        self.acknowledgements: list[tuple[str, Json]] = []
+        self.accepts_acknowledgements = threading.Event()  # while it is cleared, acknowledgements block
+        self.accepts_acknowledgements.set()
+        self.heartbeats = 0
         self.stop_at_step: int | None = None
         self.guessed: list[str] = []
         self.missing: dict[str, str] = {}
@@ -78,8 +82,9 @@ class FakeService:
         self.limits: list[Json] = []
         self.decision_state = "requested"
         self.refuse_metric: str | None = None
-        self.names_bad_points = True
-        self.forced: list[Answer | Callable[[str, Json], Answer | None]] = []  # answered before anything else
+        self.names_bad_observations = True
+        self.scripted_answers: list[Answer | Handler] = []  # each is the answer to one request
+        self.intercept: Handler | None = None  # answers requests as long as it is set
         self.requests: list[tuple[str, str]] = []
         self._record = record
         if record is not None and record.exists():
@@ -89,26 +94,23 @@ class FakeService:
 
     def answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
         if b'"acknowledged"' in raw:
-            self.hear.wait(30)
+            self.accepts_acknowledgements.wait(30)
         if path == "/api/v1/key" and headers.get("authorization") == f"Bearer {KEY}":
             return Answer(200, {"name": "test", "scopes": self.scopes})
         with self.lock:
             self.requests.append((method, path))
             try:
                 body = json.loads(raw) if raw else {}
-                if self.forced and body.get("state") != "acknowledged":  # which is said once and by the way
-                    forced = self.forced[0]
-                    answer = forced if isinstance(forced, Answer) else forced(path, body)
-                    if answer is not None:
-                        self.forced.pop(0)
-                        return answer
+                scripted = self._answer_from_script(path, body)
+                if scripted is not None:
+                    return scripted
                 if headers.get("authorization") != f"Bearer {KEY}":
                     raise Problem(401, "the key is not known")
                 if not path.startswith("/api/v1/"):
                     return Answer(404, "<html>no such page</html>", {"content-type": "text/html"})
                 path = path.removeprefix("/api/v1")
                 if method == "GET" or path.endswith("/heartbeat"):
-                    self.polls += 1
+                    self.heartbeats += 1
                     return Answer(200, self._run_json(self._run(path.split("/")[2])))
                 answer = self._post(path, body)
                 if self._record is not None:
@@ -119,12 +121,25 @@ class FakeService:
             except Problem as problem:
                 return problem.answer
 
-    def run_named(self, name: str) -> FakeRun:
+    def _answer_from_script(self, path: str, body: Json) -> Answer | None:
+        if body.get("state") == "acknowledged":  # the receiver sends it once, and at any time
+            return None
+        if self.intercept is not None and (answer := self.intercept(path, body)) is not None:
+            return answer
+        if not self.scripted_answers:
+            return None
+        first = self.scripted_answers[0]
+        answer = first if isinstance(first, Answer) else first(path, body)
+        if answer is not None:
+            self.scripted_answers.pop(0)
+        return answer
+
+    def find_run(self, name: str) -> FakeRun:
         return next(run for run in self.runs.values() if run.name == name)
 
     def _post(self, path: str, body: Json) -> Answer:
         answer = self._dispatch(path, body)
-        self.heard.append((path, body))
+        self.posts.append((path, body))
         return answer
 
     def _dispatch(self, path: str, body: Json) -> Answer:
@@ -152,9 +167,9 @@ class FakeService:
                     raise Problem(422, "state and actor are needed")
                 if ("expected_seconds" in body) != (body["state"] == "acknowledged"):
                     raise Problem(422, "expected_seconds goes with acknowledged", ("/expected_seconds",))
-                (self.acknowledged if body["state"] == "acknowledged" else self.reports).append((decision_id, body))
+                (self.acknowledgements if body["state"] == "acknowledged" else self.reports).append((decision_id, body))
                 return Answer(200, {"id": decision_id, "state": body["state"]})
-        raise Problem(404, f"no such place: {path}")
+        raise Problem(404, f"no such path: {path}")
 
     def _open(self, body: Json) -> Answer:
         known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume", "params"}
@@ -181,32 +196,32 @@ class FakeService:
         return Answer(201, self._run_json(run))
 
     def _observe(self, run: FakeRun, body: Json) -> Answer:
-        points = body.get("observations")
-        if set(body) != {"observations"} or not isinstance(points, list) or not 1 <= len(points) <= 10_000:
+        items = body.get("observations")
+        if set(body) != {"observations"} or not isinstance(items, list) or not 1 <= len(items) <= 10_000:
             raise Problem(422, "1 to 10000 observations are needed", ("/observations",))
-        bad = tuple(f"/observations/{index}/value" for index, point in enumerate(points) if self._is_bad(point))
+        bad = tuple(f"/observations/{index}/value" for index, item in enumerate(items) if self._is_bad(item))
         if bad:
-            raise Problem(422, "malformed points", bad if self.names_bad_points else ())
+            raise Problem(422, "malformed observations", bad if self.names_bad_observations else ())
         duplicates, conflicts = 0, []
-        for point in points:
-            identity = (run.attempt, point["metric"], point["step"])
+        for item in items:
+            identity = (run.attempt, item["metric"], item["step"])
             if identity not in run.observations:
-                run.observations[identity] = point["value"]
-            elif run.observations[identity] == point["value"]:
+                run.observations[identity] = item["value"]
+            elif run.observations[identity] == item["value"]:
                 duplicates += 1
             else:
                 conflicts.append(
                     {
-                        "metric": point["metric"],
-                        "step": point["step"],
+                        "metric": item["metric"],
+                        "step": item["step"],
                         "stored_value": run.observations[identity],
-                        "sent_value": point["value"],
+                        "sent_value": item["value"],
                     }
                 )
         run.duplicates += duplicates
         run.last = ("observations", body)
         answer = {
-            "accepted": len(points) - duplicates - len(conflicts),
+            "accepted": len(items) - duplicates - len(conflicts),
             "duplicates": duplicates,
             "conflicts": conflicts,
             "conflict_count": len(conflicts),
@@ -220,12 +235,12 @@ class FakeService:
         }
         return Answer(200, answer)
 
-    def _is_bad(self, point: Any) -> bool:
-        if not isinstance(point, dict) or not set(point) <= {"metric", "step", "value", "stderr", "time"}:
+    def _is_bad(self, item: Any) -> bool:
+        if not isinstance(item, dict) or not set(item) <= {"metric", "step", "value", "stderr", "time"}:
             return True
-        value_ok = isinstance(point.get("value"), int | float) or point.get("value") in ("NaN", "Infinity", "-Infinity")
-        metric_ok = isinstance(point.get("metric"), str) and point["metric"] not in ("", self.refuse_metric)
-        step_ok = isinstance(point.get("step"), int) and point["step"] >= 0
+        value_ok = isinstance(item.get("value"), int | float) or item.get("value") in ("NaN", "Infinity", "-Infinity")
+        metric_ok = isinstance(item.get("metric"), str) and item["metric"] not in ("", self.refuse_metric)
+        step_ok = isinstance(item.get("step"), int) and item["step"] >= 0
         return not (value_ok and metric_ok and step_ok)
 
     def _checkpoint(self, run: FakeRun, body: Json) -> Answer:

@@ -1,4 +1,4 @@
-"""A real service on an embedded database, with projects of a test's own, for what reads and decides."""
+"""A real service on an embedded database, and projects of its own for each test."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import evalstop
+import httpx
 from evalstop_client.run import Run
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
@@ -21,27 +23,29 @@ from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
 
 FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
-"""Three declines: the paper's rule stops at step 4."""
+"""Three declines: the policy `paper` stops at step 4."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project with the policy `paper`, and a key that may do everything in it."""
+    """A project whose default policy is `paper` unless named otherwise, and a key with every scope."""
 
     url: str
     database: Database
     name: str
     key: str
 
-    def narrow_key(self, *scopes: str) -> str:
-        """Another key, with these scopes alone."""
+    def create_key(self, *scopes: str) -> str:
+        """Another key, with these scopes only."""
         return api_keys.create_named_key(self.database, self.name, "narrow", scopes, utc_now())[1]
 
-    def report(self, name: str, values: tuple[float, ...] = FALLING, *, saves: bool = True, **terms: object) -> Run:
-        """Have a run report evals, as a trainer does, and leave it open."""
+    def report_run(
+        self, name: str, values: tuple[float, ...] = FALLING, *, with_checkpoints: bool = True, **terms: object
+    ) -> Run:
+        """Have a run report evals as a trainer does, and leave it open."""
         run = Run(name, url=self.url, key=self.key, flush_seconds=60, **terms)  # type: ignore[arg-type]
         for step, value in enumerate(values):
-            if saves:
+            if with_checkpoints:
                 run.checkpoint(f"file:///{step}", step=step)
             run.log({"eval": value}, step=step)
         assert run.flush()
@@ -49,8 +53,20 @@ class Project:
 
     @property
     def api(self) -> evalstop.Api:
-        """The project, to be read."""
+        """The project's API, for reading."""
         return evalstop.Api(self.url, self.key)
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """The arguments of Run that name the service."""
+        return {"url": self.url, "key": self.key}
+
+    @contextmanager
+    def open_client(self) -> Iterator[httpx.Client]:
+        """An HTTP client of the API with the project's key."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        with httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False) as client:
+            yield client
 
 
 @contextmanager
@@ -64,10 +80,19 @@ def running_service(migrated_file: Path, folder: Path) -> Iterator[tuple[str, Da
     database.close()
 
 
-def make_project(url: str, database: Database, mode: str, veto_window_seconds: float = 0.0) -> Project:
-    """A new project whose runs are of this mode and may all be stopped."""
-    made = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), "paper")
+def make_project(
+    url: str, database: Database, mode: str, veto_window_seconds: float = 0.0, policy: str = "paper"
+) -> Project:
+    """A new project in this mode whose runs may all be stopped."""
+    project = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), policy)
     with database.transaction() as tx:
-        projects.update_project(tx, replace(made, stops_per_hour=None, stops_share=None))
-    key = api_keys.create_named_key(database, made.name, "test", SCOPES, utc_now())[1]
-    return Project(url, database, made.name, key)
+        projects.update_project(tx, replace(project, stops_per_hour=None, stops_share=None))
+    key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
+    return Project(url, database, project.name, key)
+
+
+def find_eval_request(client: httpx.Client, run_id: str, request_id: str) -> dict[str, Any]:
+    """A request to evaluate, as the service has it now."""
+    items = client.get(f"/runs/{run_id}/eval-requests").raise_for_status().json()["items"]
+    request: dict[str, Any] = next(item for item in items if item["id"] == request_id)
+    return request

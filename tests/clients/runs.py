@@ -1,4 +1,4 @@
-"""Runs that report to the fake service, and what it has heard of them."""
+"""Opens runs that report to the fake service, and lists what it accepted."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from evalstop_client import Limits, MetricRole, Run
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 
 METRICS: dict[str, MetricRole] = {"gold": {"role": "eval", "direction": "maximize"}, "kl": {"role": "kl"}}
+FAST_LIMITS = Limits(flush_seconds=60, poll_seconds=0.05, unauthorized_seconds=0.05)
 
 
-BRISK = Limits(flush_seconds=60, poll_seconds=0.05, unauthorized_seconds=0.05)
+def open_run(server: FakeServer, **arguments: Any) -> Run:
+    """A run of the fake service that flushes only when it is told to."""
+    return Run(**{"url": server.url, "key": KEY, "name": "a run", "limits": FAST_LIMITS, **arguments})
 
 
-def start(server: FakeServer, **arguments: Any) -> Run:
-    return Run(**{"url": server.url, "key": KEY, "name": "a run", "limits": BRISK, **arguments})
+def list_posts(service: FakeService) -> list[tuple[str, dict[str, Any]]]:
+    """What was accepted, as (last part of the path, body); observations one by one."""
+    posts: list[tuple[str, dict[str, Any]]] = []
+    for path, body in service.posts:
+        kind = path.rpartition("/")[2]
+        posts += [(kind, item) for item in body["observations"]] if kind == "observations" else [(kind, body)]
+    return posts
 
 
-def posted(service: FakeService) -> list[tuple[str, dict[str, Any]]]:
-    """What was accepted, observations one by one, as (what, body)."""
-    flat: list[tuple[str, dict[str, Any]]] = []
-    for path, body in service.heard:
-        what = path.rpartition("/")[2]
-        flat += [(what, point) for point in body["observations"]] if what == "observations" else [(what, body)]
-    return flat
-
-
-def on_path(end: str, answer: Answer) -> Callable[[str, dict[str, Any]], Answer | None]:
-    """Says `answer` to the next post whose path has this end."""
+def answer_on_path(end: str, answer: Answer) -> Callable[[str, dict[str, Any]], Answer | None]:
+    """Answers the next post whose path ends with `end`."""
     return lambda path, body: answer if path.endswith(end) else None
 
 
-def words(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The client's messages in the log."""
     return [record.getMessage() for record in caplog.records if record.name == "evalstop_client"]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from evalstop_client.eval_request import answer_requests, compare_scores
 from evalstop_client.receivers.evaluator.command import evaluate, fill_command
 from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, check_places, read_scores
 
-from tests.clients.evaluating import evaluating_service, find_request, place_of
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
+from tests.clients.real_service import Project, find_eval_request
 from tests.service.web.api.api_calls import create_eval_request, expect_json
 
 SCORES = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11 for at in range(60)]
@@ -37,13 +36,6 @@ if len(log.read_text().splitlines()) == 1:
 for prompt in range(int(n)):
     print(prompt % 7 - 2.0 * ("now" in checkpoint) + 0.1 * (prompt % 3))
 """
-
-
-@pytest.fixture(scope="module")
-def api(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a real service."""
-    with evaluating_service(migrated_file, tmp_path_factory.mktemp("evaluate")) as client:
-        yield client
 
 
 def test_prompts_are_compared_one_by_one() -> None:
@@ -62,9 +54,9 @@ def test_evaluations_that_cannot_be_compared_are_refused(current: Any) -> None:
         compare_scores([1.0, 2.0], current)
 
 
-def test_a_plain_loop_answers(api: httpx.Client) -> None:
+def test_a_plain_loop_answers(api: httpx.Client, eval_project: Project) -> None:
     """The request comes with the answer to a log, and is gone once it is answered."""
-    terms = place_of(api) | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "poll_seconds": 60}
+    terms = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "poll_seconds": 60}
     answered = []
     with Run(name="loop", metrics={"eval": {"role": "eval"}}, **terms) as run:
         run.checkpoint("file:///30", step=30)
@@ -86,9 +78,9 @@ def test_a_plain_loop_answers(api: httpx.Client) -> None:
     assert (asked["difference"], asked["prompts"]) == (pytest.approx(-1.95), 400)
 
 
-def test_a_callback_answers_with_the_checkpoint_that_was_saved(api: httpx.Client) -> None:
+def test_a_callback_answers_with_the_checkpoint_that_was_saved(api: httpx.Client, eval_project: Project) -> None:
     """A function evaluates both; one that fails ends nothing, and is asked again at the next checkpoint."""
-    terms = place_of(api) | {"policy": "early", "total_steps": 90, "evaluates": True, "poll_seconds": 60}
+    terms = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": True, "poll_seconds": 60}
     seen: list[tuple[str, int, int]] = []
 
     def score(uri: str, multiplier: int, seed: int) -> list[float]:
@@ -111,7 +103,7 @@ def test_a_callback_answers_with_the_checkpoint_that_was_saved(api: httpx.Client
     assert asked["difference"] == pytest.approx(-7 / 6)
 
 
-def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, tmp_path: Path) -> None:
+def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, eval_project: Project, tmp_path: Path) -> None:
     """It is killed while a checkpoint is being evaluated; started again it evaluates both, and answers."""
     run_id, request_id = create_eval_request(api)
     place = {"step": 59, "uri": "file:///models/now"}
@@ -119,22 +111,22 @@ def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, tmp_path: P
     script, log = tmp_path / "eval.py", tmp_path / "log"
     log.touch()
     script.write_text(SCRIPT.format(log=str(log)))
-    environment = os.environ | {"EVALSTOP_URL": place_of(api)["url"], "EVALSTOP_KEY": place_of(api)["key"]}
+    environment = os.environ | {"EVALSTOP_URL": eval_project.url, "EVALSTOP_KEY": eval_project.key}
     program = [sys.executable, "-m", "evalstop_client.receivers.cli", "evaluator", "--prompts", "50"]
     program += ["--prefix", "file:///", "--poll-seconds", "0.1", "--"]
     program += [sys.executable, str(script), "{checkpoint}", "{n}", "{seed}"]
 
     first = subprocess.Popen(program, env=environment)
-    eventually((tmp_path / "pid").exists)
+    wait_until((tmp_path / "pid").exists)
     first.kill()
     first.wait()
     second = subprocess.Popen(program, env=environment)
     try:
-        eventually(lambda: find_request(api, run_id, request_id)["answered_at"] is not None)
+        wait_until(lambda: find_eval_request(api, run_id, request_id)["answered_at"] is not None)
     finally:
         second.send_signal(signal.SIGTERM)
         assert second.wait(30) == 0
-    asked = find_request(api, run_id, request_id)
+    asked = find_eval_request(api, run_id, request_id)
     assert (asked["difference"], asked["prompts"]) == (pytest.approx(-2.0), 200)
     words = [line.split() for line in log.read_text().splitlines()]
     assert [line[0] for line in words] == ["file:///30", "file:///30", "file:///models/now"]

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.runs import BRISK, start, words
+from tests.clients.runs import FAST_LIMITS, logged_messages, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -25,7 +25,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
 def init(server: FakeServer, *names: str, **arguments: Any) -> evalstop.Run:
-    return evalstop.init(*names, **{"url": server.url, "key": KEY, "limits": BRISK, **arguments})
+    return evalstop.init(*names, **{"url": server.url, "key": KEY, "limits": FAST_LIMITS, **arguments})
 
 
 def test_a_run_in_one_line_says_how_it_is_watched(
@@ -40,7 +40,7 @@ def test_a_run_in_one_line_says_how_it_is_watched(
         page = f"{server.url}/runs/run-1"
         assert capsys.readouterr().out == f"evalstop: ppo-7b: enforce, policy default@1, verdict continue, {page}\n"
         assert (run.mode, run.policy, run.url) == ("enforce", "default@1", page)
-    opening = service.run_named("ppo-7b").opening
+    opening = service.find_run("ppo-7b").opening
     assert opening["metrics"] == {
         "eval/gsm8k": {"role": "eval"}, "reward": {"role": "proxy"}, "kl": {"role": "kl"}
     }  # fmt: skip
@@ -53,7 +53,7 @@ def test_without_roles_the_service_tells_them(server: FakeServer, service: FakeS
     """A run that declares nothing is recognized by the names of its metrics."""
     with init(server, "a run"):
         pass
-    assert service.run_named("a run").opening["metrics"] == "auto"
+    assert service.find_run("a run").opening["metrics"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_on_stop_hears_of_the_decision_once(
         seen.append(decision)
         raise RuntimeError("the disk is full")
 
-    with start(server, on_stop=save) as run:
+    with open_run(server, on_stop=save) as run:
         assert not run.should_stop
         run.log({"eval": 1.0}, step=1)
         assert run.flush()
@@ -89,12 +89,12 @@ def test_on_stop_hears_of_the_decision_once(
         assert run.should_stop
         assert run.should_stop
     assert [decision.state for decision in seen] == ["requested"]
-    assert words(caplog) == ["evalstop: on_stop failed"]
+    assert logged_messages(caplog) == ["evalstop: on_stop failed"]
 
 
 def test_a_notebook_shows_the_evals_and_the_page(server: FakeServer, service: FakeService) -> None:
     """Verdict, link and a curve of the declared eval; a name is text there, not HTML."""
-    with start(server, name="<b>&'", metrics={"gold": {"role": "eval"}}) as run:
+    with open_run(server, name="<b>&'", metrics={"gold": {"role": "eval"}}) as run:
         for step, value in enumerate((0.0, 1.0, float("nan"), 0.5)):
             run.log({"gold": value, "other": 9.0}, step=step)
         assert run.flush()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.clients.fake_service import KEY
-from tests.clients.programs import eventually, service_program, trainer
+from tests.clients.programs import running_fake_service, running_script, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -40,7 +40,7 @@ print("dropped", run.dropped, flush=True)
 
 def start_trainer(url: str, first: int, last: int, pause: float) -> Any:
     script = f"import sys; sys.argv[1:] = ['{first}', '{last}', '{pause}']\n" + TRAINER
-    return trainer(script, EVALSTOP_URL=url, EVALSTOP_KEY=KEY)
+    return running_script(script, EVALSTOP_URL=url, EVALSTOP_KEY=KEY)
 
 
 def said(child: subprocess.Popen[str], line: str) -> None:
@@ -87,14 +87,14 @@ def test_service_killed_and_started_again_loses_nothing(tmp_path: Path) -> None:
     """While the service is away, twice, the trainer runs on; afterwards all has arrived, in order."""
     record = tmp_path / "record"
     with contextlib.ExitStack() as programs:
-        service, port = programs.enter_context(service_program(record))
+        service, port = programs.enter_context(running_fake_service(record))
         child = programs.enter_context(start_trainer(f"http://127.0.0.1:{port}", 0, 300, 0.01))
         for stop_at, start_at in ((60, 120), (180, 220)):
             said(child, str(stop_at))
             service.send_signal(signal.SIGKILL)
             service.wait()
             said(child, str(start_at))
-            service, _ = programs.enter_context(service_program(record, port))
+            service, _ = programs.enter_context(running_fake_service(record, port))
         said(child, "dropped 0")
         assert child.wait(30) == 0
     assert kinds_and_steps(record) == expected(0, 300)
@@ -104,21 +104,21 @@ def test_service_killed_and_started_again_loses_nothing(tmp_path: Path) -> None:
 def test_killed_trainer_is_reported_by_its_successor(tmp_path: Path) -> None:
     """What a trainer logged before kill -9, with the service away, is sent first by the next run of its name."""
     record, spool = tmp_path / "record", tmp_path / "spool"
-    with service_program(record) as (service, port):
+    with running_fake_service(record) as (service, port):
         url = f"http://127.0.0.1:{port}"
         with start_trainer(url, 0, 10_000, 0.005) as first:
             said(first, "50")
-            eventually(lambda: len(kinds_and_steps(record)) > 10)
+            wait_until(lambda: len(kinds_and_steps(record)) > 10)
             service.send_signal(signal.SIGKILL)
             service.wait()
             said(first, "150")
-            eventually(lambda: b'"step":150' in b"".join(path.read_bytes() for path in spool.glob("*/*.jsonl")))
+            wait_until(lambda: b'"step":150' in b"".join(path.read_bytes() for path in spool.glob("*/*.jsonl")))
             first.send_signal(signal.SIGKILL)
             first.wait()
         (segment,) = spool.glob("*/*.jsonl")
         with segment.open("ab") as file:
             file.write(b'{"to":"observations","body":{"observations":[{"metric":"go')  # torn in the middle of a write
-    with service_program(record, port), start_trainer(url, 100, 160, 0.0) as second:
+    with running_fake_service(record, port), start_trainer(url, 100, 160, 0.0) as second:
         said(second, "dropped 0")
         assert second.wait(30) == 0
     arrived = kinds_and_steps(record)
@@ -135,7 +135,7 @@ def test_trainer_without_a_service_ends_by_itself_and_leaves_its_data(tmp_path: 
     """Against a port where nobody listens training runs to its end, exits 0 in bounded time, and all is on disk."""
     script = TRAINER.replace("Run(", "Run(flush_seconds=0.5, ")
     script = "import sys; sys.argv[1:] = ['0', '40', '0']\n" + script
-    with trainer(script, EVALSTOP_URL="http://127.0.0.1:1", EVALSTOP_KEY=KEY) as child:
+    with running_script(script, EVALSTOP_URL="http://127.0.0.1:1", EVALSTOP_KEY=KEY) as child:
         said(child, "dropped 0")
         assert child.wait(30) == 0
     (segment,) = (tmp_path / "spool").glob("*/*.jsonl")
@@ -148,8 +148,8 @@ def test_trainer_that_forgets_to_finish_is_flushed_at_exit(tmp_path: Path) -> No
     """Without the `with` block nothing is lost at a normal exit, and nobody claims that the run has ended."""
     record = tmp_path / "record"
     script = "from evalstop_client import Run\nRun(name='a run').log({'gold': 1.0}, step=1)"
-    with service_program(record) as (_, port):
-        with trainer(script, EVALSTOP_URL=f"http://127.0.0.1:{port}", EVALSTOP_KEY=KEY) as child:
+    with running_fake_service(record) as (_, port):
+        with running_script(script, EVALSTOP_URL=f"http://127.0.0.1:{port}", EVALSTOP_KEY=KEY) as child:
             assert child.wait(30) == 0
         assert [what for what, _ in accepted(record)] == ["runs", "observations"]
 

@@ -7,7 +7,7 @@ from evalstop_client import Run
 from evalstop_client.scheduler_labels import KUBERNETES_LABELS, SLURM_LABELS, scheduler_labels
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 
 IN_SLURM = {
     "SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "alpha", "SLURM_JOB_USER": "ann", "SLURM_JOB_PARTITION": "gpu"
@@ -42,7 +42,7 @@ def test_run_in_a_job_carries_its_labels_beside_its_own(
     for name, value in IN_SLURM.items():
         monkeypatch.setenv(name, value)
     with Run(url=server.url, key=KEY, name="a run", labels={"seed": "3", "slurm_user": "somebody"}):
-        eventually(lambda: service.runs)
-    labels = service.run_named("a run").opening["labels"]
+        wait_until(lambda: service.runs)
+    labels = service.find_run("a run").opening["labels"]
     assert labels.items() >= {"slurm_job_id": "7", "slurm_cluster": "alpha", "seed": "3"}.items()
     assert labels["slurm_user"] == "somebody"

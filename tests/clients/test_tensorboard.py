@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
-from tests.clients.programs import eventually, program
+from tests.clients.programs import running_program, wait_until
 
 
 def framed(content: bytes) -> bytes:
@@ -78,7 +78,7 @@ def look(folder: Path, server: FakeServer, memory: Path, *options: str) -> None:
 def told(service: FakeService) -> dict[str, list[tuple[str, Any]]]:
     """What the service was told of each run, in order."""
     runs: dict[str, list[tuple[str, Any]]] = {}
-    for path, body in service.heard:
+    for path, body in service.posts:
         what = path.rpartition("/")[2]
         if what == "runs":
             continue
@@ -221,7 +221,7 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
         "logs": [("gold", (1, 0.5)), ("gold", (2, 0.75)), ("gold", (3, 1.0)), end],
         "logs/seed-2": [("gold", (1, "NaN")), end],
     }
-    opened = [body for path, body in service.heard if path.endswith("/runs")]
+    opened = [body for path, body in service.posts if path.endswith("/runs")]
     assert opened[0]["metrics"] == {"gold": {"role": "eval", "direction": "minimize"}}
     assert opened[0]["labels"] == {"team": "x"}
 
@@ -232,7 +232,7 @@ def test_folders_may_be_parts_of_one_run(tmp_path: Path, server: FakeServer, ser
     write(tmp_path / "validation" / "events.out.tfevents.1", event(1, epoch_loss=0.75))
     look(tmp_path, server, tmp_path / "memory.json", "--one-run", "--name", "keras")
     assert [one[0] for one in told(service)["keras"][:2]] == ["train/epoch_loss", "validation/epoch_loss"]
-    assert next(body for path, body in service.heard if path.endswith("/runs"))["metrics"] == "auto"
+    assert next(body for path, body in service.posts if path.endswith("/runs"))["metrics"] == "auto"
 
 
 def test_a_trainer_that_starts_again_supersedes_what_it_logged(
@@ -294,11 +294,11 @@ def test_a_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fa
         "r",
     ]
     command += ["--poll-seconds", "0.1", "--state", str(tmp_path / "memory.json")]
-    with program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
-        eventually(lambda: told(service).get("r"))
-        service.forced += [Answer(503, {})] * 2
+    with running_program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
+        wait_until(lambda: told(service).get("r"))
+        service.scripted_answers += [Answer(503, {})] * 2
         write(file, event(2, gold=0.75))
-        eventually(lambda: len(told(service)["r"]) == 2)
+        wait_until(lambda: len(told(service)["r"]) == 2)
         watcher.terminate()
         assert watcher.wait(20) == 0
     assert [one[1] for one in told(service)["r"]] == [(1, 0.5), (2, 0.75)]

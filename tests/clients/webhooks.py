@@ -15,8 +15,8 @@ from tests.fixtures.certificates import get_ssl_context
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-def stop_event(labels: dict[str, str], decision_id: str = "decision-1") -> dict[str, Any]:
-    """An event of type run.stop_requested in the documented shape."""
+def make_stop_event(labels: dict[str, str], decision_id: str = "decision-1") -> dict[str, Any]:
+    """A `run.stop_requested` event in the documented shape."""
     verdict = {"verdict": "stop", "step": 150, "turn_step": 120, "reason": "3 declines in a row", "evidence": []}
     return {
         "type": "run.stop_requested",
@@ -31,7 +31,7 @@ def stop_event(labels: dict[str, str], decision_id: str = "decision-1") -> dict[
     }
 
 
-def send(
+def post_event(
     url: str,
     event: Any,
     webhook_id: str = "msg_1",
@@ -39,7 +39,7 @@ def send(
     age_seconds: float = 0,
     verify: ssl.SSLContext | None = None,
 ) -> httpx.Response:
-    """Sign and post `event` (an object, or the bytes of a body); `verify`: whose certificates are trusted."""
+    """Sign and post `event`, an object or the bytes of a body; `verify` holds the trusted certificates."""
     body = event if isinstance(event, bytes) else json.dumps(event).encode()
     headers = sign(secret, webhook_id, int(time.time() - age_seconds), body)
     return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify or get_ssl_context())

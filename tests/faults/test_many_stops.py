@@ -26,7 +26,7 @@ from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 
 from tests.acceptance.programs import Program
-from tests.clients.programs import program
+from tests.clients.programs import running_program
 from tests.conftest import ClonePostgres
 from tests.faults.callers import Caller, wait_until
 from tests.faults.fake_cluster import FakeCluster, FakeJob
@@ -79,7 +79,7 @@ class Tenant:
         command += ["--poll-seconds", "1", "--state", str(self.folder / "state"), "--pattern", "job_id=[A-Za-z0-9_-]+"]
         command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         environment = {"EVALSTOP_WEBHOOK_SECRET": self.secret, "EVALSTOP_KEY": self.key}
-        self.process = stack.enter_context(program(command, **environment))
+        self.process = stack.enter_context(running_program(command, **environment))
         wait_until(ready.exists, "the receiver listens")
         self.url = str(json.loads(ready.read_text())["url"])
 

@@ -27,7 +27,7 @@ from tests.acceptance.docs import trainers
 from tests.acceptance.docs.connect_pages import FOLLOWED, NOT_RUN, PAGES, find_blocks, read_block
 from tests.acceptance.docs.documents import ROOT, blocks_of
 from tests.acceptance.docs.test_quickstart import write_script
-from tests.clients.programs import eventually, program
+from tests.clients.programs import running_program, wait_until
 from tests.clients.test_tensorboard import event, write
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,11 +77,11 @@ class Project:
 
     def program(self, script: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """A script that goes on until the block ends, or it does."""
-        return program(["bash", "-c", f"cd {self.folder}; {script}"], **self.environment | variables)
+        return running_program(["bash", "-c", f"cd {self.folder}; {script}"], **self.environment | variables)
 
     def wait_for(self, name: str, state: str) -> None:
         """Wait until the decision on a run is in this state."""
-        eventually(lambda: ((self.run(name) or {}).get("decision") or {}).get("state") == state, PATIENCE_SECONDS)
+        wait_until(lambda: ((self.run(name) or {}).get("decision") or {}).get("state") == state, PATIENCE_SECONDS)
 
     def report(self, run: dict[str, Any], post: Callable[[int, float], dict[str, Any]]) -> None:
         """Post falling evals until the answer says stop, and end the run for that decision, as the pages tell."""
@@ -320,7 +320,7 @@ def test_jobs_that_write_for_tensorboard_are_ended_from_outside(project: Project
         secret = project.subscribe(f"http://{listen}/")
         stack.enter_context(project.program(receiver, EVALSTOP_WEBHOOK_SECRET=secret))
         for watching, name in ((beside, "runs/a"), (one_run, "classifier")):
-            job = stack.enter_context(program(JOB))
+            job = stack.enter_context(running_program(JOB))
             labels = (
                 "scheduler=mine,user=ann,gpus=8"  # one is said, as the page says it, and two are in the environment
             )
@@ -353,7 +353,7 @@ def test_receivers_of_the_page_end_a_job(name: str, project: Project) -> None:
         "30 lines": f"exec python -c {shlex.quote(text)}",
         "bash": text,
     }[name]
-    with program(JOB) as job, project.program(script, **variables):
+    with running_program(JOB) as job, project.program(script, **variables):
         labels: dict[str, str | int] = {"job_id": job.pid, "scheduler": "mine", "user": "ann", "gpus": 8}
         url, key = project.environment["EVALSTOP_URL"], project.environment["EVALSTOP_KEY"]
         with evalstop.Run("ended", url=url, key=key, labels=labels, total_steps=1000) as run:

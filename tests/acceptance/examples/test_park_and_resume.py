@@ -15,7 +15,7 @@ import pytest
 from evalstop_lab.service_process import Service
 
 from tests.acceptance.examples.test_examples import EXAMPLES
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -42,10 +42,10 @@ def test_a_dip_that_heals_costs_no_run(service: Service, environment: dict[str, 
         ) as receiver,
     ):
         try:
-            eventually(ready.exists, 60.0)
+            wait_until(ready.exists, 60.0)
             endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": WANTED}
             secret.write_text(api.post("/endpoints", json=endpoint).raise_for_status().json()["secret"])
-            parked = eventually(lambda: find_run(api, "parked"), 120.0)
+            parked = wait_until(lambda: find_run(api, "parked"), 120.0)
             decision = parked["decision"]
             assert (decision["action"], decision["state"], parked["should_stop"]) == ("park", "parked", False)
             assert parked["last_step"] < parked["total_steps"]
@@ -54,7 +54,7 @@ def test_a_dip_that_heals_costs_no_run(service: Service, environment: dict[str, 
             said, _ = receiver.communicate(timeout=200)
         finally:
             receiver.send_signal(signal.SIGTERM)
-        ended = eventually(lambda: find_run(api, "completed"), 60.0)
+        ended = wait_until(lambda: find_run(api, "completed"), 60.0)
     assert receiver.returncode == 0
     assert re.search(r"resumed at step \d+", said), "it went on from its checkpoint"
     assert "completed" in said

@@ -49,7 +49,7 @@ def shell(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> None:
     """A table and a document of the same runs; the last evals, and all that come until the run ends."""
-    with project.report("falls", labels={"team": "x"}), project.report("rises", (0.1, 0.2)):
+    with project.report_run("falls", labels={"team": "x"}), project.report_run("rises", (0.1, 0.2)):
         assert [run["name"] for run in shell.read("runs", "ls")] == ["rises", "falls"]
         assert [run["name"] for run in shell.read("runs", "ls", "--verdict", "stop", "--label", "team=x")] == ["falls"]
         assert len(shell.read("runs", "ls", "--limit", "1")) == 1
@@ -65,7 +65,7 @@ def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> N
 
 def test_values_are_printed_for_machines_as_the_api_writes_them(shell: Shell, project: Project) -> None:
     """JSON that any parser reads: NaN is a string, a time is in UTC."""
-    with project.report("diverged", (0.5, float("nan"))):
+    with project.report_run("diverged", (0.5, float("nan"))):
         lines = shell.run("runs", "tail", "diverged", "--json").splitlines()
     read = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert [item["value"] for item in read] == [0.5, "NaN"]
@@ -74,7 +74,7 @@ def test_values_are_printed_for_machines_as_the_api_writes_them(shell: Shell, pr
 
 def test_a_run_is_followed_to_its_end(shell: Shell, project: Project) -> None:
     """What is logged while the command runs is printed once, and the command ends with the run."""
-    run = project.report("followed", (0.5,))
+    run = project.report_run("followed", (0.5,))
 
     def go_on() -> None:
         run.log({"eval": 0.75}, step=7)
@@ -89,7 +89,7 @@ def test_a_run_is_followed_to_its_end(shell: Shell, project: Project) -> None:
 
 def test_decisions_are_made_by_the_name_of_their_run(shell: Shell, project: Project) -> None:
     """A veto with a reason, once; what cannot follow ends with 1 and says why; a label; a stop by hand."""
-    with project.report("falls"):
+    with project.report_run("falls"):
         (listed,) = shell.read("decisions", "ls", "--state", "pending", "--run", "falls")
         assert "falls" in shell.run("decisions", "ls")
         vetoed = shell.run("decisions", "veto", "falls", "--reason", "curriculum change")
@@ -99,7 +99,7 @@ def test_decisions_are_made_by_the_name_of_their_run(shell: Shell, project: Proj
         assert labeled == "the stop of falls is vetoed, and was wrong\n"
         assert shell.run("runs", "stop", "falls", "--reason", "over") == "the stop of falls is requested\n"
         assert "undone" in shell.run("decisions", "undo", "falls", "--reason", "not yet")
-    with project.report("rises", (0.1, 0.2)):
+    with project.report_run("rises", (0.1, 0.2)):
         assert "no decision" in shell.run("decisions", "veto", "rises", "--reason", "x", code=1)
 
 
@@ -131,7 +131,7 @@ def test_a_project_is_paused_and_resumed(shell: Shell, project: Project) -> None
 def test_what_a_second_person_has_to_confirm_is_said(shell: Shell, project: Project) -> None:
     """A stop by hand is a proposal in a project that wants two people: nothing is done, and the command says so."""
     shell.run("project", "set", "second_person=yes")
-    with project.report("rises", (0.1, 0.2)):
+    with project.report_run("rises", (0.1, 0.2)):
         assert "another person" in shell.run("runs", "stop", "rises", "--reason", "over", code=1)
         assert project.api.run("rises").decision is None
 
@@ -203,7 +203,7 @@ def test_tables_need_no_library(shell: Shell, project: Project, monkeypatch: pyt
     """Whoever has the bare client sees the same cells in plain columns."""
     monkeypatch.setitem(sys.modules, "rich.table", None)
     assert shell.run("runs", "ls") == "none\n"
-    with project.report("falls"), project.report("long-name", (0.1, 0.2)):
+    with project.report_run("falls"), project.report_run("long-name", (0.1, 0.2)):
         names, *rows = shell.run("runs", "ls").splitlines()
     assert names.startswith("name       status   mode")
     assert [row[: row.index("enforce")] for row in rows] == ["long-name  running  ", "falls      running  "]

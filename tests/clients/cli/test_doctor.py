@@ -52,14 +52,14 @@ def blocking(document: dict[str, Any]) -> dict[str, str]:
 
 def test_nothing_blocks_a_run_that_may_be_stopped(examine: Examine, project: Project) -> None:
     """With an eval, a checkpoint and enforce all is well, and the newest running run is looked at by default."""
-    with project.report("well", (0.1, 0.2), total_steps=10):
+    with project.report_run("well", (0.1, 0.2), total_steps=10):
         document = examine()
     assert (document["run"], blocking(document)) == ("well", {})
 
 
 def test_a_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
     """A metric that is logged and not watched stands beside the one that has no value."""
-    with project.report("typo", (), metrics={"gold": {"role": "eval"}}) as run:
+    with project.report_run("typo", (), metrics={"gold": {"role": "eval"}}) as run:
         run.log({"gould": 0.5}, step=1)
         assert run.flush()
         assert blocking(examine("typo")) == {
@@ -71,7 +71,7 @@ def test_a_guard_is_named(examine: Examine, project: Project) -> None:
     """A stop on hold says which guard holds it, and what would carry it out; once the run has ended, what held it."""
     paper = project.api.connection.get("/policies/paper")["items"][0]["document"]
     project.api.connection.post("/policies", paper | {"name": "strict", "stops_despite": []})
-    with project.report("unsaved", saves=False, policy="strict"):
+    with project.report_run("unsaved", with_checkpoints=False, policy="strict"):
         found = blocking(examine("unsaved"))
     assert set(found) == {"checkpoint", "decision"}
     assert found["decision"].startswith("on_hold (no_checkpoint): ")
@@ -85,7 +85,7 @@ def test_a_shadow_is_told_from_a_project_that_allows_no_more(
 ) -> None:
     """A run that only records, in a project that would let it do more, and in one that would not."""
     shadow = make_project(*real_service, mode="shadow")
-    with shadow.report("dark"):
+    with shadow.report_run("dark"):
         assert set(blocking(examine("dark", key=shadow.key))) == {"mode", "decision"}
         shadow.api.connection.patch("/project", {"max_mode": "shadow"})
         assert set(blocking(examine("dark", key=shadow.key))) == {"project", "mode", "decision"}
@@ -96,10 +96,10 @@ def test_what_cannot_be_looked_at_is_not_called_well(
 ) -> None:
     """Without admin the endpoints are unknown, without read the key blocks, without a service that does."""
     assert set(blocking(examine())) == {"run"}
-    with project.report("well", (0.1, 0.2)):
-        document = examine(key=project.narrow_key("read"))
+    with project.report_run("well", (0.1, 0.2)):
+        document = examine(key=project.create_key("read"))
         assert [check["name"] for check in document["checks"] if check["finding"] == "unknown"] == ["endpoints"]
-        assert set(blocking(examine(key=project.narrow_key("ingest")))) == {"key"}
+        assert set(blocking(examine(key=project.create_key("ingest")))) == {"key"}
         assert set(blocking(examine("--url", "http://127.0.0.1:1"))) == {"service"}
     assert main(["doctor", "nosuch"]) == 1
     assert "no run is called" in capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_what_cannot_be_looked_at_is_not_called_well(
 @pytest.fixture
 def facts(project: Project) -> Facts:
     """Of a run that is well, by a policy that no guard may be overridden of."""
-    with project.report("well", (0.1, 0.2), policy="early"):
+    with project.report_run("well", (0.1, 0.2), policy="early"):
         return gather_facts(evalstop.Api(project.url, project.key), "well")
 
 

@@ -21,8 +21,8 @@ from tests.clients.real_service import FALLING, Project
 
 def test_runs_are_found_by_what_one_asks_for(project: Project) -> None:
     """Name, status, verdict, policy, labels and time narrow the list, whose newest run comes first."""
-    falls = project.report("falls", owner="dana", group="sweep", tags=["a", "b"], labels={"team": "x", "seed": 1})
-    with falls, project.report("rises", (0.1, 0.2)):
+    falls = project.report_run("falls", owner="dana", group="sweep", tags=["a", "b"], labels={"team": "x", "seed": 1})
+    with falls, project.report_run("rises", (0.1, 0.2)):
         assert falls.verdict is not None
     api = project.api
     assert [run.name for run in api.runs()] == ["rises", "falls"]
@@ -47,7 +47,7 @@ def test_runs_are_found_by_what_one_asks_for(project: Project) -> None:
 
 def test_pages_are_fetched_behind_the_scenes(project: Project) -> None:
     """A list that has more than one page comes whole, each item once, in its order."""
-    with project.report("long", tuple(float(step % 3) for step in range(25))) as run:
+    with project.report_run("long", tuple(float(step % 3) for step in range(25))) as run:
         assert run.id is not None
         connection = Connection(project.url, project.key, 30)
         items = connection.pages(f"/runs/{run.id}/observations", {"metric": "eval"}, page=10)
@@ -56,7 +56,7 @@ def test_pages_are_fetched_behind_the_scenes(project: Project) -> None:
 
 def test_a_history_is_what_counts(project: Project) -> None:
     """Values come with their standard errors, NaN among them; what a resume has replaced is left out unless wanted."""
-    with project.report("resumed", ()) as run:
+    with project.report_run("resumed", ()) as run:
         run.log({"eval": 0.5, "loss": 1.0}, step=1, stderr={"eval": 0.125})
         run.log({"eval": float("nan")}, step=2)
         run.resume(step=1)
@@ -70,7 +70,7 @@ def test_a_history_is_what_counts(project: Project) -> None:
 
 def test_a_decision_is_made_by_a_word(project: Project) -> None:
     """A pending stop is vetoed with a reason, labeled, and cannot be vetoed into anything else after."""
-    with project.report("falls") as run:
+    with project.report_run("falls") as run:
         decision = project.api.run("falls").decision
         assert decision is not None
         assert decision.state == "pending"
@@ -88,7 +88,7 @@ def test_a_decision_is_made_by_a_word(project: Project) -> None:
 
 def test_records_become_data_frames(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pandas a list is a frame of plain values; a library that is not there is named, with what to do."""
-    with project.report("falls"):
+    with project.report_run("falls"):
         frame = project.api.runs().to_pandas()
         assert frame[["name", "verdict", "last_step"]].to_numpy().tolist() == [["falls", "stop", 4]]
         curve = project.api.run("falls").history().to_pandas()
@@ -101,7 +101,7 @@ def test_records_become_data_frames(project: Project, monkeypatch: pytest.Monkey
 
 def test_a_notebook_shows_the_evals_of_a_run(project: Project) -> None:
     """The same picture as of a run that is under way."""
-    with project.report("falls"):
+    with project.report_run("falls"):
         shown = project.api.run("falls")._repr_html_()
     assert 'aria-label="5 evals"' in shown
     assert "stop" in shown
@@ -109,7 +109,7 @@ def test_a_notebook_shows_the_evals_of_a_run(project: Project) -> None:
 
 def test_a_prompt_shows_a_run_in_a_line_and_how_to_read_a_list(project: Project) -> None:
     """A run is shown without its evidence; a list, which is not fetched yet, says what to do."""
-    with project.report("falls"):
+    with project.report_run("falls"):
         run = project.api.run("falls")
         assert repr(run) == f"<RunRecord falls: enforce, policy paper@1, verdict stop, decision pending, {run.url}>"
         assert run.decision is not None
@@ -124,7 +124,7 @@ def test_what_goes_wrong_has_a_type(project: Project) -> None:
     with pytest.raises(NotFound):
         project.api.decision("0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a")
     with pytest.raises(KeyRefused, match="needs read"):
-        list(evalstop.Api(project.url, project.narrow_key("ingest")).runs())
+        list(evalstop.Api(project.url, project.create_key("ingest")).runs())
     with pytest.raises(ServiceAway):
         list(evalstop.Api("http://127.0.0.1:1", "esk_x").runs())
     with pytest.raises(evalstop.ConfigurationError, match="key"):
@@ -135,7 +135,7 @@ def test_what_goes_wrong_has_a_type(project: Project) -> None:
 
 def test_an_answer_of_another_release_is_named(project: Project) -> None:
     """A field that is not there is said, as an ApiError, not raised as a KeyError."""
-    with project.report("well", (0.1, 0.2)):
+    with project.report_run("well", (0.1, 0.2)):
         record = project.api.run("well")
     fields = {name: value for name, value in record.document.items() if name != "owner"}
     with pytest.raises(AnswerMalformed, match="owner"):

@@ -1,4 +1,4 @@
-"""What every action must do, whichever scheduler it speaks with: a battery that each is put through."""
+"""The conformance suite: what every JobControl must do, whichever scheduler it uses."""
 
 from __future__ import annotations
 
@@ -19,135 +19,144 @@ from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 
-from tests.clients.webhooks import stop_event
-
-POLL_SECONDS = 20.0
+from tests.clients.programs import wait_until
+from tests.clients.webhooks import make_stop_event
 
 
 @dataclass(frozen=True)
-class Started:
-    """A job that runs, and the labels of the run in it."""
+class StartedJob:
+    """A running job: the job control of its scheduler, and the labels of its run."""
 
-    action: JobControl
+    job_control: JobControl
     labels: Mapping[str, str]
 
+    def find(self) -> Job:
+        return find_job(self.job_control, self.labels)
 
-class Bench(Protocol):
-    """Where jobs of one scheduler are started for the battery."""
+    def cancel(self, job: Job) -> None:
+        self.job_control.cancel_job(job, make_stop_request(self.labels))
 
-    def start(self, deaf: bool = False) -> Started:
-        """A job that runs on when it is asked to save, and ends on a cancel unless it is `deaf`."""
+
+class Launcher(Protocol):
+    """Starts jobs of one scheduler for the conformance suite."""
+
+    def start(self, ignores_sigterm: bool = False) -> StartedJob:
+        """Start a job that continues when it is asked to save, and ends on SIGTERM unless it ignores that."""
         ...
 
-    def saves(self) -> int:
-        """How often the job that was started last was asked to save."""
+    def count_saves(self) -> int:
+        """How often the job started last has saved."""
         ...
 
 
-def request(labels: Mapping[str, str], decision_id: str = "decision-1") -> StopRequest:
+def make_stop_request(labels: Mapping[str, str], decision_id: str = "decision-1") -> StopRequest:
     """A request to stop the run with these labels."""
-    return parse_stop_request("msg_1", stop_event(dict(labels), decision_id))
+    return parse_stop_request("msg_1", make_stop_event(dict(labels), decision_id))
 
 
-def gone(action: JobControl, job: Job) -> Gone:
-    """The end of a job, once its scheduler says so."""
-    deadline = time.monotonic() + POLL_SECONDS
-    while isinstance(seen := action.check_job(job), Present):
-        assert time.monotonic() < deadline, f"it is still {seen.state}"
-        time.sleep(0.05)
-    return seen
-
-
-def parked(action: JobControl, job: Job) -> Parked:
-    """A job that was parked, once its scheduler says so."""
-    deadline = time.monotonic() + POLL_SECONDS
-    while not isinstance(seen := action.check_parked(job), Parked):
-        assert time.monotonic() < deadline, f"it is {seen.state}"
-        time.sleep(0.05)
-    return seen
-
-
-def found(started: Started) -> Job:
-    """The job of a run."""
-    job = started.action.find_job(request(started.labels))
+def find_job(job_control: JobControl, labels: Mapping[str, str]) -> Job:
+    """The job of the run with these labels."""
+    job = job_control.find_job(make_stop_request(labels))
     assert isinstance(job, Job)
     return job
 
 
+def wait_until_gone(job_control: JobControl, job: Job) -> Gone:
+    """The end of a job, once its scheduler reports it."""
+
+    def check() -> Gone | None:
+        state = job_control.check_job(job)
+        return None if isinstance(state, Present) else state
+
+    end = wait_until(check)
+    assert end is not None
+    return end
+
+
+def wait_until_parked(job_control: JobControl, job: Job) -> Parked:
+    """The state of a parked job, once its scheduler reports it."""
+
+    def check() -> Parked | None:
+        state = job_control.check_parked(job)
+        return state if isinstance(state, Parked) else None
+
+    parked = wait_until(check)
+    assert parked is not None
+    return parked
+
+
 class Conformance:
-    """The battery; a class of tests inherits it and has a fixture `bench`."""
+    """Inherited by a class of tests for each scheduler, which has a fixture `launcher`."""
 
-    def test_job_is_found_by_labels_and_by_them_alone(self, bench: Bench) -> None:
-        """A run with our labels has a job that is there; a run without them is another receiver's, or is refused."""
-        started = bench.start()
-        assert isinstance(started.action.check_job(found(started)), Present)
+    def test_job_is_found_by_its_labels(self, launcher: Launcher) -> None:
+        """A run with the job's labels finds it; a run without labels is another receiver's, or is refused."""
+        started = launcher.start()
+        assert isinstance(started.job_control.check_job(started.find()), Present)
         with contextlib.suppress(RequestRefused):
-            assert isinstance(started.action.find_job(request({})), ForeignJob)
-        started.action.cancel_job(found(started), request(started.labels))
+            assert isinstance(started.job_control.find_job(make_stop_request({})), ForeignJob)
+        started.cancel(started.find())
 
-    def test_job_runs_on_when_it_is_asked_to_save(self, bench: Bench) -> None:
-        """The call for a checkpoint ends nothing."""
-        started = bench.start()
-        job = found(started)
-        assert started.action.request_checkpoint(job, request(started.labels))
-        deadline = time.monotonic() + POLL_SECONDS
-        while bench.saves() == 0:
-            assert time.monotonic() < deadline, "the job was not asked"
-            time.sleep(0.02)
-        assert isinstance(started.action.check_job(job), Present)
-        started.action.cancel_job(job, request(started.labels))
+    def test_job_continues_after_a_checkpoint_request(self, launcher: Launcher) -> None:
+        """A job that is asked for a checkpoint saves one and continues to run."""
+        started = launcher.start()
+        job = started.find()
+        assert started.job_control.request_checkpoint(job, make_stop_request(started.labels))
+        wait_until(lambda: launcher.count_saves() > 0)
+        assert isinstance(started.job_control.check_job(job), Present)
+        started.cancel(job)
 
-    def test_cancelled_job_goes_and_stays_gone(self, bench: Bench) -> None:
-        """After a cancel the scheduler says that the job is gone, with details that a report can carry."""
-        started = bench.start()
-        job = found(started)
-        started.action.cancel_job(job, request(started.labels))
-        end = gone(started.action, job)
+    def test_cancelled_job_is_gone(self, launcher: Launcher) -> None:
+        """After a cancel the scheduler reports the job as gone, with details that serialize to JSON."""
+        started = launcher.start()
+        job = started.find()
+        started.cancel(job)
+        end = wait_until_gone(started.job_control, job)
         assert json.loads(json.dumps(end.details)) == end.details
-        assert isinstance(started.action.check_job(job), Gone)
+        assert isinstance(started.job_control.check_job(job), Gone)
 
-    def test_cancelling_and_forcing_what_is_gone_is_harmless(self, bench: Bench) -> None:
-        """A receiver that was started again may repeat what it did."""
-        started = bench.start()
-        job = found(started)
+    def test_cancel_and_kill_of_a_gone_job_do_nothing(self, launcher: Launcher) -> None:
+        """Every call may be repeated after the job has ended, as a restarted receiver does."""
+        started = launcher.start()
+        job = started.find()
         for _ in range(2):
-            started.action.cancel_job(job, request(started.labels))
-        gone(started.action, job)
+            started.cancel(job)
+        wait_until_gone(started.job_control, job)
         try:
-            started.action.cancel_job(job, request(started.labels))
-            started.action.kill_job(job)
-            started.action.request_checkpoint(job, request(started.labels))
+            started.cancel(job)
+            started.job_control.kill_job(job)
+            started.job_control.request_checkpoint(job, make_stop_request(started.labels))
         except SchedulerError as error:
-            pytest.fail(f"it is not harmless: {error}")
-        assert isinstance(started.action.check_job(job), Gone)
+            pytest.fail(f"a repeated call failed: {error}")
+        assert isinstance(started.job_control.check_job(job), Gone)
 
-    def test_deaf_job_can_be_forced(self, bench: Bench) -> None:
-        """What ignores the cancel ends when it is forced."""
-        started = bench.start(deaf=True)
-        job = found(started)
-        started.action.cancel_job(job, request(started.labels))
-        started.action.kill_job(job)
-        gone(started.action, job)
+    def test_job_that_ignores_sigterm_is_killed(self, launcher: Launcher) -> None:
+        """A job that survives the cancel ends when it is killed."""
+        started = launcher.start(ignores_sigterm=True)
+        job = started.find()
+        started.cancel(job)
+        started.job_control.kill_job(job)
+        wait_until_gone(started.job_control, job)
 
-    def test_job_is_known_again_after_a_restart(self, bench: Bench) -> None:
-        """What find() gave is enough for everything else, when it comes back from the disk."""
-        started = bench.start()
-        first = found(started)
-        job = Job(**json.loads(json.dumps({"id": first.id, "facts": dict(first.facts)})))
-        assert isinstance(started.action.check_job(job), Present)
-        started.action.cancel_job(job, request(started.labels))
-        gone(started.action, job)
+    def test_job_is_usable_after_a_restart(self, launcher: Launcher) -> None:
+        """A job that was written to disk and read again can be checked and cancelled."""
+        started = launcher.start()
+        found = started.find()
+        job = Job(**json.loads(json.dumps({"id": found.id, "facts": dict(found.facts)})))
+        assert isinstance(started.job_control.check_job(job), Present)
+        started.cancel(job)
+        wait_until_gone(started.job_control, job)
 
-    def test_whole_stop_is_confirmed(self, bench: Bench) -> None:
-        """Asked to save, cancelled, seen to be gone: from the request to the report."""
-        started = bench.start()
-        memory = Journal(None)
+    def test_whole_stop_is_confirmed(self, launcher: Launcher) -> None:
+        """From the request to the report: the job is asked to save, cancelled, and reported as gone."""
+        started = launcher.start()
+        journal = Journal(None)
         bounds = StopTimeouts(checkpoint_seconds=0.3, cancel_seconds=20, give_up_seconds=40, poll_seconds=0.1)
-        around = ReceiverContext(started.action, memory, lambda: ReportClient(None, None, "test"), bounds, Metrics())
-        begun = memory.begin(request(started.labels), time.time())
-        assert begun is not None
-        stop = StopExecution(begun, around, lambda _: None).run()
+        reports = ReportClient(None, None, "test")
+        context = ReceiverContext(started.job_control, journal, lambda: reports, bounds, Metrics())
+        entry = journal.begin(make_stop_request(started.labels), time.time())
+        assert entry is not None
+        stop = StopExecution(entry, context, lambda _: None).run()
         assert describe_result(stop) == "confirmed"
         assert stop.report is not None
-        assert (stop.report.details["how"], bench.saves()) == ("cancelled", 1)
+        assert (stop.report.details["how"], launcher.count_saves()) == ("cancelled", 1)
         assert stop.report.details["asked_at"] < stop.report.details["cancelled_at"] < stop.report.details["gone_at"]

@@ -1,4 +1,4 @@
-"""A fake scheduler in memory that is an action itself: its jobs save, end, hang, and it goes away when told to."""
+"""A fake scheduler with one job, in memory, that implements JobControl."""
 
 from __future__ import annotations
 
@@ -8,69 +8,70 @@ from dataclasses import dataclass, field
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, StopRequest
 
+UNAVAILABLE = SchedulerUnavailable("it is being restarted")
+
 
 @dataclass
 class FakeScheduler:
-    """One job, called 7; `verbs` is what was done to it, in order.
+    """One job, called 7; `calls` is what was done to it, in order.
 
-    `ends_on`: the verb that ends it, None for nothing. `saves`: whether it can be asked for a checkpoint.
+    `ends_on`: the call that ends the job, None for none. `saves`: whether the job can be asked for a checkpoint.
+    `refusal` and `error`: what find_job refuses with, and what every call raises. While `may_answer` is cleared,
+    find_job blocks.
     """
 
     ends_on: str | None = "cancel"
     saves: bool = True
     is_mine: bool = True
     refusal: str | None = None
-    trouble: Exception | None = None
+    error: Exception | None = None
     gone: bool = False
-    name: str = "fake action"
-    verbs: list[str] = field(default_factory=list)
-    asked: list[StopRequest] = field(default_factory=list)
-    go_on: threading.Event = field(default_factory=threading.Event)
+    name: str = "fake scheduler"
+    calls: list[str] = field(default_factory=list)
+    requests: list[StopRequest] = field(default_factory=list)
+    may_answer: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.go_on.set()
+        self.may_answer.set()
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        self.asked.append(request)
-        self.go_on.wait(20)
-        self._answer()
+        self.requests.append(request)
+        self.may_answer.wait(20)
+        self._raise_error()
         if self.refusal is not None:
             raise RequestRefused(self.refusal)
         return Job("7", {"user": "ann"}) if self.is_mine else ForeignJob()
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        self._do("request_checkpoint")
+        self._record("request_checkpoint")
         return self.saves
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        self._do("cancel")
+        self._record("cancel")
 
     def kill_job(self, job: Job) -> None:
-        self._do("force")
+        self._record("kill")
 
     def check_job(self, job: Job) -> Present | Gone:
-        self._answer()
+        self._raise_error()
         return Gone("ENDED", {"exit_status": -15}) if self.gone else Present("RUNNING")
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        self._do("park")
+        self._record("park")
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
-        seen = self.check_job(job)
-        return Parked("HELD", {"parked_as": "held"}) if isinstance(seen, Gone) and "park" in self.verbs else seen
+        state = self.check_job(job)
+        return Parked("HELD", {"parked_as": "held"}) if isinstance(state, Gone) and "park" in self.calls else state
 
     def resume_job(self, job: Job) -> None:
-        self._do("undo")
+        self._record("resume")
 
-    def _do(self, verb: str) -> None:
-        self._answer()
-        self.verbs.append(verb)
-        if verb == self.ends_on:
+    def _record(self, call: str) -> None:
+        self._raise_error()
+        self.calls.append(call)
+        if call == self.ends_on:
             self.gone = True
 
-    def _answer(self) -> None:
-        if self.trouble is not None:
-            raise self.trouble
-
-
-AWAY = SchedulerUnavailable("it is being restarted")
+    def _raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error

@@ -1,4 +1,4 @@
-"""A receiver that listens, with a fake scheduler behind it and the fake service to report to."""
+"""A receiver that listens on a socket, with a fake scheduler behind it and the fake service to report to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clients.fake_service import KEY, FakeServer
 from tests.clients.receivers.fake_scheduler import FakeScheduler
 from tests.clients.webhooks import SECRET
 
-QUICK = StopTimeouts(
+SHORT_TIMEOUTS = StopTimeouts(
     checkpoint_seconds=0,
     cancel_seconds=0.2,
     give_up_seconds=0.4,
@@ -30,29 +30,37 @@ QUICK = StopTimeouts(
 
 
 @dataclass
-class Setup:
-    """A receiver that listens, and what stands around it."""
+class ListeningReceiver:
+    """A receiver, its scheduler, journal and webhook secrets, and the URL that it listens on."""
 
-    action: FakeScheduler
+    scheduler: FakeScheduler
     receiver: Receiver
     url: str
     secrets: list[str]
-    memory: Journal
+    journal: Journal
+
+
+def make_receiver(
+    scheduler: FakeScheduler, journal: Journal, server: FakeServer, secrets: list[str], name: str | None = None
+) -> Receiver:
+    """A receiver that reports to `server` as `name`, by default the scheduler's name."""
+
+    def connect() -> ReportClient:
+        return ReportClient(server.url, KEY, name or scheduler.name)
+
+    return Receiver(ReceiverContext(scheduler, journal, connect, SHORT_TIMEOUTS, Metrics()), lambda: secrets)
 
 
 @contextmanager
-def receiving(server: FakeServer, folder: Path) -> Iterator[Setup]:
-    """A receiver that reports to `server` and remembers in `folder`; it has come to rest with the block."""
-    action, secrets, memory = FakeScheduler(), [SECRET], Journal(folder / "memory")
-    receiver = Receiver(
-        ReceiverContext(action, memory, lambda: ReportClient(server.url, KEY, action.name), QUICK, Metrics()),
-        lambda: secrets,
-    )
-    listening = ReceiverServer("127.0.0.1", 0, read_seconds=0.5)
-    listening.serve(receiver)
-    yield Setup(action, receiver, listening.url, secrets, memory)
-    action.go_on.set()
+def listening_receiver(server: FakeServer, folder: Path) -> Iterator[ListeningReceiver]:
+    """A receiver that listens, reports to `server` and keeps its journal in `folder`; it is idle after the block."""
+    scheduler, secrets, journal = FakeScheduler(), [SECRET], Journal(folder / "journal")
+    receiver = make_receiver(scheduler, journal, server, secrets)
+    http_server = ReceiverServer("127.0.0.1", 0, read_seconds=0.5)
+    http_server.serve(receiver)
+    yield ListeningReceiver(scheduler, receiver, http_server.url, secrets, journal)
+    scheduler.may_answer.set()
     assert receiver.leave(20)
-    listening.shutdown()
-    listening.server_close()
-    memory.close()
+    http_server.shutdown()
+    http_server.server_close()
+    journal.close()

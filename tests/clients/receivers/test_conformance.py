@@ -14,17 +14,17 @@ from evalstop_client.receivers.command.template import template
 from evalstop_client.receivers.process.job_control import LABEL, ChildJob, ProcessJobControl
 from evalstop_client.receivers.stop.subprocesses import environment_without
 
-from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Conformance, Started
+from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import Conformance, StartedJob
 
 JOB = """
 import pathlib, signal, sys, time
-saves, deaf = pathlib.Path(sys.argv[1]), sys.argv[2] == "True"
+saves, ignores_sigterm = pathlib.Path(sys.argv[1]), sys.argv[2] == "True"
 def save(*_):
     with saves.open("a") as file:
         file.write("saved ")
 signal.signal(signal.SIGUSR1, save)
-if deaf:
+if ignores_sigterm:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 saves.touch()
 while True:
@@ -33,7 +33,7 @@ while True:
 
 
 @dataclass
-class ProcessBench:
+class ProcessLauncher:
     """Jobs that are children."""
 
     folder: Path
@@ -43,26 +43,26 @@ class ProcessBench:
     def file(self) -> Path:
         return self.folder / f"saves-{len(self.jobs)}"
 
-    def child(self, deaf: bool) -> ChildJob:
+    def child(self, ignores_sigterm: bool) -> ChildJob:
         file = self.folder / f"saves-{len(self.jobs) + 1}"
-        job = ChildJob([sys.executable, "-c", JOB, str(file), str(deaf)], environment_without())
+        job = ChildJob([sys.executable, "-c", JOB, str(file), str(ignores_sigterm)], environment_without())
         self.jobs.append(job)
-        eventually(file.exists)
+        wait_until(file.exists)
         return job
 
-    def start(self, deaf: bool = False) -> Started:
-        action = ProcessJobControl(self.child(deaf), "mine", None, signal.SIGUSR1)
-        return Started(action, {LABEL: "mine"})
+    def start(self, ignores_sigterm: bool = False) -> StartedJob:
+        job_control = ProcessJobControl(self.child(ignores_sigterm), "mine", None, signal.SIGUSR1)
+        return StartedJob(job_control, {LABEL: "mine"})
 
-    def saves(self) -> int:
+    def count_saves(self) -> int:
         return len(self.file.read_text().split())
 
 
-class CommandBench(ProcessBench):
+class CommandLauncher(ProcessLauncher):
     """Jobs that are ended by commands of ours, as a scheduler's would end them."""
 
-    def start(self, deaf: bool = False) -> Started:
-        job = self.child(deaf)
+    def start(self, ignores_sigterm: bool = False) -> StartedJob:
+        job = self.child(ignores_sigterm)
         script = self.folder / "scheduler.sh"
         script.write_text(SCRIPT)
 
@@ -75,7 +75,7 @@ class CommandBench(ProcessBench):
             signal=template(call("USR1")),
             force=template(call("KILL")),
         )
-        return Started(CommandJobControl(commands, environment_without()), {"job_id": str(job.pid)})
+        return StartedJob(CommandJobControl(commands, environment_without()), {"job_id": str(job.pid)})
 
 
 SCRIPT = """
@@ -90,10 +90,10 @@ esac
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessBench]:
-    bench: ProcessBench = request.cls.kind(tmp_path)
-    yield bench
-    for job in bench.jobs:
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessLauncher]:
+    launcher: ProcessLauncher = request.cls.kind(tmp_path)
+    yield launcher
+    for job in launcher.jobs:
         job.signal(signal.SIGKILL)
         job.wait(20)
 
@@ -101,10 +101,10 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessBen
 class TestProcess(Conformance):
     """`evalstop-receiver process`."""
 
-    kind = ProcessBench
+    kind = ProcessLauncher
 
 
 class TestCommand(Conformance):
     """`evalstop-receiver command`."""
 
-    kind = CommandBench
+    kind = CommandLauncher

@@ -8,15 +8,14 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.programs import eventually, program
-from tests.clients.receivers.test_pull import FakeMailbox
-from tests.clients.webhooks import SECRET, send, stop_event
+from tests.clients.programs import running_program, wait_until
+from tests.clients.receivers.fake_pull_endpoint import FakePullEndpoint
+from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
@@ -47,15 +46,15 @@ def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, s
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
-    with program([sys.executable, "-c", code], PORT=str(port), **environment):
-        eventually(lambda: _answers(port))
-        assert send(url, stop_event({"job_id": "8"}), secret="whsec_AAAA").status_code == 401
-        assert send(url, stop_event({"job_id": "8"}), age_seconds=3_600).status_code == 401
-        suspected = stop_event({"job_id": "9"}) | {"type": "run.suspected"}
-        assert send(url, suspected, webhook_id="msg_2").status_code == 202
+    with running_program([sys.executable, "-c", code], PORT=str(port), **environment):
+        wait_until(lambda: _answers(port))
+        assert post_event(url, make_stop_event({"job_id": "8"}), secret="whsec_AAAA").status_code == 401
+        assert post_event(url, make_stop_event({"job_id": "8"}), age_seconds=3_600).status_code == 401
+        suspected = make_stop_event({"job_id": "9"}) | {"type": "run.suspected"}
+        assert post_event(url, suspected, webhook_id="msg_2").status_code == 202
         for _ in range(2):
-            assert send(url, stop_event({"job_id": "7; reboot"})).status_code == 202
-        ((decision_id, report),) = eventually(lambda: service.reports)
+            assert post_event(url, make_stop_event({"job_id": "7; reboot"})).status_code == 202
+        ((decision_id, report),) = wait_until(lambda: service.reports)
     assert (decision_id, report["state"]) == ("decision-1", "confirmed")
     assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
     assert (tmp_path / "looked").exists()
@@ -70,29 +69,21 @@ def test_receiver_in_curl_and_bash(
     if missing:
         assert os.environ.get("CI") != "true", f"missing: {missing}"
         pytest.skip(f"missing: {missing}")
-    mailbox = FakeMailbox(folder=tmp_path)
-    (tmp_path / "x.json").touch()
-
-    def forced(path: str, body: Any) -> Any:
-        answer = mailbox.answer(path, body)
-        if answer is not None:
-            service.forced.insert(0, forced)
-        return answer
-
-    service.forced = [forced]
+    endpoint = FakePullEndpoint(tmp_path)
+    service.intercept = endpoint.answer
     if not forged:
-        mailbox.put(stop_event({"job_id": "9"}) | {"type": "run.suspected"}, "d0")
-    mailbox.put(stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
+        endpoint.add(make_stop_event({"job_id": "9"}) | {"type": "run.suspected"}, "d0")
+    endpoint.add(make_stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
     script = read_block("bash")
-    with program(["bash", "-c", script], ENDPOINT="e1", **environment) as running:
+    with running_program(["bash", "-c", script], ENDPOINT="e1", **environment) as running:
         if forged:
             assert running.wait(20) == 1
             assert not (tmp_path / "cancelled").exists()
             return
-        ((decision_id, report),) = eventually(lambda: service.reports)
-        eventually(lambda: len(mailbox.settled) == 2)
+        ((decision_id, report),) = wait_until(lambda: service.reports)
+        wait_until(lambda: len(endpoint.settlements) == 2)
     assert (decision_id, report["state"]) == ("decision-1", "confirmed")
-    assert mailbox.settled == [{"delivery_id": name, "attempt": 1, "status": 200} for name in ("d0", "d1")]
+    assert endpoint.settlements == [{"delivery_id": name, "attempt": 1, "status": 200} for name in ("d0", "d1")]
     assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
 
 
@@ -109,7 +100,7 @@ def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: 
     )
     (tmp_path / "train.py").write_text(trainer)
     script = script.replace("python train.py", f"{sys.executable} {tmp_path}/train.py")
-    with program(["bash", "-c", script]) as job:
+    with running_program(["bash", "-c", script]) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "up\n"
         job.send_signal(signal.SIGUSR1)

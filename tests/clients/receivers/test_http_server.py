@@ -16,9 +16,9 @@ from evalstop_client.receivers.stop.http_server import BODY_LIMIT_BYTES
 from evalstop_client.receivers.stop.options import listen, load_secrets
 from evalstop_service.clock import utc_now
 
-from tests.clients.programs import eventually
-from tests.clients.receivers.listening_receiver import Setup
-from tests.clients.webhooks import SECRET, send, stop_event
+from tests.clients.programs import wait_until
+from tests.clients.receivers.listening_receiver import ListeningReceiver
+from tests.clients.webhooks import SECRET, make_stop_event, post_event
 from tests.fixtures.certificates import create_self_signed_certificate
 
 OTHER = "whsec_" + base64.b64encode(b"another secret").decode()
@@ -28,37 +28,37 @@ LENGTHS = [b"", b"Content-Length: x\r\n", b"Content-Length: -1\r\n", b"Content-L
 
 
 @pytest.mark.parametrize(("secret", "age_seconds"), [(OTHER, 0), (SECRET, 3_600), (SECRET, -3_600)])
-def test_bad_or_old_signature_is_turned_away(setup: Setup, secret: str, age_seconds: float) -> None:
+def test_bad_or_old_signature_is_turned_away(listener: ListeningReceiver, secret: str, age_seconds: float) -> None:
     """A foreign secret, a replay of an hour ago and a message from the future all get 401, and the reason."""
-    answer = send(setup.url, stop_event({}), secret=secret, age_seconds=age_seconds)
+    answer = post_event(listener.url, make_stop_event({}), secret=secret, age_seconds=age_seconds)
     assert answer.status_code == 401
     assert answer.json()["error"]
-    assert setup.action.asked == []
+    assert listener.scheduler.requests == []
 
 
-def test_turned_away_id_is_not_remembered(setup: Setup) -> None:
+def test_turned_away_id_is_not_remembered(listener: ListeningReceiver) -> None:
     """A stranger cannot have a webhook ignored by using up its id."""
-    assert send(setup.url, stop_event({}), secret=OTHER).status_code == 401
-    assert send(setup.url, stop_event({})).status_code == 202
+    assert post_event(listener.url, make_stop_event({}), secret=OTHER).status_code == 401
+    assert post_event(listener.url, make_stop_event({})).status_code == 202
 
 
-def test_unsigned_request_is_turned_away(setup: Setup) -> None:
+def test_unsigned_request_is_turned_away(listener: ListeningReceiver) -> None:
     """Without signature headers nothing is read."""
-    assert httpx.post(setup.url, json=stop_event({})).status_code == 401
+    assert httpx.post(listener.url, json=make_stop_event({})).status_code == 401
 
 
-def test_both_secrets_are_good_while_one_is_replaced(setup: Setup) -> None:
+def test_both_secrets_are_good_while_one_is_replaced(listener: ListeningReceiver) -> None:
     """A secret added while the receiver runs is good from then on, beside the old one."""
-    assert send(setup.url, stop_event({}, "1"), secret=OTHER).status_code == 401
-    setup.secrets.append(OTHER)
-    assert send(setup.url, stop_event({}, "2"), secret=OTHER).status_code == 202
-    assert send(setup.url, stop_event({}, "3"), secret=SECRET).status_code == 202
+    assert post_event(listener.url, make_stop_event({}, "1"), secret=OTHER).status_code == 401
+    listener.secrets.append(OTHER)
+    assert post_event(listener.url, make_stop_event({}, "2"), secret=OTHER).status_code == 202
+    assert post_event(listener.url, make_stop_event({}, "3"), secret=SECRET).status_code == 202
 
 
-def test_without_a_secret_the_sender_is_asked_to_come_again(setup: Setup) -> None:
+def test_without_a_secret_the_sender_is_asked_to_come_again(listener: ListeningReceiver) -> None:
     """A secret file that is not there yet must not make the service give up."""
-    setup.secrets.clear()
-    assert send(setup.url, stop_event({})).status_code == 503
+    listener.secrets.clear()
+    assert post_event(listener.url, make_stop_event({})).status_code == 503
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_without_a_secret_the_sender_is_asked_to_come_again(setup: Setup) -> Non
         b'{"type": "run.stop_requested", "data": {"run": {"id": 1}, "decision": {"id": "x"}, "verdict": {}}}',
     ],
 )
-def test_signed_rubbish_is_refused(setup: Setup, body: bytes) -> None:
+def test_signed_rubbish_is_refused(listener: ListeningReceiver, body: bytes) -> None:
     """A body that is no event gets 422, however well it is signed."""
-    assert send(setup.url, body).status_code == 422
-    assert setup.action.asked == []
+    assert post_event(listener.url, body).status_code == 422
+    assert listener.scheduler.requests == []
 
 
-def test_body_too_large_is_refused_unread(setup: Setup) -> None:
+def test_body_too_large_is_refused_unread(listener: ListeningReceiver) -> None:
     """Beyond 1 MiB the answer is 413; exactly 1 MiB is read."""
-    assert send(setup.url, b" " * (BODY_LIMIT_BYTES + 1)).status_code == 413
-    assert send(setup.url, b" " * BODY_LIMIT_BYTES).status_code == 422
+    assert post_event(listener.url, b" " * (BODY_LIMIT_BYTES + 1)).status_code == 413
+    assert post_event(listener.url, b" " * BODY_LIMIT_BYTES).status_code == 422
 
 
 def raw_exchange(url: str, request: bytes) -> bytes:
@@ -100,28 +100,28 @@ def raw_exchange(url: str, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_body_of_unknown_length_is_refused(setup: Setup, length: bytes) -> None:
+def test_body_of_unknown_length_is_refused(listener: ListeningReceiver, length: bytes) -> None:
     """Without a length in digits the body is not read."""
-    assert b" 411 " in raw_exchange(setup.url, b"POST / HTTP/1.0\r\n" + length + b"\r\n").splitlines()[0]
+    assert b" 411 " in raw_exchange(listener.url, b"POST / HTTP/1.0\r\n" + length + b"\r\n").splitlines()[0]
 
 
 @pytest.mark.parametrize(
     "beginning", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nX: y", b"POST / HTTP/1.1\r\nContent-Length: 99\r\n\r\nabc"]
 )
-def test_slow_sender_is_hung_up_on(setup: Setup, beginning: bytes) -> None:
+def test_slow_sender_is_hung_up_on(listener: ListeningReceiver, beginning: bytes) -> None:
     """Whoever stops in the middle is hung up on, and others are served meanwhile."""
-    parsed = httpx.URL(setup.url)
+    parsed = httpx.URL(listener.url)
     with socket.create_connection((parsed.host, parsed.port or 80), timeout=20) as connection:
         connection.sendall(beginning)
-        assert httpx.get(setup.url + "livez").json() == {"status": "ok"}
+        assert httpx.get(listener.url + "livez").json() == {"status": "ok"}
         while connection.recv(65536):
             pass
-    assert setup.action.asked == []
+    assert listener.scheduler.requests == []
 
 
-def test_dripping_sender_is_hung_up_on(setup: Setup) -> None:
+def test_dripping_sender_is_hung_up_on(listener: ListeningReceiver) -> None:
     """A byte now and then does not keep a connection open beyond the deadline."""
-    parsed = httpx.URL(setup.url)
+    parsed = httpx.URL(listener.url)
     with socket.create_connection((parsed.host, parsed.port or 80), timeout=0.05) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\n")
 
@@ -134,7 +134,7 @@ def test_dripping_sender_is_hung_up_on(setup: Setup) -> None:
             except OSError:
                 return True
 
-        eventually(hung_up)
+        wait_until(hung_up)
 
 
 def test_secret_file_is_read_again_each_time(tmp_path: Path) -> None:
@@ -172,20 +172,22 @@ def test_a_public_key_takes_the_place_of_secrets(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def secured(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ssl.SSLContext]]:
+def secured(
+    listener: ListeningReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, ssl.SSLContext]]:
     """Where a receiver listens by TLS, with a key for its metrics; and who trusts its certificate."""
     certificate = create_self_signed_certificate(tmp_path, utc_now())
     monkeypatch.setenv("METRICS_KEY", "let-me-read")
     options = argparse.Namespace(tls_cert=certificate, tls_key=None, metrics_key_env="METRICS_KEY")
     listening = listen("127.0.0.1:0", options)
     listening.read_seconds = 0.5
-    listening.serve(setup.receiver)
+    listening.serve(listener.receiver)
     yield listening.url, ssl.create_default_context(cafile=str(certificate))
     listening.shutdown()
     listening.server_close()
 
 
-def test_webhooks_come_by_tls(setup: Setup, secured: tuple[str, ssl.SSLContext]) -> None:
+def test_webhooks_come_by_tls(listener: ListeningReceiver, secured: tuple[str, ssl.SSLContext]) -> None:
     """Who trusts the certificate posts by HTTPS; one who speaks plain HTTP, or nothing at all, holds nobody up."""
     url, trust = secured
     host, port = url.removeprefix("https://").rstrip("/").split(":")
@@ -194,7 +196,7 @@ def test_webhooks_come_by_tls(setup: Setup, secured: tuple[str, ssl.SSLContext])
             httpx.post(url.replace("https:", "http:"), json={}, trust_env=False)
         with pytest.raises(httpx.ConnectError, match="certificate"):
             httpx.get(f"{url}livez", trust_env=False)
-        assert send(url, stop_event({}), verify=trust).status_code == 202
+        assert post_event(url, make_stop_event({}), verify=trust).status_code == 202
         assert silent.recv(1) == b""  # hung up on, although it never shook hands
 
 

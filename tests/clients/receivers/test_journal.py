@@ -14,10 +14,10 @@ from evalstop_client.receivers.stop.state_machine import Phase, Stop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.clients.webhooks import stop_event
+from tests.clients.webhooks import make_stop_event
 
-REQUEST = parse_stop_request("msg_1", stop_event({"slurm_job_id": "7"}))
-HOSTILE = parse_stop_request("msg_2", stop_event({}, "../../etc/passwd"))
+REQUEST = parse_stop_request("msg_1", make_stop_event({"slurm_job_id": "7"}))
+HOSTILE = parse_stop_request("msg_2", make_stop_event({}, "../../etc/passwd"))
 
 
 @pytest.fixture

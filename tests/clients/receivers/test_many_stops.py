@@ -24,7 +24,7 @@ from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
-from tests.clients.webhooks import SECRET, stop_event
+from tests.clients.webhooks import SECRET, make_stop_event
 
 STOPS, OTHERS, RESTARTS, SEED = 150, 30, 4, 20260101
 TROUBLE = 0.15
@@ -147,12 +147,15 @@ def test_every_job_is_ended_once_and_reported_whatever_fails(
     chance = random.Random(SEED)
     cluster = FakeCluster(chance)
     cluster.jobs = {str(number): FakeJob(chance.random() < 0.1, chance.random() < 0.2) for number in range(STOPS)}
-    events = [(stop_event({"job_id": str(number)}, f"decision-{number}"), f"msg-{number}") for number in range(STOPS)]
+    events = [
+        (make_stop_event({"job_id": str(number)}, f"decision-{number}"), f"msg-{number}") for number in range(STOPS)
+    ]
     for number in range(0, STOPS, 3):
         cluster.jobs[str(number)] = FakeJob(deaf=False, quits=False)
         events[number][0]["type"] = "run.park_requested"
     events += [
-        (stop_event({"job_id": f"elsewhere-{number}"}, f"other-{number}"), f"o-{number}") for number in range(OTHERS)
+        (make_stop_event({"job_id": f"elsewhere-{number}"}, f"other-{number}"), f"o-{number}")
+        for number in range(OTHERS)
     ]
     deliveries = [signed(*event) for event in events for _ in range(chance.choice((1, 1, 2, 3)))]
     chance.shuffle(deliveries)
@@ -160,10 +163,10 @@ def test_every_job_is_ended_once_and_reported_whatever_fails(
     def unwell(path: str, body: Any) -> Answer | None:
         if chance.random() >= TROUBLE:
             return None
-        service.forced.append(unwell)  # for what is answered is taken off the list
+        service.scripted_answers.append(unwell)  # for what is answered is taken off the list
         return Answer(chance.choice((500, 503)), {})
 
-    service.forced = [unwell]
+    service.scripted_answers = [unwell]
     share = len(deliveries) // RESTARTS
     for life in range(RESTARTS):
         memory = Journal(tmp_path)
@@ -181,7 +184,10 @@ def test_every_job_is_ended_once_and_reported_whatever_fails(
             stops = [memory.of(f"decision-{number}") for number in range(STOPS)]
             assert all(one is not None and one.stop.phase is Phase.DONE and one.stop.told for one in stops)
             for number in range(0, STOPS, 6):
-                event = {**stop_event({"job_id": str(number)}, f"decision-{number}"), "type": "run.resume_requested"}
+                event = {
+                    **make_stop_event({"job_id": str(number)}, f"decision-{number}"),
+                    "type": "run.resume_requested",
+                }
                 while receiver.receive(*signed(event, f"back-{number}"), time.time()).status == 503:
                     pass  # as the service sends it again
         memory.close()

@@ -20,12 +20,12 @@ from evalstop_client.receivers.process.job_control import label_environment
 from evalstop_client.settings import parse_labels
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
-from tests.clients.programs import eventually, is_alive, program
-from tests.clients.webhooks import SECRET, send, stop_event
+from tests.clients.programs import is_alive, running_program, wait_until
+from tests.clients.receivers.receiver_program import RECEIVER
+from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
-RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
 OBEDIENT = "import time; print('up', flush=True); time.sleep(3600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
 REST = "while True: time.sleep(0.1)"
@@ -68,9 +68,9 @@ def guarded(folder: Path, server: FakeServer, code: str, *options: str, **enviro
         "--", sys.executable, "-c", code,
     ]  # fmt: skip
     settings = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY, **environment}
-    with program(command, **settings) as process:
+    with running_program(command, **settings) as process:
         try:
-            eventually(lambda: ready.exists() or process.poll() is not None)
+            wait_until(lambda: ready.exists() or process.poll() is not None)
             yield Guarded(process, json.loads(ready.read_text()))
         finally:
             if ready.exists():
@@ -79,7 +79,7 @@ def guarded(folder: Path, server: FakeServer, code: str, *options: str, **enviro
 
 
 def only_report(service: FakeService) -> dict[str, Any]:
-    ((_, report),) = eventually(lambda: service.reports)
+    ((_, report),) = wait_until(lambda: service.reports)
     return report
 
 
@@ -89,7 +89,7 @@ def test_obedient_job_is_ended_by_sigterm_and_confirmed(
     """The usual way: SIGTERM, the job is gone, the service hears how; the receiver exits like a job that was killed."""
     with guarded(tmp_path, server, OBEDIENT) as job:
         assert job.line() == "up"
-        assert send(job.url, stop_event(job.label)).status_code == 202
+        assert post_event(job.url, make_stop_event(job.label)).status_code == 202
         report = only_report(service)
         assert report["state"] == "confirmed"
         assert report["actor"] == "evalstop-receiver process"
@@ -105,7 +105,7 @@ def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: Fake
     """A job that catches SIGTERM and exits 7 is reported with 7, and so does the receiver exit."""
     with guarded(tmp_path, server, CLEAN) as job:
         assert job.line() == "up"
-        send(job.url, stop_event(job.label))
+        post_event(job.url, make_stop_event(job.label))
         details = only_report(service)["details"]
         assert (details["exit_status"], details["signal"]) == (7, None)
         assert job.process.wait(20) == 7
@@ -122,15 +122,15 @@ if pathlib.Path({str(tmp_path / "end")!r}).exists():
 """
     with guarded(tmp_path, server, code, "--restartable") as job:
         assert job.line() == "up"
-        assert send(job.url, {**stop_event(job.label), "type": "run.park_requested"}).status_code == 202
+        assert post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"}).status_code == 202
         report = only_report(service)
         assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
         assert not is_alive(job.ready["job_pid"])
         (tmp_path / "end").touch()
         assert job.process.poll() is None, "the receiver waits for its job to be resumed"
-        resume = {**stop_event(job.label), "type": "run.resume_requested"}
+        resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
         # 409 as long as the receiver has not recorded that its report was heard: the service sends it again
-        eventually(lambda: send(job.url, resume, webhook_id="msg_2").status_code == 202)
+        wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
         assert job.line() == "up"
         assert job.process.wait(20) == 7
 
@@ -139,7 +139,7 @@ def test_a_parked_job_ends_with_its_receiver(tmp_path: Path, server: FakeServer,
     """Whoever ends the receiver while its job is parked gets the exit code that the job had."""
     with guarded(tmp_path, server, CLEAN, "--restartable") as job:
         assert job.line() == "up"
-        send(job.url, {**stop_event(job.label), "type": "run.park_requested"})
+        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
         assert only_report(service)["state"] == "parked"
         job.process.send_signal(signal.SIGTERM)
         assert job.process.wait(20) == 7
@@ -151,7 +151,7 @@ def test_a_job_that_cannot_be_started_again_is_not_parked(
     """Nothing is done to it, and the report says why."""
     with guarded(tmp_path, server, OBEDIENT) as job:
         assert job.line() == "up"
-        send(job.url, {**stop_event(job.label), "type": "run.park_requested"})
+        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
         report = only_report(service)
         assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)
         assert is_alive(job.ready["job_pid"])
@@ -161,7 +161,7 @@ def test_deaf_job_is_killed_after_the_period_of_grace(tmp_path: Path, server: Fa
     """A job that ignores SIGTERM gets its time, then SIGKILL, and the report says so."""
     with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:
         assert job.line() == "up"
-        send(job.url, stop_event(job.label))
+        post_event(job.url, make_stop_event(job.label))
         report = only_report(service)
         assert report["state"] == "confirmed"
         assert report["reason"] == "the job ended after it was forced to"
@@ -184,7 +184,7 @@ def test_grandchildren_are_ended_too(
     with guarded(tmp_path, server, code, "--grace-seconds", "0.5") as job:
         worker = int(job.line())
         assert is_alive(worker)
-        send(job.url, stop_event(job.label))
+        post_event(job.url, make_stop_event(job.label))
         report = only_report(service)
         assert report["state"] == "confirmed"
         assert not is_alive(worker)
@@ -197,10 +197,10 @@ def test_repeats_and_second_decisions_get_the_same_answer(
     """A stop that is asked for again while it is carried out is carried out once, and each decision is answered."""
     with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:
         assert job.line() == "up"
-        assert send(job.url, stop_event(job.label)).status_code == 202
-        assert send(job.url, stop_event(job.label)).status_code == 200
-        assert send(job.url, stop_event(job.label, "decision-2"), webhook_id="msg_2").status_code == 202
-        eventually(lambda: len(service.reports) == 2)
+        assert post_event(job.url, make_stop_event(job.label)).status_code == 202
+        assert post_event(job.url, make_stop_event(job.label)).status_code == 200
+        assert post_event(job.url, make_stop_event(job.label, "decision-2"), webhook_id="msg_2").status_code == 202
+        wait_until(lambda: len(service.reports) == 2)
         (one, first), (other, second) = sorted(service.reports)
         assert (one, other) == ("decision-1", "decision-2")
         assert first["details"]["signal"] == second["details"]["signal"] == "SIGKILL"
@@ -210,19 +210,19 @@ def test_stop_of_another_run_leaves_the_job_alone(tmp_path: Path, server: FakeSe
     """Events go to all receivers; a run with another label, or none, is not ours to end."""
     with guarded(tmp_path, server, OBEDIENT) as job:
         assert job.line() == "up"
-        assert send(job.url, stop_event({"receiver": "someone else"}, "1")).status_code == 202
-        assert send(job.url, stop_event({}, "2")).status_code == 202
-        assert send(job.url, stop_event(job.label, "3"), secret="whsec_AAAA").status_code == 401
+        assert post_event(job.url, make_stop_event({"receiver": "someone else"}, "1")).status_code == 202
+        assert post_event(job.url, make_stop_event({}, "2")).status_code == 202
+        assert post_event(job.url, make_stop_event(job.label, "3"), secret="whsec_AAAA").status_code == 401
         assert is_alive(job.ready["job_pid"])
-        assert send(job.url, stop_event(job.label, "4")).status_code == 202
+        assert post_event(job.url, make_stop_event(job.label, "4")).status_code == 202
         only_report(service)
 
 
 def test_job_that_ended_by_itself_is_reported_as_such(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A trainer that polls may obey before the webhook arrives: the stop is confirmed all the same."""
     with guarded(tmp_path, server, "raise SystemExit(3)", "--linger-seconds", "60") as job:
-        eventually(lambda: not is_alive(job.ready["job_pid"]))
-        send(job.url, stop_event(job.label))
+        wait_until(lambda: not is_alive(job.ready["job_pid"]))
+        post_event(job.url, make_stop_event(job.label))
         report = only_report(service)
         assert report["state"] == "confirmed"
         assert report["details"]["how"] == "by_itself"
@@ -232,20 +232,20 @@ def test_job_that_ended_by_itself_is_reported_as_such(tmp_path: Path, server: Fa
 
 def test_receiver_stays_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A service that is away when the job ends gets the report when it is back, and only then the receiver exits."""
-    service.forced = [Answer(503, {}), Answer(503, {})]
+    service.scripted_answers = [Answer(503, {}), Answer(503, {})]
     with guarded(tmp_path, server, OBEDIENT) as job:
         assert job.line() == "up"
-        send(job.url, stop_event(job.label))
+        post_event(job.url, make_stop_event(job.label))
         assert job.process.wait(30) == 143
         assert only_report(service)["state"] == "confirmed"
 
 
 def test_receiver_does_not_stay_for_ever(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A service that never takes the report does not hold the machine."""
-    service.forced = [Answer(503, {})] * 10_000
+    service.scripted_answers = [Answer(503, {})] * 10_000
     with guarded(tmp_path, server, OBEDIENT, "--report-seconds", "0", "--grace-seconds", "1") as job:
         assert job.line() == "up"
-        send(job.url, stop_event(job.label))
+        post_event(job.url, make_stop_event(job.label))
         assert job.process.wait(40) == 143
 
 
@@ -386,6 +386,6 @@ def test_whole_way_from_the_trainers_post_to_the_confirmed_end(
     )
     own_key = "--job-key-env", "TRAINER_KEY"
     with guarded(tmp_path, server, code, *own_key, EVALSTOP_URL=server.url, TRAINER_KEY=KEY) as job:
-        stored = eventually(lambda: [run for run in service.runs.values() if run.observations])
-        send(job.url, stop_event(stored[0].opening["labels"]))
+        stored = wait_until(lambda: [run for run in service.runs.values() if run.observations])
+        post_event(job.url, make_stop_event(stored[0].opening["labels"]))
         assert only_report(service)["state"] == "confirmed"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -16,124 +14,90 @@ import pytest
 from evalstop_client.receivers.stop.report import ReportClient
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.programs import eventually, program
-from tests.clients.webhooks import SECRET, send, stop_event
+from tests.clients.programs import wait_until
+from tests.clients.receivers.receiver_program import RECEIVER, ReceiverProgram
+from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
-RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
 SCHEDULER = """
 echo "$1 $2" >> {folder}/log
 case $1 in
 check) [ -e {folder}/gone ] && {{ echo '{{"exit_code": 0}}'; exit 3; }}; echo running;;
-cancel) [ -e {folder}/deaf ] || touch {folder}/gone;;
+cancel) [ -e {folder}/ignores-sigterm ] || touch {folder}/gone;;
 esac
 exit 0
 """
 
 
-@dataclass
-class LatestAnswer:
-    """A receiver in front of a scheduler of one job, started again as often as one likes."""
-
-    folder: Path
-    server: FakeServer
-    stack: ExitStack
-    process: subprocess.Popen[str] | None = None
-    options: list[str] = field(default_factory=list)
-
-    def start(self) -> str:
-        """Its address."""
-        ready = self.folder / "ready.json"
-        ready.unlink(missing_ok=True)
-        script = f"sh {self.folder}/scheduler"
-        command = [
-            *RECEIVER,
-            "command",
-            "--run",
-            f"{script} cancel {{job_id}}",
-            "--check",
-            f"{script} check {{job_id}}",
-        ]
-        command += ["--pattern", "job_id=[0-9]+", "--signal", f"{script} save {{job_id}}"]
-        command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
-        command += ["--state", str(self.folder / "state"), "--url", self.server.url, "--poll-seconds", "0.1"]
-        command += self.options
-        environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
-        self.process = process = self.stack.enter_context(program(command, **environment))
-        eventually(lambda: ready.exists() or process.poll() is not None)
-        return str(json.loads(ready.read_text())["url"])
-
-    def end(self, number: signal.Signals) -> int:
-        """How it ended on this signal."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(30)
-
-    def verbs(self) -> list[str]:
-        """What the scheduler was asked, looks left out."""
-        file = self.folder / "log"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line for line in lines if not line.startswith("check")]
+def scheduler_calls(folder: Path) -> list[str]:
+    """The calls of the scheduler's script, without checks."""
+    file = folder / "log"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [line for line in lines if not line.startswith("check")]
 
 
 @pytest.fixture
-def standing(tmp_path: Path, server: FakeServer) -> Iterator[LatestAnswer]:
+def receiver(tmp_path: Path, server: FakeServer) -> Iterator[ReceiverProgram]:
+    """`evalstop-receiver command` with a scheduler that has one job."""
     (tmp_path / "scheduler").write_text(SCHEDULER.format(folder=tmp_path))
+    script = f"sh {tmp_path}/scheduler"
+    command = ["command", "--run", f"{script} cancel {{job_id}}", "--check", f"{script} check {{job_id}}"]
+    command += ["--pattern", "job_id=[0-9]+", "--signal", f"{script} save {{job_id}}"]
     with ExitStack() as stack:
-        yield LatestAnswer(tmp_path, server, stack, options=["--checkpoint-grace-seconds", "0.2"])
+        yield ReceiverProgram(tmp_path, server, stack, [*command, "--checkpoint-grace-seconds", "0.2"])
 
 
-def test_stop_is_obeyed_and_reported(standing: LatestAnswer, service: FakeService) -> None:
+def test_stop_is_obeyed_and_reported(receiver: ReceiverProgram, service: FakeService) -> None:
     """By the commands alone: save, cancel, look, and what the look printed is in the report; the metrics are there."""
-    url = standing.start()
-    assert send(url, stop_event({"job_id": "7"})).status_code == 202
-    ((_, report),) = eventually(lambda: service.reports)
+    url = receiver.start()
+    assert post_event(url, make_stop_event({"job_id": "7"})).status_code == 202
+    ((_, report),) = wait_until(lambda: service.reports)
     assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver command")
     assert report["details"].items() >= {"job": "7", "exit_code": 0, "checkpoint": "not seen in time"}.items()
-    assert standing.verbs() == ["save 7", "cancel 7"]
+    assert scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
     assert httpx.get(url + "livez").json() == {"status": "ok"}
-    eventually(lambda: 'stops_total{result="confirmed"} 1' in httpx.get(url + "metrics").text)
-    assert standing.end(signal.SIGTERM) == 0
+    wait_until(lambda: 'stops_total{result="confirmed"} 1' in httpx.get(url + "metrics").text)
+    assert receiver.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_receiver_that_ended_in_the_middle_is_followed_by_one_that_goes_on(
-    standing: LatestAnswer, service: FakeService, number: signal.Signals
+    receiver: ReceiverProgram, service: FakeService, number: signal.Signals
 ) -> None:
     """Killed, or asked to go, while it waits for the job: the next one cancels nothing anew, and reports the end."""
-    (standing.folder / "deaf").touch()
-    url = standing.start()
-    send(url, stop_event({"job_id": "7"}))
-    eventually(lambda: "cancel 7" in standing.verbs())
-    state = standing.folder / "state" / "decision-1.json"
-    eventually(lambda: json.loads(state.read_text())["stop"]["cancelled_at"])
-    assert standing.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+    (receiver.folder / "ignores-sigterm").touch()
+    url = receiver.start()
+    post_event(url, make_stop_event({"job_id": "7"}))
+    wait_until(lambda: "cancel 7" in scheduler_calls(receiver.folder))
+    state = receiver.folder / "state" / "decision-1.json"
+    wait_until(lambda: json.loads(state.read_text())["stop"]["cancelled_at"])
+    assert receiver.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
     assert service.reports == []
-    (standing.folder / "gone").touch()
-    url = standing.start()
-    ((_, report),) = eventually(lambda: service.reports)
+    (receiver.folder / "gone").touch()
+    url = receiver.start()
+    ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was cancelled"
-    assert standing.verbs() == ["save 7", "cancel 7"]
-    assert send(url, stop_event({"job_id": "7"})).json() == {"repeat": "decision-1"}
+    assert scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
+    assert post_event(url, make_stop_event({"job_id": "7"})).json() == {"repeat": "decision-1"}
 
 
-def test_hostile_label_is_refused_and_told(standing: LatestAnswer, service: FakeService) -> None:
+def test_hostile_label_is_refused_and_told(receiver: ReceiverProgram, service: FakeService) -> None:
     """Nothing is run for it, and the service hears why."""
-    url = standing.start()
-    send(url, stop_event({"job_id": "7; touch /tmp/x"}))
-    ((_, report),) = eventually(lambda: service.reports)
+    url = receiver.start()
+    post_event(url, make_stop_event({"job_id": "7; touch /tmp/x"}))
+    ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "failed"
     assert "label job_id" in report["reason"]
-    assert not (standing.folder / "log").exists()
+    assert not (receiver.folder / "log").exists()
 
 
-def test_second_receiver_on_the_same_memory_does_not_start(standing: LatestAnswer) -> None:
+def test_second_receiver_on_the_same_memory_does_not_start(receiver: ReceiverProgram) -> None:
     """Two that share a memory would both obey."""
-    standing.start()
+    receiver.start()
     command = [*RECEIVER, "command", "--run", "a {job_id}", "--check", "b {job_id}", "--listen", "127.0.0.1:0"]
     command += ["--pattern", "job_id=[0-9]+"]
-    command += ["--state", str(standing.folder / "state")]
+    command += ["--state", str(receiver.folder / "state")]
     assert "another receiver" in usage(command)
 
 

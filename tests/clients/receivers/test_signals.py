@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.programs import trainer
+from tests.clients.programs import running_script
 
 WAITS = """
 import random, signal
@@ -46,14 +46,14 @@ print(next(asides))
 
 def test_to_be_told_to_end_at_any_moment() -> None:
     """The signal that ends a wait may come before it, in it, or in the middle of its beginning."""
-    with trainer(WAITS) as child:
+    with running_script(WAITS) as child:
         assert child.communicate(timeout=60)[0] == "through\n"
 
 
 @pytest.mark.usefixtures("ended_runs")
 def test_a_handler_logs_while_its_trainer_logs(server: FakeServer, service: FakeService) -> None:
     """What a trainer logs in a signal's handler arrives, as does what it was about to log just then."""
-    with trainer(LOGS, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as child:
+    with running_script(LOGS, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as child:
         asides = int(child.communicate(timeout=60)[0])
     assert asides > 100
-    assert sum(len(service.run_named(name).observations) for name in "abcdefghij") == 3_000 + asides
+    assert sum(len(service.find_run(name).observations) for name in "abcdefghij") == 3_000 + asides

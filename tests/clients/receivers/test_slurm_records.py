@@ -14,7 +14,7 @@ from evalstop_client.receivers.slurm.job_record import Record, details, from_res
 from evalstop_client.receivers.slurm.rest import parse_token, parse_user, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, choose_signal
 
-from tests.clients.receivers.conformance import Started, found, request
+from tests.clients.receivers.conformance import find_job, make_stop_request
 
 
 @pytest.mark.parametrize(
@@ -113,33 +113,33 @@ def programs(tmp_path: Path) -> Path:
 LABELS = {"slurm_job_id": "7", "slurm_cluster": "alpha"}
 
 
-def action(programs: Path, **variables: str) -> SlurmJobControl:
+def job_control(programs: Path, **variables: str) -> SlurmJobControl:
     return SlurmJobControl(Programs({"PATH": f"{programs}:/usr/bin:/bin", **variables}), users=frozenset({"ann"}))
 
 
 def test_accounting_tells_of_a_job_that_the_controller_has_forgotten(programs: Path) -> None:
     """With sacct the end of a job is known however long ago it was, and whose it was is checked."""
-    ours = action(programs, PRIVATE="jobs", PAST="7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2")
+    ours = job_control(programs, PRIVATE="jobs", PAST="7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2")
     end = ours.check_job(ours_job := ours_found(ours))
     assert isinstance(end, Gone)
     assert ours_job.facts["user"] == "ann"
     assert (end.state, end.details["gpus_freed"], end.details["signal"]) == ("CANCELLED", 2, 15)
-    others = action(programs, PRIVATE="jobs", PAST="7|COMPLETED|eve|gpu|0:0|cpu=1")
+    others = job_control(programs, PRIVATE="jobs", PAST="7|COMPLETED|eve|gpu|0:0|cpu=1")
     with pytest.raises(RequestRefused, match="allow-list"):
-        others.find_job(request(LABELS))
+        others.find_job(make_stop_request(LABELS))
 
 
 def ours_found(ours: SlurmJobControl) -> Job:
-    return found(Started(ours, LABELS))
+    return find_job(ours, LABELS)
 
 
 def test_unknown_job_is_gone_only_where_nothing_is_hidden(programs: Path) -> None:
     """Where PrivateData hides jobs, one that is not shown may run: that it is gone is not claimed."""
     with pytest.raises(RequestRefused, match="cannot be confirmed"):
-        action(programs, PRIVATE="accounts,jobs").find_job(request(LABELS))
-    open_one = action(programs, PRIVATE="none")
+        job_control(programs, PRIVATE="accounts,jobs").find_job(make_stop_request(LABELS))
+    open_one = job_control(programs, PRIVATE="none")
     assert isinstance(open_one.check_job(ours_found(open_one)), Gone)
-    assert isinstance(open_one.find_job(request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
+    assert isinstance(open_one.find_job(make_stop_request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
 
 
 @pytest.mark.parametrize("trouble", ["Unable to contact slurm controller (connect failure)", "Socket timed out", ""])

@@ -120,7 +120,7 @@ def test_report_is_told_until_its_time_is_over() -> None:
 
 
 def test_refusal_is_told_and_ends_it() -> None:
-    """What the action refuses is told as failed, and nothing is done."""
+    """What the job_control refuses is told as failed, and nothing is done."""
     stop, done = told(
         Stop(started_at=0), events.Started(0), events.JobRefused(1, "not allowed"), events.ReportAccepted(2)
     )

@@ -16,7 +16,7 @@ from evalstop_client.receivers.command.template import template
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clients.receivers.conformance import request
+from tests.clients.receivers.conformance import make_stop_request
 
 HOSTILE = [
     "", " ", "-rf", "--all", "7; rm -rf /", "$(reboot)", "`id`", "a b", "7|8", "7&", "7\n8", "../../etc", "a..b",
@@ -70,10 +70,10 @@ def test_no_shell_ever_sees_a_value(tmp_path: Path) -> None:
         "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'home': os.environ['HOME']}));sys.exit(3)"
     )
     check = f"{sys.executable} {script} $HOME '*' {{job_id}}"
-    action = CommandJobControl(commands(check), {"HOME": "/nowhere"})
-    job = action.find_job(request({"job_id": "7"}))
+    job_control = CommandJobControl(commands(check), {"HOME": "/nowhere"})
+    job = job_control.find_job(make_stop_request({"job_id": "7"}))
     assert isinstance(job, Job)
-    assert action.check_job(job) == Gone("gone", {"argv": ["$HOME", "*", "7"], "home": "/nowhere"})
+    assert job_control.check_job(job) == Gone("gone", {"argv": ["$HOME", "*", "7"], "home": "/nowhere"})
 
 
 def test_exit_code_of_the_check_is_read_strictly(tmp_path: Path) -> None:
@@ -90,22 +90,22 @@ def test_exit_code_of_the_check_is_read_strictly(tmp_path: Path) -> None:
 
 def test_only_what_is_mine_and_allowed_is_touched() -> None:
     """Another scheduler's run is not ours; ours outside the allow-list, or without the labels, is refused."""
-    action = CommandJobControl(
+    job_control = CommandJobControl(
         commands("true"), {}, mine={"scheduler": "lsf"}, allow={"user": frozenset({"ann", "ben"})}
     )
-    assert isinstance(action.find_job(request({"job_id": "7", "user": "ann"})), ForeignJob)
+    assert isinstance(job_control.find_job(make_stop_request({"job_id": "7", "user": "ann"})), ForeignJob)
     with pytest.raises(RequestRefused, match="allow-list"):
-        action.find_job(request({"scheduler": "lsf", "job_id": "7", "user": "eve"}))
+        job_control.find_job(make_stop_request({"scheduler": "lsf", "job_id": "7", "user": "eve"}))
     with pytest.raises(RequestRefused, match="no label job_id"):
-        action.find_job(request({"scheduler": "lsf", "user": "ben"}))
-    found = action.find_job(request({"scheduler": "lsf", "user": "ben", "job_id": "7"}))
+        job_control.find_job(make_stop_request({"scheduler": "lsf", "user": "ben"}))
+    found = job_control.find_job(make_stop_request({"scheduler": "lsf", "user": "ben", "job_id": "7"}))
     assert found == Job("7", {"job_id": "7"})
 
 
 def test_label_cannot_pass_for_the_run_itself() -> None:
     """{run_id} and {decision_id} are the service's, whatever labels are called so."""
-    action = CommandJobControl(Commands(cancel=template("c {run_id}"), check=template("c {decision_id}")), {})
-    job = action.find_job(request({"run_id": "forged", "decision_id": "forged"}))
+    job_control = CommandJobControl(Commands(cancel=template("c {run_id}"), check=template("c {decision_id}")), {})
+    job = job_control.find_job(make_stop_request({"run_id": "forged", "decision_id": "forged"}))
     assert isinstance(job, Job)
     assert json.loads(json.dumps(dict(job.facts))) == {"decision_id": "decision-1", "run_id": "run-1"}
 
@@ -114,7 +114,7 @@ def test_label_cannot_pass_for_the_run_itself() -> None:
 def test_label_that_means_more_than_one_job_is_refused(value: str | None) -> None:
     """A label has to match its pattern as a whole: `bkill 0` would end all jobs of a user."""
     pattern = {"job_id": re.compile("[1-9][0-9]*")}
-    action = CommandJobControl(commands("true {job_id}"), {}, patterns=pattern)
+    job_control = CommandJobControl(commands("true {job_id}"), {}, patterns=pattern)
     with pytest.raises(RequestRefused, match="job_id"):
-        action.find_job(request({} if value is None else {"job_id": value}))
-    assert isinstance(action.find_job(request({"job_id": "70"})), Job)
+        job_control.find_job(make_stop_request({} if value is None else {"job_id": value}))
+    assert isinstance(job_control.find_job(make_stop_request({"job_id": "70"})), Job)

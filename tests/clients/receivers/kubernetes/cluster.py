@@ -20,8 +20,8 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, RAY_JOB,
 from evalstop_client.scheduler_labels import scheduler_labels
 
 from tests.acceptance.docs.connect_pages import read_block
-from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Started
+from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import StartedJob
 from tests.clients.receivers.kubernetes.admin import Admin, Json, definitions
 from tests.clients.receivers.kubernetes.controllers import Controllers
 from tests.clients.receivers.kubernetes.node import Node
@@ -33,10 +33,10 @@ GRACE_SECONDS = 2
 
 TRAINER = """
 import os, pathlib, signal, sys, time
-folder, deaf = pathlib.Path(os.environ["PODINFO"]), sys.argv[1] == "deaf"
+folder, ignores_sigterm = pathlib.Path(os.environ["PODINFO"]), sys.argv[1] == "ignores-sigterm"
 def end(*_):
     sys.exit(7)
-signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else end)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores_sigterm else end)
 saves, asked = pathlib.Path(sys.argv[2]), None
 saves.touch()
 pathlib.Path(f"{saves}.{os.getpid()}").touch()
@@ -64,7 +64,7 @@ class Server:
 
 
 @dataclass
-class World:
+class KubernetesCluster:
     """A cluster in which workloads run."""
 
     server: Server
@@ -81,8 +81,8 @@ class World:
         self.apis.append(api)
         return api
 
-    def action(self, **options: Any) -> KubernetesJobControl:
-        """A receiver's action."""
+    def job_control(self, **options: Any) -> KubernetesJobControl:
+        """A receiver's job_control."""
         return KubernetesJobControl(self.api(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options})
 
     def grant(self, group: str, resource: str, *verbs: str) -> None:
@@ -95,18 +95,26 @@ class World:
         self.admin.apply({**binding, "metadata": metadata, "roleRef": reference})
         self.granted.append(metadata["name"])
 
-    def start(self, kind: Kind = JOB, *, deaf: bool = False, command: list[str] | None = None, **spec: Any) -> Json:
+    def start(
+        self, kind: Kind = JOB, *, ignores_sigterm: bool = False, command: list[str] | None = None, **spec: Any
+    ) -> Json:
         """A workload whose pods run; one that is `deaf` takes no notice of SIGTERM."""
         number = next(self.names)
         name = f"train-{number}"
-        trainer = [sys.executable, "-c", TRAINER, "deaf" if deaf else "", str(self.saves_file(number))]
+        trainer = [
+            sys.executable,
+            "-c",
+            TRAINER,
+            "ignores-sigterm" if ignores_sigterm else "",
+            str(self.saves_file(number)),
+        ]
         item = self.submit(name, command or trainer, kind, **spec)
-        eventually(lambda: self.runs(name))
+        wait_until(lambda: self.runs(name))
         if command is None:
             ups = f"{self.saves_file(number).name}.*"
-            eventually(lambda: len(list(self.folder.glob(ups))) >= len(self.pods(name)))
+            wait_until(lambda: len(list(self.folder.glob(ups))) >= len(self.pods(name)))
         if kind is RAY_JOB:
-            eventually(lambda: at(self.now(kind, item), "status", "rayClusterName"))
+            wait_until(lambda: at(self.now(kind, item), "status", "rayClusterName"))
         return item
 
     def submit(
@@ -177,7 +185,7 @@ class World:
     def saves_file(self, number: int) -> Path:
         return self.folder / f"saves-{number}"
 
-    def saves(self, item: Json) -> int:
+    def count_saves(self, item: Json) -> int:
         """How often a workload's pods have saved when they were asked."""
         return len(self.saves_file(int(item["metadata"]["name"].partition("-")[2])).read_text().split())
 
@@ -189,10 +197,10 @@ class World:
         for kind in (*KINDS, WORKLOAD):
             for item in self.admin.list(kind, NAMESPACE):
                 self.admin.delete(kind, item, propagationPolicy="Background")
-        eventually(lambda: not any(self.admin.list(kind, NAMESPACE) for kind in (*KINDS, WORKLOAD)))
+        wait_until(lambda: not any(self.admin.list(kind, NAMESPACE) for kind in (*KINDS, WORKLOAD)))
         for pod in self.admin.list(POD, NAMESPACE):
             self.admin.delete(POD, pod, gracePeriodSeconds=0)
-        eventually(lambda: self.admin.list(POD, NAMESPACE) == [])
+        wait_until(lambda: self.admin.list(POD, NAMESPACE) == [])
 
 
 def pod_environment(kind: Kind) -> list[Json]:
@@ -201,25 +209,25 @@ def pod_environment(kind: Kind) -> list[Json]:
 
 
 @dataclass
-class KubernetesBench:
+class KubernetesLauncher:
     """Where the battery's jobs are started."""
 
-    world: World
+    world: KubernetesCluster
     kind: Kind = JOB
     options: Mapping[str, Any] = field(default_factory=dict)
     is_queued: bool = False
     item: Json = field(default_factory=dict)
 
-    def start(self, deaf: bool = False) -> Started:
-        self.item = self.world.start(self.kind, deaf=deaf)
+    def start(self, ignores_sigterm: bool = False) -> StartedJob:
+        self.item = self.world.start(self.kind, ignores_sigterm=ignores_sigterm)
         if self.is_queued:
             self.world.queue(self.kind, self.item)
         if self.options.get("stop_by") == "delete":
             self.world.grant(self.kind.group, self.kind.resource, "delete")
-        return Started(self.world.action(**self.options), self.world.labels(self.item))
+        return StartedJob(self.world.job_control(**self.options), self.world.labels(self.item))
 
-    def saves(self) -> int:
-        return min(1, self.world.saves(self.item))  # several pods write to one file
+    def count_saves(self) -> int:
+        return min(1, self.world.count_saves(self.item))  # several pods write to one file
 
 
 def manifests(name: str) -> list[Json]:
@@ -228,13 +236,13 @@ def manifests(name: str) -> list[Json]:
 
 
 @contextmanager
-def world(server: Server, folder: Path) -> Iterator[World]:
+def world(server: Server, folder: Path) -> Iterator[KubernetesCluster]:
     """A cluster with the kinds defined and the receiver's permissions as deploy/ has them."""
     with closing(Admin(server.url, server.admin_token, server.tls)) as admin:
         yield from _world(server, admin, folder)
 
 
-def _world(server: Server, admin: Admin, folder: Path) -> Iterator[World]:
+def _world(server: Server, admin: Admin, folder: Path) -> Iterator[KubernetesCluster]:
     for definition in definitions():
         admin.apply(definition)
     for name in ("default", NAMESPACE, "evalstop"):
@@ -242,7 +250,7 @@ def _world(server: Server, admin: Admin, folder: Path) -> Iterator[World]:
     for one in manifests("kubernetes/receiver-role.yaml"):
         admin.apply(one)
     with Controllers(admin, tends_jobs=not server.is_real), Node(admin, folder / "node") as node:
-        made = World(server, admin, node, folder)
+        made = KubernetesCluster(server, admin, node, folder)
         try:
             yield made
         finally:

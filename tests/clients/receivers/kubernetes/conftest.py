@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.receivers.kubernetes.cluster import RECEIVER, Server, World, world
+from tests.clients.receivers.kubernetes.cluster import RECEIVER, KubernetesCluster, Server, world
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
 
@@ -36,7 +36,7 @@ def api_server(cluster: FakeCluster) -> Iterator[FakeApiServer]:
 
 
 @pytest.fixture
-def kubernetes(api_server: FakeApiServer, tmp_path: Path) -> Iterator[World]:
+def kubernetes(api_server: FakeApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
     """A cluster in which things run."""
     with world(Server(api_server.url, ADMIN, TOKEN), tmp_path) as made:
         yield made

@@ -12,10 +12,10 @@ from evalstop_client.receivers import Job, Present
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD
 
-from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Started, found, gone, request
+from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_gone
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, RECEIVER, World
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, RECEIVER, KubernetesCluster
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
@@ -29,21 +29,21 @@ COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 class Scene:
     """A job that runs, and was found."""
 
-    world: World
-    action: KubernetesJobControl
+    world: KubernetesCluster
+    job_control: KubernetesJobControl
     labels: dict[str, str]
     job: Job
     item: Json
 
     def cancel(self) -> None:
-        self.action.cancel_job(self.job, request(self.labels))
+        self.job_control.cancel_job(self.job, make_stop_request(self.labels))
 
 
 @pytest.fixture
-def scene(kubernetes: World) -> Scene:
+def scene(kubernetes: KubernetesCluster) -> Scene:
     item = kubernetes.start()
-    action, labels = kubernetes.action(), kubernetes.labels(item)
-    return Scene(kubernetes, action, labels, found(Started(action, labels)), item)
+    job_control, labels = kubernetes.job_control(), kubernetes.labels(item)
+    return Scene(kubernetes, job_control, labels, find_job(job_control, labels), item)
 
 
 def answering(code: int, reason: str = "Trouble", *, method: str = "", times: int = 10**6, **headers: str) -> Fault:
@@ -64,18 +64,18 @@ def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: FakeCluste
     """It is asked again, whatever was asked, and nothing is taken for gone; when it is well again all goes on."""
     cluster.faults.append(answering(code))
     for ask in (
-        lambda: scene.action.find_job(request(scene.labels)),
+        lambda: scene.job_control.find_job(make_stop_request(scene.labels)),
         scene.cancel,
-        lambda: scene.action.kill_job(scene.job),
-        lambda: scene.action.request_checkpoint(scene.job, request(scene.labels)),
-        lambda: scene.action.check_job(scene.job),
-        lambda: scene.action.resume_job(scene.job),
+        lambda: scene.job_control.kill_job(scene.job),
+        lambda: scene.job_control.request_checkpoint(scene.job, make_stop_request(scene.labels)),
+        lambda: scene.job_control.check_job(scene.job),
+        lambda: scene.job_control.resume_job(scene.job),
     ):
         with pytest.raises(SchedulerUnavailable, match=str(code)):
             ask()
     cluster.faults.clear()
     scene.cancel()
-    gone(scene.action, scene.job)
+    wait_until_gone(scene.job_control, scene.job)
 
 
 @pytest.mark.parametrize("code", [429, 503])
@@ -88,7 +88,7 @@ def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: FakeCluster, 
     with pytest.raises(SchedulerUnavailable, match="asked to retry"):
         scene.cancel()
     assert [one for one in cluster.requests if one[2] == RECEIVER] == []
-    eventually(lambda: _works(scene.cancel))
+    wait_until(lambda: _works(scene.cancel))
 
 
 @pytest.mark.parametrize("code", [400, 405, 422])
@@ -121,7 +121,7 @@ def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluste
 
 def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, cluster: FakeCluster) -> None:
     """All pods have gone, one more is made, and then the controller says that it makes no more."""
-    scene.action.check_job(scene.job)
+    scene.job_control.check_job(scene.job)
     (pod,) = scene.world.pods("train-1")
     metadata = {name: pod["metadata"][name] for name in ("labels", "ownerReferences")}
     late = {"metadata": {**metadata, "name": "train-1-late"}, "spec": {**pod["spec"], "nodeName": "another-node"}}
@@ -133,20 +133,24 @@ def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, 
                 made.append(scene.world.admin.create(POD, NAMESPACE, late))
 
     scene.cancel()
-    eventually(lambda: scene.world.pods("train-1") == [])
-    eventually(lambda: JOB.list_states(scene.world.now(JOB, scene.item)) == {"Suspended"})
+    wait_until(lambda: scene.world.pods("train-1") == [])
+    wait_until(lambda: JOB.list_states(scene.world.now(JOB, scene.item)) == {"Suspended"})
     cluster.faults.append(make)
-    assert all(isinstance(scene.action.check_job(scene.job), Present) for _ in range(3))
+    assert all(isinstance(scene.job_control.check_job(scene.job), Present) for _ in range(3))
 
 
 @pytest.mark.parametrize(
     ("verb", "plural", "do"),
     [
-        ("get", "jobs", lambda scene: scene.action.find_job(request(scene.labels))),
-        ("list", "pods", lambda scene: scene.action.find_job(request(scene.labels))),
+        ("get", "jobs", lambda scene: scene.job_control.find_job(make_stop_request(scene.labels))),
+        ("list", "pods", lambda scene: scene.job_control.find_job(make_stop_request(scene.labels))),
         ("patch", "jobs", lambda scene: scene.cancel()),
-        ("patch", "pods", lambda scene: scene.action.request_checkpoint(scene.job, request(scene.labels))),
-        ("delete", "pods", lambda scene: scene.action.kill_job(scene.job)),
+        (
+            "patch",
+            "pods",
+            lambda scene: scene.job_control.request_checkpoint(scene.job, make_stop_request(scene.labels)),
+        ),
+        ("delete", "pods", lambda scene: scene.job_control.kill_job(scene.job)),
     ],
 )
 def test_missing_permission_is_named(
@@ -163,46 +167,46 @@ def test_missing_permission_is_named(
 
 def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, cluster: FakeCluster) -> None:
     """The stop goes on then: a job that may not be looked at is not gone, and not given up."""
-    scene.action.check_job(scene.job)
+    scene.job_control.check_job(scene.job)
     _revoke(cluster, "watch", "pods")
     with pytest.raises(SchedulerUnavailable, match="verb 'watch' on pods"):
-        scene.action.check_job(scene.job)
+        scene.job_control.check_job(scene.job)
     scene.cancel()
     _revoke(cluster, "watch", "pods", grant=True)
-    gone(scene.action, scene.job)
+    wait_until_gone(scene.job_control, scene.job)
 
 
 def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: FakeCluster) -> None:
     """Half a line is no event; the next watch tells it whole, and how the pod ended is known."""
-    scene.action.check_job(scene.job)
+    scene.job_control.check_job(scene.job)
     cluster.watch_cuts_after = 1
     scene.cancel()
-    end = gone(scene.action, scene.job)
+    end = wait_until_gone(scene.job_control, scene.job)
     assert cluster.watch_cuts_after is None
     assert end.details["exit_code"] == 7
 
 
 def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: FakeCluster) -> None:
     """What happened meanwhile is forgotten by the server: 410, and all is listed anew."""
-    scene.action.check_job(scene.job)
+    scene.job_control.check_job(scene.job)
     scene.cancel()
-    eventually(lambda: scene.world.pods("train-1") == [])
+    wait_until(lambda: scene.world.pods("train-1") == [])
     cluster.storage.forget_the_past()
-    assert gone(scene.action, scene.job).state == "Suspended"
+    assert wait_until_gone(scene.job_control, scene.job).state == "Suspended"
 
 
 def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: FakeApiServer, cluster: FakeCluster) -> None:
     """While it is down it is away; when it is back the stop goes on from where it was."""
-    scene.action.check_job(scene.job)
+    scene.job_control.check_job(scene.job)
     port = api_server.server_address[1]
     api_server.__exit__()
-    for ask in (scene.cancel, lambda: scene.action.check_job(scene.job)):
+    for ask in (scene.cancel, lambda: scene.job_control.check_job(scene.job)):
         with pytest.raises(SchedulerUnavailable):
             ask()
     with ExitStack() as stack:
         stack.enter_context(FakeApiServer(cluster, port))
-        eventually(lambda: _works(scene.cancel))
-        assert gone(scene.action, scene.job).details["exit_code"] == 7
+        wait_until(lambda: _works(scene.cancel))
+        assert wait_until_gone(scene.job_control, scene.job).details["exit_code"] == 7
 
 
 def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: FakeCluster) -> None:
@@ -215,7 +219,10 @@ def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: FakeCluste
             raise answered
 
     cluster.faults.append(page)
-    for ask in (lambda: scene.action.find_job(request(scene.labels)), lambda: scene.action.check_job(scene.job)):
+    for ask in (
+        lambda: scene.job_control.find_job(make_stop_request(scene.labels)),
+        lambda: scene.job_control.check_job(scene.job),
+    ):
         with pytest.raises(SchedulerUnavailable, match="no object"):
             ask()
     cluster.faults.clear()
@@ -225,21 +232,23 @@ def test_kind_that_the_cluster_does_not_know_is_refused(scene: Scene, cluster: F
     """Without the definition there is nothing to stop, and it is said which one is missing."""
     cluster.resources = [one for one in cluster.resources if one.kind != "JobSet"]
     with pytest.raises(RequestRefused, match=r"knows no jobsets\.jobset\.x-k8s\.io"):
-        scene.action.find_job(request({**scene.labels, "kubernetes_kind": "JobSet"}))
+        scene.job_control.find_job(make_stop_request({**scene.labels, "kubernetes_kind": "JobSet"}))
 
 
-def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, cluster: FakeCluster) -> None:
+def test_definition_that_is_served_otherwise_is_found_again(
+    kubernetes: KubernetesCluster, cluster: FakeCluster
+) -> None:
     """An operator is upgraded in the middle of a stop: the version of its API is discovered anew."""
     item = kubernetes.start(JOBSET)
-    action, labels = kubernetes.action(), kubernetes.labels(item)
-    job = found(Started(action, labels))
+    job_control, labels = kubernetes.job_control(), kubernetes.labels(item)
+    job = find_job(job_control, labels)
     (resource,) = [one for one in cluster.resources if one.kind == "JobSet"]
     resource.version = "v1"
     with pytest.raises(SchedulerUnavailable, match="404"):
-        action.cancel_job(job, request(labels))
-    action.cancel_job(job, request(labels))
+        job_control.cancel_job(job, make_stop_request(labels))
+    job_control.cancel_job(job, make_stop_request(labels))
     resource.version = "v1alpha2"
-    eventually(lambda: kubernetes.pods("train-1") == [])
+    wait_until(lambda: kubernetes.pods("train-1") == [])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
 
 from tests.clients.receivers.conformance import Conformance
-from tests.clients.receivers.kubernetes.cluster import KubernetesBench, World
+from tests.clients.receivers.kubernetes.cluster import KubernetesCluster, KubernetesLauncher
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 
 
@@ -19,8 +19,8 @@ def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, kubernetes: World) -> KubernetesBench:
-    return KubernetesBench(kubernetes, **request.cls.setting)
+def launcher(request: pytest.FixtureRequest, kubernetes: KubernetesCluster) -> KubernetesLauncher:
+    return KubernetesLauncher(kubernetes, **request.cls.setting)
 
 
 class TestSuspendedJob(Conformance):

@@ -19,9 +19,10 @@ from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.service_process import Service, running_service
 
 from tests.acceptance.docs.connect_pages import read_block
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, World
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
+from tests.clients.receivers.receiver_program import RECEIVER
 
 pytestmark = pytest.mark.real
 
@@ -30,27 +31,20 @@ TRAIN = ["-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal", "--
 
 
 @contextmanager
-def receiver(world: World, service: Service, api: httpx.Client, folder: Path) -> Iterator[None]:
+def receiver(world: KubernetesCluster, service: Service, api: httpx.Client, folder: Path) -> Iterator[None]:
     """`evalstop-receiver kubernetes`, listening, and known to the service."""
     ready, secret, token, log = (folder / name for name in ("ready.json", "secret", "token", "log"))
     token.write_text(world.server.token)
     _, shown = read_block("outside a cluster").splitlines()  # the first line is for a kubeconfig
     shown = shown.replace("http://127.0.0.1:8001", world.server.url).replace("127.0.0.1:9000", "127.0.0.1:0")
-    command = [
-        sys.executable,
-        "-m",
-        "evalstop_client.receivers.cli",
-        *shlex.split(shown)[1:],
-        "--token-file",
-        str(token),
-    ]
+    command = [*RECEIVER, *shlex.split(shown)[1:], "--token-file", str(token)]
     command += ["--ca-file", str(world.server.ca_file)] if world.server.ca_file else []
     command += ["--secret-file", str(secret), "--ready-file", str(ready), "--state", str(folder / "state")]
     command += ["--url", service.url, "--poll-seconds", "0.2"]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stderr=errors, env={**os.environ, "EVALSTOP_KEY": service.key})
     try:
-        eventually(lambda: ready.exists() or process.poll() is not None)
+        wait_until(lambda: ready.exists() or process.poll() is not None)
         body = {"url": json.loads(ready.read_text())["url"], "event_types": ["run.stop_requested"]}
         secret.write_text(api.post("/endpoints", json=body).raise_for_status().json()["secret"])
         yield
@@ -60,7 +54,9 @@ def receiver(world: World, service: Service, api: httpx.Client, folder: Path) ->
         print(log.read_text())
 
 
-def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(kubernetes: World, tmp_path: Path) -> None:
+def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(
+    kubernetes: KubernetesCluster, tmp_path: Path
+) -> None:
     """Its checkpoint is whole, the decision is confirmed by what the cluster says, and the healthy run finishes."""
     kubernetes.node.gpus = 2
     with running_service(tmp_path / "service") as service:
@@ -71,11 +67,11 @@ def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(kubernete
         ):
             hacking = train(kubernetes, service, "hacking", "overoptimizes", 10_000, tmp_path)
             train(kubernetes, service, "healthy", "healthy", 400, tmp_path)
-            eventually(lambda: run(api, "hacking") and run(api, "healthy"), PATIENCE_SECONDS)
+            wait_until(lambda: run(api, "hacking") and run(api, "healthy"), PATIENCE_SECONDS)
             waiting = kubernetes.submit("waiting", ["date"])
-            decision = eventually(lambda: confirmed(api, "hacking"), PATIENCE_SECONDS)
-            eventually(lambda: JOB.list_states(kubernetes.now(JOB, waiting)) == {"Complete"}, PATIENCE_SECONDS)
-            eventually(lambda: (run(api, "healthy") or {}).get("status") == "completed", PATIENCE_SECONDS)
+            decision = wait_until(lambda: confirmed(api, "hacking"), PATIENCE_SECONDS)
+            wait_until(lambda: JOB.list_states(kubernetes.now(JOB, waiting)) == {"Complete"}, PATIENCE_SECONDS)
+            wait_until(lambda: (run(api, "healthy") or {}).get("status") == "completed", PATIENCE_SECONDS)
             stopped, finished = run(api, "hacking"), run(api, "healthy")
 
     assert decision is not None
@@ -90,7 +86,7 @@ def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(kubernete
     assert Path(stopped["best_checkpoint"]["uri"].removeprefix("file://")) in checkpoints
 
 
-def train(world: World, service: Service, name: str, preset: str, steps: int, folder: Path) -> Json:
+def train(world: KubernetesCluster, service: Service, name: str, preset: str, steps: int, folder: Path) -> Json:
     """A Job that runs the example trainer."""
     options = ["--hasten", "20", "--preset", preset, "--steps", str(steps), "--checkpoints", str(folder / name)]
     variables = {

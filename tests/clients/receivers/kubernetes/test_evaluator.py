@@ -22,16 +22,16 @@ from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, Pai
 from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
 from evalstop_client.receivers.kubernetes.kinds import JOB, POD, at
 
-from tests.clients.evaluating import evaluating_service, find_request, place_of
-from tests.clients.programs import eventually
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, ROOT, World, manifests
+from tests.clients.programs import wait_until
+from tests.clients.real_service import Project, find_eval_request
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, ROOT, KubernetesCluster, manifests
 from tests.clients.receivers.kubernetes.conftest import EVALUATOR, EVALUATOR_TOKEN
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
 from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
+from tests.clients.receivers.receiver_program import RECEIVER
 from tests.service.web.api.api_calls import create_eval_request, expect_json
 
-EVALUATOR_PROGRAM = [sys.executable, "-m", "evalstop_client.receivers.cli", "evaluator"]
 REQUEST = PairedRequest("1", "run", "file:///30", "file:///now", 800, 7)
 CURRENT = "file:///models/$(SECRET)/now"
 SCRIPT = """\
@@ -51,20 +51,14 @@ print("done in 3 s")
 """
 
 
-@pytest.fixture
-def api(migrated_file: Path, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A client of a real service."""
-    with evaluating_service(migrated_file, tmp_path) as client:
-        yield client
-
-
 @dataclass
-class Stage:
+class EvaluatorProgram:
     """A request that waits, a cluster, and evaluators that are started and killed as one likes."""
 
     folder: Path
-    world: World
+    world: KubernetesCluster
     api: httpx.Client
+    project: Project
     stack: ExitStack
 
     def __post_init__(self) -> None:
@@ -73,12 +67,12 @@ class Stage:
         set_up(self.world, self.folder)
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [*EVALUATOR_PROGRAM, "--prompts", "50", "--prefix", "file:///", "--poll-seconds", "0.1"]
+        command = [*RECEIVER, "evaluator", "--prompts", "50", "--prefix", "file:///", "--poll-seconds", "0.1"]
         command += ["--kubernetes-job", str(self.folder / "job.yaml"), "--api-server", self.world.server.url]
         command += ["--token-file", str(self.folder / "token")]
         environment = os.environ | {
-            "EVALSTOP_URL": place_of(self.api)["url"],
-            "EVALSTOP_KEY": place_of(self.api)["key"],
+            "EVALSTOP_URL": self.project.url,
+            "EVALSTOP_KEY": self.project.key,
         }
         errors = self.stack.enter_context((self.folder / "errors").open("ab"))
         process = subprocess.Popen(command, env=environment, stderr=errors)
@@ -87,7 +81,7 @@ class Stage:
         return process
 
     def asked(self) -> Json:
-        return find_request(self.api, self.run_id, self.request_id)
+        return find_eval_request(self.api, self.run_id, self.request_id)
 
     def jobs(self) -> list[Json]:
         return self.world.admin.list(JOB, NAMESPACE)
@@ -105,12 +99,14 @@ class Stage:
 
 
 @pytest.fixture
-def stage(kubernetes: World, api: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
+def evaluator(
+    kubernetes: KubernetesCluster, api: httpx.Client, eval_project: Project, tmp_path: Path
+) -> Iterator[EvaluatorProgram]:
     with ExitStack() as stack:
-        yield Stage(tmp_path, kubernetes, api, stack)
+        yield EvaluatorProgram(tmp_path, kubernetes, api, eval_project, stack)
 
 
-def set_up(world: World, folder: Path) -> None:
+def set_up(world: KubernetesCluster, folder: Path) -> None:
     """The Role of deploy/, a program that evaluates, and the manifest of a Job that runs it."""
     for one in manifests("kubernetes/evaluator.yaml"):
         if one["kind"] in ("Role", "RoleBinding"):
@@ -131,21 +127,21 @@ def example() -> Json:
     return job
 
 
-def test_a_request_is_answered_by_two_jobs(stage: Stage, cluster: FakeCluster) -> None:
+def test_a_request_is_answered_by_two_jobs(evaluator: EvaluatorProgram, cluster: FakeCluster) -> None:
     """Of what both print the scores alone count; no pod gets the key, and no more is granted than is used."""
-    process = stage.start()
-    eventually(lambda: stage.asked()["answered_at"] is not None)
+    process = evaluator.start()
+    wait_until(lambda: evaluator.asked()["answered_at"] is not None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    asked = stage.asked()
+    asked = evaluator.asked()
     assert (asked["difference"], asked["prompts"]) == (pytest.approx(-2.0), 200)
-    assert stage.evaluated() == [f"{uri} 200 {asked['seed']} False" for uri in ("file:///30", CURRENT)]
-    best, current = stage.jobs()
+    assert evaluator.evaluated() == [f"{uri} 200 {asked['seed']} False" for uri in ("file:///30", CURRENT)]
+    best, current = evaluator.jobs()
     assert [job["metadata"]["name"] for job in (best, current)] == [
-        f"evalstop-{stage.request_id}-best",
-        f"evalstop-{stage.request_id}-current",
+        f"evalstop-{evaluator.request_id}-best",
+        f"evalstop-{evaluator.request_id}-current",
     ]
-    assert current["metadata"]["labels"] == {"evalstop.io/run": stage.run_id}
+    assert current["metadata"]["labels"] == {"evalstop.io/run": evaluator.run_id}
     assert current["metadata"]["annotations"] == {"evalstop.io/checkpoint": CURRENT}
     used = {
         (path.rpartition("/")[2] == "log", verb, "/jobs" in path)
@@ -162,23 +158,25 @@ def test_a_request_is_answered_by_two_jobs(stage: Stage, cluster: FakeCluster) -
     assert used == granted
 
 
-def test_an_evaluator_that_is_killed_finds_its_jobs_again(stage: Stage) -> None:
+def test_an_evaluator_that_is_killed_finds_its_jobs_again(evaluator: EvaluatorProgram) -> None:
     """Killed once the Jobs run; they end without it, and the next one answers by them and evaluates nothing anew."""
-    gate = stage.hold()
-    first = stage.start()
-    eventually(lambda: len(stage.evaluated()) == 2)
+    gate = evaluator.hold()
+    first = evaluator.start()
+    wait_until(lambda: len(evaluator.evaluated()) == 2)
     first.kill()
     first.wait()
     gate.unlink()
-    eventually(lambda: all("Complete" in JOB.list_states(job) for job in stage.jobs()))
-    assert stage.asked()["answered_at"] is None
-    stage.start()
-    eventually(lambda: stage.asked()["answered_at"] is not None)
-    assert stage.asked()["difference"] == pytest.approx(-2.0)
-    assert len(stage.evaluated()) == 2
+    wait_until(lambda: all("Complete" in JOB.list_states(job) for job in evaluator.jobs()))
+    assert evaluator.asked()["answered_at"] is None
+    evaluator.start()
+    wait_until(lambda: evaluator.asked()["answered_at"] is not None)
+    assert evaluator.asked()["difference"] == pytest.approx(-2.0)
+    assert len(evaluator.evaluated()) == 2
 
 
-def test_an_evaluator_that_is_killed_between_two_jobs_creates_the_other(stage: Stage, cluster: FakeCluster) -> None:
+def test_an_evaluator_that_is_killed_between_two_jobs_creates_the_other(
+    evaluator: EvaluatorProgram, cluster: FakeCluster
+) -> None:
     """It has created one of both; the next one creates the other, and each checkpoint is evaluated once."""
 
     def refuse_the_second(request: Request) -> None:
@@ -186,47 +184,47 @@ def test_an_evaluator_that_is_killed_between_two_jobs_creates_the_other(stage: S
             raise Answered(503, "ServiceUnavailable", "come back later")
 
     cluster.faults.append(refuse_the_second)
-    first = stage.start()
-    eventually(lambda: "come back later" in stage.errors() and len(stage.evaluated()) == 1)
+    first = evaluator.start()
+    wait_until(lambda: "come back later" in evaluator.errors() and len(evaluator.evaluated()) == 1)
     first.kill()
     first.wait()
     cluster.faults.clear()
-    stage.start()
-    eventually(lambda: stage.asked()["answered_at"] is not None)
-    assert len(stage.evaluated()) == 2
+    evaluator.start()
+    wait_until(lambda: evaluator.asked()["answered_at"] is not None)
+    assert len(evaluator.evaluated()) == 2
 
 
-def test_two_evaluators_share_the_jobs(stage: Stage) -> None:
+def test_two_evaluators_share_the_jobs(evaluator: EvaluatorProgram) -> None:
     """They create each Job once; both may answer, and the first answer stands."""
-    gate = stage.hold()
-    both = [stage.start(), stage.start()]
-    eventually(lambda: len(stage.evaluated()) == 2)
+    gate = evaluator.hold()
+    both = [evaluator.start(), evaluator.start()]
+    wait_until(lambda: len(evaluator.evaluated()) == 2)
     gate.unlink()
-    eventually(lambda: stage.asked()["answered_at"] is not None)
+    wait_until(lambda: evaluator.asked()["answered_at"] is not None)
     assert [process.poll() for process in both] == [None, None]
-    assert (len(stage.jobs()), len(stage.evaluated())) == (2, 2)
+    assert (len(evaluator.jobs()), len(evaluator.evaluated())) == (2, 2)
 
 
-def test_jobs_that_fail_answer_nothing(stage: Stage) -> None:
+def test_jobs_that_fail_answer_nothing(evaluator: EvaluatorProgram) -> None:
     """The request stays as it was, the Job's own words are logged once, and a restart does not create it again."""
-    stage.hold("fail")
-    first = stage.start()
-    eventually(lambda: "failed" in stage.errors())
-    eventually(lambda: all("Failed" in JOB.list_states(job) for job in stage.jobs()))
-    seen = [job["metadata"]["uid"] for job in stage.jobs()]
+    evaluator.hold("fail")
+    first = evaluator.start()
+    wait_until(lambda: "failed" in evaluator.errors())
+    wait_until(lambda: all("Failed" in JOB.list_states(job) for job in evaluator.jobs()))
+    seen = [job["metadata"]["uid"] for job in evaluator.jobs()]
     first.kill()
     first.wait()
-    assert f"Job {NAMESPACE}/evalstop-{stage.request_id}-" in stage.errors()
-    assert stage.errors().count("failed: BackoffLimitExceeded") == 1
-    stage.start()
-    eventually(lambda: stage.errors().count("failed: BackoffLimitExceeded") == 2)
-    assert [job["metadata"]["uid"] for job in stage.jobs()] == seen
-    assert len(stage.evaluated()) == 2
-    asked = stage.asked()
+    assert f"Job {NAMESPACE}/evalstop-{evaluator.request_id}-" in evaluator.errors()
+    assert evaluator.errors().count("failed: BackoffLimitExceeded") == 1
+    evaluator.start()
+    wait_until(lambda: evaluator.errors().count("failed: BackoffLimitExceeded") == 2)
+    assert [job["metadata"]["uid"] for job in evaluator.jobs()] == seen
+    assert len(evaluator.evaluated()) == 2
+    asked = evaluator.asked()
     assert (asked["answered_at"], asked["probability_after"]) == (None, None)
 
 
-def test_a_cluster_that_refuses_is_waited_for(stage: Stage, cluster: FakeCluster) -> None:
+def test_a_cluster_that_refuses_is_waited_for(evaluator: EvaluatorProgram, cluster: FakeCluster) -> None:
     """A permission or a quota that is missing can be given; it is logged once."""
     refusals: list[str] = []
 
@@ -236,15 +234,15 @@ def test_a_cluster_that_refuses_is_waited_for(stage: Stage, cluster: FakeCluster
             raise Answered(403, "Forbidden", "exceeded quota: jobs")
 
     cluster.faults.append(refuse)
-    stage.start()
-    eventually(lambda: len(refusals) > 3)
-    assert stage.errors().count("exceeded quota: jobs") == 1
+    evaluator.start()
+    wait_until(lambda: len(refusals) > 3)
+    assert evaluator.errors().count("exceeded quota: jobs") == 1
     cluster.faults.clear()
-    eventually(lambda: stage.asked()["answered_at"] is not None)
+    wait_until(lambda: evaluator.asked()["answered_at"] is not None)
 
 
 @pytest.fixture
-def evaluation(kubernetes: World, tmp_path: Path) -> JobEvaluation:
+def evaluation(kubernetes: KubernetesCluster, tmp_path: Path) -> JobEvaluation:
     """What an evaluator has evaluations done by."""
     set_up(kubernetes, tmp_path)
     manifest, namespace = load_job_manifest(tmp_path / "job.yaml", 1800.0)
@@ -253,39 +251,41 @@ def evaluation(kubernetes: World, tmp_path: Path) -> JobEvaluation:
 
 
 def test_a_pod_that_is_evicted_fails_the_evaluation(
-    kubernetes: World, evaluation: JobEvaluation, tmp_path: Path
+    kubernetes: KubernetesCluster, evaluation: JobEvaluation, tmp_path: Path
 ) -> None:
     """What it had printed by then is no answer."""
     (tmp_path / "hold").touch()
     assert evaluation.compare(REQUEST) is None
-    eventually(lambda: kubernetes.runs("evalstop-1-current"))
+    wait_until(lambda: kubernetes.runs("evalstop-1-current"))
     (pod,) = kubernetes.pods("evalstop-1-current")
     status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     kubernetes.admin.status(POD, pod, status)
-    eventually(lambda: any("Failed" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
+    wait_until(lambda: any("Failed" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
     with pytest.raises(EvaluationFailed, match="evalstop-1-current failed: BackoffLimitExceeded"):
         evaluation.compare(REQUEST)
 
 
-def test_of_several_tries_the_one_that_succeeded_counts(kubernetes: World, evaluation: JobEvaluation) -> None:
+def test_of_several_tries_the_one_that_succeeded_counts(
+    kubernetes: KubernetesCluster, evaluation: JobEvaluation
+) -> None:
     """Pods of the same Job that failed are not read."""
     assert evaluation.compare(REQUEST) is None
-    eventually(lambda: all("Complete" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
+    wait_until(lambda: all("Complete" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
     (best, _) = kubernetes.admin.list(JOB, NAMESPACE)
     container = {"name": "eval", "image": "none", "command": ["false"]}
     metadata = {"name": "a-first-try", "labels": {"controller-uid": best["metadata"]["uid"]}}
     kubernetes.admin.create(POD, NAMESPACE, {"metadata": metadata, "spec": {"containers": [container]}})
-    eventually(lambda: at(kubernetes.pods("a-first")[0], "status", "phase") == "Failed")
+    wait_until(lambda: at(kubernetes.pods("a-first")[0], "status", "phase") == "Failed")
     found = evaluation.compare(REQUEST)
     assert found is not None
     assert found.difference == pytest.approx(-2.0)
     assert found.prompts == 800
 
 
-def test_a_log_that_is_gone_fails_the_evaluation(kubernetes: World, evaluation: JobEvaluation) -> None:
+def test_a_log_that_is_gone_fails_the_evaluation(kubernetes: KubernetesCluster, evaluation: JobEvaluation) -> None:
     """Both Jobs are complete, and their pods were deleted before they were read."""
     assert evaluation.compare(REQUEST) is None
-    eventually(lambda: all("Complete" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
+    wait_until(lambda: all("Complete" in JOB.list_states(job) for job in kubernetes.admin.list(JOB, NAMESPACE)))
     for pod in kubernetes.admin.list(POD, NAMESPACE):
         kubernetes.admin.delete(POD, pod, gracePeriodSeconds=0)
     with pytest.raises(EvaluationFailed, match="is complete, and its pod is gone with its log"):
@@ -297,7 +297,7 @@ def test_a_log_that_is_gone_fails_the_evaluation(kubernetes: World, evaluation: 
     [replace(REQUEST, id="../../x"), replace(REQUEST, best_uri="s3://a"), replace(REQUEST, current_uri="--help")],
 )
 def test_what_may_not_be_loaded_makes_no_job(
-    kubernetes: World, evaluation: JobEvaluation, asked: PairedRequest
+    kubernetes: KubernetesCluster, evaluation: JobEvaluation, asked: PairedRequest
 ) -> None:
     """Neither for the other checkpoint of the request."""
     with pytest.raises(EvaluationFailed):

@@ -6,10 +6,8 @@ import base64
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,13 @@ from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import JOB
 from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, load_kubeconfig
 
-from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.programs import eventually, program
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, World
+from tests.clients.fake_service import FakeServer, FakeService
+from tests.clients.programs import wait_until
+from tests.clients.receivers.fake_pull_endpoint import FakePullEndpoint
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
 from tests.clients.receivers.kubernetes.conftest import TOKEN
-from tests.clients.receivers.test_pull import FakeMailbox
-from tests.clients.webhooks import SECRET, send, stop_event
-
-RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli", "kubernetes"]
+from tests.clients.receivers.receiver_program import ReceiverProgram
+from tests.clients.webhooks import make_stop_event, post_event
 
 
 @pytest.fixture
@@ -43,112 +40,83 @@ def reports(service: FakeService) -> Iterator[FakeServer]:
         yield server
 
 
-@dataclass
-class LatestAnswer:
-    """A receiver beside a cluster, started again as often as one likes."""
-
-    folder: Path
-    world: World
-    reports: FakeServer
-    stack: ExitStack
-    process: subprocess.Popen[str] | None = None
-
-    def start(self, *options: str) -> str:
-        """Its address, if it listens."""
-        ready = self.folder / "ready.json"
-        ready.unlink(missing_ok=True)
-        token = self.folder / "token"
-        token.write_text(TOKEN)
-        command = [*RECEIVER, "--api-server", self.world.server.url, "--token-file", str(token)]
-        command += ["--allow-namespace", NAMESPACE, "--state", str(self.folder / "state"), "--ready-file", str(ready)]
-        command += ["--url", self.reports.url, "--poll-seconds", "0.1", *options]
-        if "--pull" not in options:
-            command += ["--listen", "127.0.0.1:0"]
-        environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
-        self.process = process = self.stack.enter_context(program(command, **environment))
-        eventually(lambda: ready.exists() or process.poll() is not None)
-        return str(json.loads(ready.read_text()).get("url"))
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
-
-
 @pytest.fixture
-def standing(kubernetes: World, reports: FakeServer, tmp_path: Path) -> Iterator[LatestAnswer]:
+def receiver(kubernetes: KubernetesCluster, reports: FakeServer, tmp_path: Path) -> Iterator[ReceiverProgram]:
+    """`evalstop-receiver kubernetes` beside a cluster."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    command = ["kubernetes", "--api-server", kubernetes.server.url, "--token-file", str(token)]
     with ExitStack() as stack:
-        yield LatestAnswer(tmp_path, kubernetes, reports, stack)
+        yield ReceiverProgram(tmp_path, reports, stack, [*command, "--allow-namespace", NAMESPACE])
 
 
-def test_stop_is_obeyed_and_proved(standing: LatestAnswer, service: FakeService) -> None:
+def test_stop_is_obeyed_and_proved(
+    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
+) -> None:
     """From the webhook to the report: asked to save, suspended, gone, with what the cluster told of the end."""
-    url = standing.start("--checkpoint-annotation", "--checkpoint-grace-seconds", "0.5")
-    item = standing.world.start()
-    labels = standing.world.labels(item)
-    assert send(url, stop_event(labels)).status_code == 202
-    ((_, report),) = eventually(lambda: service.reports)
+    url = receiver.start("--checkpoint-annotation", "--checkpoint-grace-seconds", "0.5")
+    item = kubernetes.start()
+    labels = kubernetes.labels(item)
+    assert post_event(url, make_stop_event(labels)).status_code == 202
+    ((_, report),) = wait_until(lambda: service.reports)
     assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver kubernetes")
     expected = {"namespace": NAMESPACE, "kind": "Job", "name": "train-1", "uid": item["metadata"]["uid"]}
     expected |= {"scheduler_state": "Suspended", "how": "cancelled", "exit_code": 7, "gpus_freed": 1}
     assert report["details"].items() >= expected.items()
-    assert standing.world.saves(item) == 1
-    assert standing.world.node.running() == 0
+    assert kubernetes.count_saves(item) == 1
+    assert kubernetes.node.running() == 0
 
 
 def test_receiver_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on(
-    standing: LatestAnswer, service: FakeService
+    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
 ) -> None:
     """Suspended, and the pod still ending: the next receiver finds the end, and suspends nothing anew."""
-    url = standing.start("--checkpoint-grace-seconds", "0")
-    item = standing.world.start(deaf=True)
-    event = stop_event(standing.world.labels(item))
-    standing.world.node.lost = True
-    send(url, event)
-    state = standing.folder / "state" / "decision-1.json"
-    eventually(lambda: state.exists() and json.loads(state.read_text())["stop"]["cancelled_at"])
-    standing.kill()
+    url = receiver.start("--checkpoint-grace-seconds", "0")
+    item = kubernetes.start(ignores_sigterm=True)
+    event = make_stop_event(kubernetes.labels(item))
+    kubernetes.node.lost = True
+    post_event(url, event)
+    state = receiver.folder / "state" / "decision-1.json"
+    wait_until(lambda: state.exists() and json.loads(state.read_text())["stop"]["cancelled_at"])
+    receiver.end(signal.SIGKILL)
     assert service.reports == []
-    standing.world.node.lost = False
-    eventually(lambda: standing.world.pods("train-1") == [])
-    version = standing.world.now(JOB, item)["metadata"]["annotations"]
-    url = standing.start()
-    ((_, report),) = eventually(lambda: service.reports)
+    kubernetes.node.lost = False
+    wait_until(lambda: kubernetes.pods("train-1") == [])
+    version = kubernetes.now(JOB, item)["metadata"]["annotations"]
+    url = receiver.start()
+    ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was cancelled"
-    assert standing.world.now(JOB, item)["metadata"]["annotations"] == version
-    assert send(url, event).json() == {"repeat": "decision-1"}
+    assert kubernetes.now(JOB, item)["metadata"]["annotations"] == version
+    assert post_event(url, event).json() == {"repeat": "decision-1"}
 
 
-def test_receiver_that_fetches_its_events(standing: LatestAnswer, service: FakeService) -> None:
+def test_receiver_that_fetches_its_events(
+    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
+) -> None:
     """The same for a cluster that no connection can come in to; the event is settled once it was remembered."""
-    mailbox = FakeMailbox(folder=standing.folder / "state")
-
-    def forced(path: str, body: Any) -> Any:
-        answer = mailbox.answer(path, body)
-        if answer is not None:
-            service.forced.insert(0, forced)
-        return answer
-
-    service.forced = [forced]
-    item = standing.world.start()
-    standing.start("--pull", "e1")
-    mailbox.put(stop_event(standing.world.labels(item)))
-    ((_, report),) = eventually(lambda: service.reports)
+    endpoint = FakePullEndpoint(receiver.folder / "state")
+    service.intercept = endpoint.answer
+    item = kubernetes.start()
+    receiver.start("--pull", "e1")
+    endpoint.add(make_stop_event(kubernetes.labels(item)))
+    ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "confirmed"
-    eventually(lambda: mailbox.settled)
+    wait_until(lambda: endpoint.settlements)
 
 
-def test_undo_lets_the_workload_go_on(standing: LatestAnswer, service: FakeService) -> None:
+def test_undo_lets_the_workload_go_on(
+    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
+) -> None:
     """run.resume_requested after the stop: the job is resumed, and has a pod again."""
-    url = standing.start("--checkpoint-grace-seconds", "0")
-    item = standing.world.start()
-    event = stop_event(standing.world.labels(item))
-    send(url, event)
-    eventually(lambda: service.reports)
+    url = receiver.start("--checkpoint-grace-seconds", "0")
+    item = kubernetes.start()
+    event = make_stop_event(kubernetes.labels(item))
+    post_event(url, event)
+    wait_until(lambda: service.reports)
     undo = {**event, "type": "run.resume_requested"}
-    eventually(lambda: send(url, undo, "msg_2").status_code == 202)
-    eventually(lambda: standing.world.runs("train-1"))
-    assert standing.world.now(JOB, item)["spec"]["suspend"] is False
+    wait_until(lambda: post_event(url, undo, "msg_2").status_code == 202)
+    wait_until(lambda: kubernetes.runs("train-1"))
+    assert kubernetes.now(JOB, item)["spec"]["suspend"] is False
 
 
 def test_in_a_pod_the_service_account_is_enough(tmp_path: Path) -> None:
@@ -194,7 +162,7 @@ def kubeconfig(folder: Path, url: str, **cluster: Any) -> Path:
 
 
 @pytest.mark.parametrize("user", [None, "file", "exec"])
-def test_kubeconfig_says_who_one_is(kubernetes: World, tmp_path: Path, user: str | None) -> None:
+def test_kubeconfig_says_who_one_is(kubernetes: KubernetesCluster, tmp_path: Path, user: str | None) -> None:
     """By a token, by a file with one, or by a program that prints one."""
     item = kubernetes.start()
     api = Api(load_kubeconfig(kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))

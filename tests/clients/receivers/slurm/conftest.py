@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.receivers.slurm.launcher import SlurmBench, by_commands, opened
+from tests.clients.receivers.slurm.launcher import SlurmLauncher, connect_by_commands, opened
 from tests.fixtures.slurm import SlurmCluster, SlurmUnavailable, start_slurm
 
 
@@ -26,13 +26,13 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmBench]:
+def launcher(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmLauncher]:
     """Jobs that are cancelled at the end. Their folder is one that the node's daemon can see, whoever it is."""
     folder = cluster.folder / "rest" / f"test-{time.monotonic_ns()}"
     folder.mkdir()
-    door = getattr(request.cls, "door", by_commands)
-    bench = SlurmBench(cluster, folder, lambda: door(cluster))
-    yield bench
+    connect = getattr(request.cls, "connect", connect_by_commands)
+    launcher = SlurmLauncher(cluster, folder, lambda: connect(cluster))
+    yield launcher
     cluster.cancel_all_jobs()
     while opened:
         opened.pop().close()

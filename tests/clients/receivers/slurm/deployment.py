@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 from evalstop_lab.service_process import Service
 
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
+from tests.clients.receivers.receiver_program import RECEIVER
 from tests.clients.receivers.slurm import trainer
 from tests.fixtures.slurm import SlurmCluster
 
@@ -79,21 +80,14 @@ class Stage:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         (folder / "ready.json").unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "evalstop_client.receivers.cli",
-            "slurm",
-            "--state",
-            str(folder / "state"),
-        ]
+        command = [*RECEIVER, "slurm", "--state", str(folder / "state")]
         command += ["--secret-file", str(folder / "secret"), "--ready-file", str(folder / "ready.json")]
         command += ["--poll-seconds", "0.2", *options]
         environment = {**self.cluster.environment, "EVALSTOP_URL": self.service.url, "EVALSTOP_KEY": self.service.key}
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(command, stderr=log, env=environment)
         self.receivers.append(process)
-        eventually(lambda: (folder / "ready.json").exists() or process.poll() is not None)
+        wait_until(lambda: (folder / "ready.json").exists() or process.poll() is not None)
         assert process.poll() is None, (folder / "log").read_text()
         return process
 
@@ -137,7 +131,7 @@ class Stage:
             decision = self.decision(job)
             return decision if decision and decision["state"] in ("confirmed", "failed") else None
 
-        decision = eventually(look, PATIENCE_SECONDS)
+        decision = wait_until(look, PATIENCE_SECONDS)
         assert decision is not None
         found = self.api.get(f"/decisions/{decision['id']}").raise_for_status().json()
         change = found["history"][-1]

@@ -14,8 +14,8 @@ from evalstop_client.receivers.slurm.rest import Rest
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
 from evalstop_client.scheduler_labels import scheduler_labels
 
-from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Started
+from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import StartedJob
 from tests.fixtures.slurm import SlurmCluster
 
 ME = getpass.getuser()
@@ -29,12 +29,12 @@ while :; do sleep 0.1 & wait; done
 
 
 @dataclass
-class SlurmBench:
+class SlurmLauncher:
     """Jobs of a real cluster, each with a GPU."""
 
     cluster: SlurmCluster
     folder: Path
-    door: Callable[[], Cluster]
+    connect: Callable[[], Cluster]
     jobs: list[str] = field(default_factory=list)
     users: frozenset[str] | None = frozenset({ME})
     partitions: frozenset[str] | None = None
@@ -44,39 +44,39 @@ class SlurmBench:
     def file(self) -> Path:
         return self.folder / f"saves-{len(self.jobs)}"
 
-    def action(self) -> SlurmJobControl:
+    def job_control(self) -> SlurmJobControl:
         return SlurmJobControl(
-            self.door(),
+            self.connect(),
             users=self.users,
             partitions=self.partitions,
             default_signal=BOTH,
             park_partition=self.park_partition,
         )
 
-    def start(self, deaf: bool = False) -> Started:
-        return self.run("trap '' TERM" if deaf else "", "--gres=gpu:1")
+    def start(self, ignores_sigterm: bool = False) -> StartedJob:
+        return self.run("trap '' TERM" if ignores_sigterm else "", "--gres=gpu:1")
 
-    def run(self, trap_term: str, *options: str) -> Started:
+    def run(self, trap_term: str, *options: str) -> StartedJob:
         file = self.folder / f"saves-{len(self.jobs) + 1}"
         job = self.cluster.submit_job(JOB.format(file=file, trap_term=trap_term), "--output=/dev/null", *options)
         self.jobs.append(job)
-        eventually(file.exists)
-        return Started(self.action(), self.labels(job))
+        wait_until(file.exists)
+        return StartedJob(self.job_control(), self.labels(job))
 
     def labels(self, job: str, **variables: str) -> dict[str, str]:
         """The labels that a run's client would send from inside the job."""
         inside = {"SLURM_JOB_ID": job, "SLURM_CLUSTER_NAME": self.cluster.name, "SLURM_JOB_USER": ME, **variables}
         return scheduler_labels(inside)
 
-    def saves(self) -> int:
+    def count_saves(self) -> int:
         return len(self.file.read_text().split())
 
 
-def by_commands(cluster: SlurmCluster) -> Cluster:
+def connect_by_commands(cluster: SlurmCluster) -> Cluster:
     return Programs(cluster.environment)
 
 
-def by_rest(cluster: SlurmCluster) -> Cluster:
+def connect_by_rest(cluster: SlurmCluster) -> Cluster:
     token = cluster.create_token()
     opened.append(Rest(cluster.rest_url, cluster.name, None, lambda: token))
     return opened[-1]

@@ -16,7 +16,7 @@ import pytest
 from evalstop_lab.service_process import Service, running_service
 
 from tests.acceptance.docs.connect_pages import read_block
-from tests.clients.programs import eventually, program
+from tests.clients.programs import running_program, wait_until
 from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS
 from tests.fixtures.slurm import SlurmCluster
 
@@ -62,7 +62,7 @@ def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_servic
     command = f"cd {tmp_path}; exec {receiver} --state {tmp_path}/state --poll-seconds 0.2"
     (tmp_path / "train.py").write_text(TRAINER)
     run = f"page-{name.replace(' ', '-')}"
-    with program(["bash", "-c", command], **environment):
+    with running_program(["bash", "-c", command], **environment):
         job = cluster.submit_job(
             f"exec python {tmp_path}/train.py",
             "--gres=gpu:1",
@@ -72,6 +72,6 @@ def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_servic
             **own,
         )
         api = evalstop.Api(page_service.url, page_service.key)
-        eventually(lambda: [one for one in api.decisions(state="confirmed") if one.run_name == run], PATIENCE_SECONDS)
+        wait_until(lambda: [one for one in api.decisions(state="confirmed") if one.run_name == run], PATIENCE_SECONDS)
     assert cluster.get_job_state(job) in ("CANCELLED", "FAILED", "COMPLETED")
     subprocess.run(["evalstop", "endpoint", "rm", endpoint["id"]], env=environment, check=True)

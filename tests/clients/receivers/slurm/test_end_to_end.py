@@ -13,7 +13,7 @@ import pytest
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.service_process import Service, running_service
 
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS, Job, Stage, staged
 from tests.fixtures.slurm import SlurmCluster
 
@@ -57,7 +57,7 @@ def play(stage: Stage, receiver: str) -> None:
     """Two trainers have the GPUs, a third job waits; one trainer is hacking and is stopped, the other one finishes."""
     hacking = example(stage, f"hacking-{receiver}", "overoptimizes", 10_000)
     healthy = example(stage, f"healthy-{receiver}", "healthy", 400)
-    eventually(lambda: stage.run(hacking) and stage.run(healthy), PATIENCE_SECONDS)
+    wait_until(lambda: stage.run(hacking) and stage.run(healthy), PATIENCE_SECONDS)
     waiting = stage.batch(f"waiting-{receiver}", "date")
     assert stage.cluster.get_job_state(waiting.id) == "PENDING"
 
@@ -65,8 +65,8 @@ def play(stage: Stage, receiver: str) -> None:
     assert details["gpus_freed"] == 1
     assert details["job"] == hacking.id
     assert details["actor"] == "evalstop-receiver slurm"
-    eventually(lambda: stage.cluster.get_job_state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
-    eventually(lambda: stage.cluster.get_job_state(healthy.id) == "COMPLETED", PATIENCE_SECONDS)
+    wait_until(lambda: stage.cluster.get_job_state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
+    wait_until(lambda: stage.cluster.get_job_state(healthy.id) == "COMPLETED", PATIENCE_SECONDS)
     # On a busy machine the healthy trainer may be done before the other one is stopped.
     freed = min(datetime.fromisoformat(stage.cluster.get_job_field(job.id, "EndTime")) for job in (hacking, healthy))
     began = datetime.fromisoformat(stage.cluster.get_job_field(waiting.id, "StartTime"))
@@ -118,11 +118,11 @@ def test_controller_is_restarted_in_the_middle(stage: Stage) -> None:
     """slurmctld goes away while the job saves, and comes back: the stop is gone on with, nothing is taken for gone."""
     stage.listening_receiver("restart", *SIGNAL)
     job = stage.submit("through-a-restart", "--slow-save-seconds", "1")
-    eventually(lambda: "asked" in job.story(), PATIENCE_SECONDS)
+    wait_until(lambda: "asked" in job.story(), PATIENCE_SECONDS)
     stage.cluster.stop_controller()
     try:
-        eventually(lambda: "saved" in job.story(), PATIENCE_SECONDS)
-        eventually(lambda: "retrying" in stage.log("restart"), PATIENCE_SECONDS)
+        wait_until(lambda: "saved" in job.story(), PATIENCE_SECONDS)
+        wait_until(lambda: "retrying" in stage.log("restart"), PATIENCE_SECONDS)
         decision = stage.decision(job)
         assert decision is not None
         assert decision["state"] in ("requested", "acknowledged")
@@ -137,9 +137,9 @@ def test_receiver_is_killed_in_the_middle(stage: Stage) -> None:
     """kill -9 while the job saves: the next receiver goes on where it was, the job is asked no second time."""
     receiver = stage.listening_receiver("killed", *SIGNAL)
     job = stage.submit("through-a-kill", "--slow-save-seconds", "1.5")
-    eventually(lambda: "asked" in job.story(), PATIENCE_SECONDS)
+    wait_until(lambda: "asked" in job.story(), PATIENCE_SECONDS)
     state = stage.folder / "killed" / "state"
-    eventually(lambda: any('"asked_at": 1' in file.read_text() for file in state.glob("*.json")))
+    wait_until(lambda: any('"asked_at": 1' in file.read_text() for file in state.glob("*.json")))
     receiver.send_signal(signal.SIGKILL)
     receiver.wait()
     stage.listening_receiver("killed", *SIGNAL)

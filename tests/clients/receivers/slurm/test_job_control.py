@@ -1,4 +1,4 @@
-"""The Slurm action on a real Slurm, by its commands and through slurmrestd: the battery, and what Slurm alone has."""
+"""SlurmJobControl on a real Slurm, by its commands and through slurmrestd."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from evalstop_client.receivers.slurm.job_control import SlurmJobControl
 from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest
 
-from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import Conformance, Started, found, gone, request
-from tests.clients.receivers.slurm.launcher import BOTH, ME, SlurmBench, by_commands, by_rest, opened
+from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import Conformance, find_job, make_stop_request, wait_until_gone
+from tests.clients.receivers.slurm.launcher import BOTH, ME, SlurmLauncher, connect_by_commands, connect_by_rest, opened
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
@@ -28,67 +28,67 @@ pytestmark = pytest.mark.real
 class TestByCommands(Conformance):
     """squeue, scancel and scontrol."""
 
-    door = staticmethod(by_commands)
+    connect = staticmethod(connect_by_commands)
 
 
 class TestByRest(Conformance):
     """slurmrestd."""
 
-    door = staticmethod(by_rest)
+    connect = staticmethod(connect_by_rest)
 
 
-DOORS = pytest.mark.parametrize("door", [by_commands, by_rest], ids=["commands", "rest"])
+INTERFACES = pytest.mark.parametrize("connect", [connect_by_commands, connect_by_rest], ids=["commands", "rest"])
 
 
-@DOORS
+@INTERFACES
 def test_one_task_of_an_array_is_stopped_and_no_other(
-    bench: SlurmBench, door: Callable[[SlurmCluster], Cluster]
+    launcher: SlurmLauncher, connect: Callable[[SlurmCluster], Cluster]
 ) -> None:
     """The last task of an array has the array's own id: cancelled by that id, all of it would go."""
-    bench.door = lambda: door(bench.cluster)
-    started = bench.run("", "--array=0-1", "--gres=gpu:1")
-    array = bench.jobs[0]
-    eventually(lambda: [one.state for one in bench.door().jobs(array)] == ["RUNNING", "RUNNING"])
-    records = bench.door().jobs(array)
+    launcher.connect = lambda: connect(launcher.cluster)
+    started = launcher.run("", "--array=0-1", "--gres=gpu:1")
+    array = launcher.jobs[0]
+    wait_until(lambda: [one.state for one in launcher.connect().jobs(array)] == ["RUNNING", "RUNNING"])
+    records = launcher.connect().jobs(array)
     namesake = next(one for one in records if one.job_id == array)
-    labels = bench.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=namesake.array_task_id)
-    job = found(Started(started.action, labels))
+    labels = launcher.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=namesake.array_task_id)
+    job = find_job(started.job_control, labels)
     assert job.id == f"{array}_{namesake.array_task_id}"
-    started.action.cancel_job(job, request(labels))
-    assert gone(started.action, job).details["gpus_freed"] == 1
-    states = {one.array_task_id: one.state for one in bench.door().jobs(array)}
+    started.job_control.cancel_job(job, make_stop_request(labels))
+    assert wait_until_gone(started.job_control, job).details["gpus_freed"] == 1
+    states = {one.array_task_id: one.state for one in launcher.connect().jobs(array)}
     assert states.pop(namesake.array_task_id) == "CANCELLED"
     assert set(states.values()) == {"RUNNING"}
 
 
-def test_report_tells_what_slurm_tells(bench: SlurmBench) -> None:
+def test_report_tells_what_slurm_tells(launcher: SlurmLauncher) -> None:
     """State, exit code, signal, the time of the end and the GPUs that are free now; the job has a comment."""
-    started = bench.run("trap 'exit 7' TERM", "--gres=gpu:2")
-    job = found(started)
-    assert dict(job.facts).items() >= {"user": ME, "partition": "gpu", "cluster": bench.cluster.name}.items()
-    started.action.cancel_job(job, request(started.labels, "decision-9"))
-    end = gone(started.action, job)
+    started = launcher.run("trap 'exit 7' TERM", "--gres=gpu:2")
+    job = started.find()
+    assert dict(job.facts).items() >= {"user": ME, "partition": "gpu", "cluster": launcher.cluster.name}.items()
+    started.job_control.cancel_job(job, make_stop_request(started.labels, "decision-9"))
+    end = wait_until_gone(started.job_control, job)
     assert end.details["gpus_freed"] == 2
     assert end.details["ended_at"].endswith("Z")
-    assert end.state == end.details["scheduler_state"] == bench.cluster.get_job_state(job.id)
-    comment = bench.cluster.run_command(
+    assert end.state == end.details["scheduler_state"] == launcher.cluster.get_job_state(job.id)
+    comment = launcher.cluster.run_command(
         "squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--Format=Comment:100"
     )
     assert comment == "stopped by EvalStop: 3 declines in a row; decision decision-9"
 
 
-def test_gone_means_that_a_waiting_job_can_start(bench: SlurmBench) -> None:
+def test_gone_means_that_a_waiting_job_can_start(launcher: SlurmLauncher) -> None:
     """While a job is COMPLETING its GPUs are not free, and it is not called gone."""
-    started = bench.run("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
-    waiting = bench.cluster.submit_job("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
-    bench.jobs.append(waiting)
-    job = found(started)
-    started.action.cancel_job(job, request(started.labels))
-    seen = eventually(lambda: started.action.check_job(job))
+    started = launcher.run("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
+    waiting = launcher.cluster.submit_job("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
+    launcher.jobs.append(waiting)
+    job = started.find()
+    started.job_control.cancel_job(job, make_stop_request(started.labels))
+    seen = wait_until(lambda: started.job_control.check_job(job))
     assert seen == Present("COMPLETING")
-    assert bench.cluster.get_job_state(waiting) == "PENDING"
-    gone(started.action, job)
-    eventually(lambda: bench.cluster.get_job_state(waiting) in ("RUNNING", "COMPLETED"))
+    assert launcher.cluster.get_job_state(waiting) == "PENDING"
+    wait_until_gone(started.job_control, job)
+    wait_until(lambda: launcher.cluster.get_job_state(waiting) in ("RUNNING", "COMPLETED"))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,16 @@ def test_gone_means_that_a_waiting_job_can_start(bench: SlurmBench) -> None:
     ],
 )
 def test_job_outside_the_allow_list_is_refused(
-    bench: SlurmBench, change: dict[str, frozenset[str]], words: str
+    launcher: SlurmLauncher, change: dict[str, frozenset[str]], words: str
 ) -> None:
     """Whose job it is and where it runs is asked of Slurm, not of the labels."""
-    started = bench.start()
+    started = launcher.start()
     for name, value in change.items():
-        setattr(bench, name, value)
+        setattr(launcher, name, value)
     with pytest.raises(RequestRefused, match=words):
-        bench.action().find_job(request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"}))
+        launcher.job_control().find_job(
+            make_stop_request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"})
+        )
 
 
 @pytest.mark.parametrize(
@@ -120,106 +122,112 @@ def test_job_outside_the_allow_list_is_refused(
         {"checkpoint_signal": "KILL"},
     ],
 )
-def test_labels_that_contradict_slurm_are_refused_or_find_nothing(bench: SlurmBench, labels: dict[str, str]) -> None:
+def test_labels_that_contradict_slurm_are_refused_or_find_nothing(
+    launcher: SlurmLauncher, labels: dict[str, str]
+) -> None:
     """A label that is not so is a mistake or worse; a job that Slurm does not know, and would show, is gone."""
-    started = bench.start()
+    started = launcher.start()
     try:
-        job = started.action.find_job(request({**started.labels, **labels}))
+        job = started.job_control.find_job(make_stop_request({**started.labels, **labels}))
     except RequestRefused:
         return
     assert labels.get("slurm_job_id") == "999999"
     assert isinstance(job, Job)
-    assert isinstance(started.action.check_job(job), Gone)
+    assert isinstance(started.job_control.check_job(job), Gone)
 
 
-def test_job_of_another_cluster_is_not_ours(bench: SlurmBench) -> None:
+def test_job_of_another_cluster_is_not_ours(launcher: SlurmLauncher) -> None:
     """Job ids are only unique within a cluster."""
-    started = bench.start()
+    started = launcher.start()
     for labels in ({**started.labels, "slurm_cluster": "alpha"}, {**started.labels, "slurm_cluster": ""}, {}):
-        assert isinstance(started.action.find_job(request(labels)), ForeignJob)
+        assert isinstance(started.job_control.find_job(make_stop_request(labels)), ForeignJob)
 
 
-def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBench) -> None:
+def test_life_after_a_requeue_is_not_stopped_for_the_one_before(launcher: SlurmLauncher) -> None:
     """A stop that was asked for the job's first life, and comes late, leaves its second one alone."""
-    started = bench.run("", "--gres=gpu:1", "--requeue")
-    job = found(started)
-    bench.cluster.run_command("scontrol", "requeue", job.id)
-    eventually(lambda: bench.cluster.get_job_state(job.id) == "PENDING")
-    seen = started.action.check_job(job)
+    started = launcher.run("", "--gres=gpu:1", "--requeue")
+    job = started.find()
+    launcher.cluster.run_command("scontrol", "requeue", job.id)
+    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "PENDING")
+    seen = started.job_control.check_job(job)
     assert isinstance(seen, Gone)
     assert seen.state == "REQUEUED"
-    again = started.action.find_job(request(started.labels))  # its labels say restart 0
+    again = started.job_control.find_job(make_stop_request(started.labels))  # its labels say restart 0
     assert isinstance(again, Job)
-    assert isinstance(started.action.check_job(again), Gone)
+    assert isinstance(started.job_control.check_job(again), Gone)
 
 
-def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:
+def test_cancelled_job_cannot_be_undone(launcher: SlurmLauncher) -> None:
     """It says so, instead of doing nothing."""
-    started = bench.start()
-    job = found(started)
-    started.action.cancel_job(job, request(started.labels))
-    gone(started.action, job)
+    started = launcher.start()
+    job = started.find()
+    started.job_control.cancel_job(job, make_stop_request(started.labels))
+    wait_until_gone(started.job_control, job)
     with pytest.raises(RequestRefused, match="cannot be resumed"):
-        started.action.resume_job(job)
+        started.job_control.resume_job(job)
 
 
-def test_heterogeneous_job_goes_as_a_whole(bench: SlurmBench) -> None:
+def test_heterogeneous_job_goes_as_a_whole(launcher: SlurmLauncher) -> None:
     """Slurm refuses to cancel one component; its leader's id ends them all, and all of them must be gone."""
     components = ["-n1", "--gres=gpu:1", ":", "-n1", "--gres=gpu:1"]
-    job_id = bench.cluster.run_command("sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60")
-    bench.jobs.append(job_id)
-    job = found(Started(bench.action(), bench.labels(job_id)))
+    job_id = launcher.cluster.run_command(
+        "sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60"
+    )
+    launcher.jobs.append(job_id)
+    job = find_job(launcher.job_control(), launcher.labels(job_id))
     component = str(int(job_id) + 1)
-    assert found(Started(bench.action(), bench.labels(component))).id == job.id == job_id
-    bench.action().cancel_job(job, request({}))
-    end = gone(bench.action(), job)
+    assert find_job(launcher.job_control(), launcher.labels(component)).id == job.id == job_id
+    launcher.job_control().cancel_job(job, make_stop_request({}))
+    end = wait_until_gone(launcher.job_control(), job)
     assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 2)
 
 
-def test_signal_reaches_the_batch_script_or_the_steps(bench: SlurmBench) -> None:
+def test_signal_reaches_the_batch_script_or_the_steps(launcher: SlurmLauncher) -> None:
     """@batch spares the steps, @steps the script; slurmrestd, which can only do both, says that it cannot."""
-    file = bench.folder / "heard"
+    file = launcher.folder / "heard"
     step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
     step += f"open({str(file)!r}, 'a').write('up '); [time.sleep(0.1) for _ in range(600)]"
     script = f'trap \'echo -n "batch " >> {file}\' USR1\nsrun {sys.executable} -c "{step}" &\nwait; wait; wait\n'
-    job = bench.cluster.submit_job(script, "--output=/dev/null", "--gres=gpu:1")
-    bench.jobs.append(job)
-    eventually(lambda: file.exists() and "up" in file.read_text())
-    programs = by_commands(bench.cluster)
+    job = launcher.cluster.submit_job(script, "--output=/dev/null", "--gres=gpu:1")
+    launcher.jobs.append(job)
+    wait_until(lambda: file.exists() and "up" in file.read_text())
+    programs = connect_by_commands(launcher.cluster)
     assert programs.signal(job, ME, "USR1", "batch")
-    eventually(lambda: "batch" in file.read_text())
+    wait_until(lambda: "batch" in file.read_text())
     assert programs.signal(job, ME, "USR1", "steps")
-    eventually(lambda: "step" in file.read_text())
+    wait_until(lambda: "step" in file.read_text())
     assert file.read_text().split() == ["up", "batch", "step"]
-    assert not by_rest(bench.cluster).signal(job, ME, "USR1", "batch")
-    assert bench.cluster.get_job_state(job) == "RUNNING"
+    assert not connect_by_rest(launcher.cluster).signal(job, ME, "USR1", "batch")
+    assert launcher.cluster.get_job_state(job) == "RUNNING"
 
 
-def test_slurmrestd_that_cannot_answer_is_away(bench: SlurmBench) -> None:
+def test_slurmrestd_that_cannot_answer_is_away(launcher: SlurmLauncher) -> None:
     """A bad token, and a socket where nobody listens, mean to try again: neither says anything about a job."""
-    for door in (
-        Rest(bench.cluster.rest_url, bench.cluster.name, ME, lambda: "bad"),
-        Rest("http://127.0.0.1:1", bench.cluster.name, ME, lambda: "bad"),
+    for connect in (
+        Rest(launcher.cluster.rest_url, launcher.cluster.name, ME, lambda: "bad"),
+        Rest("http://127.0.0.1:1", launcher.cluster.name, ME, lambda: "bad"),
     ):
-        opened.append(door)
+        opened.append(connect)
         with pytest.raises(SchedulerUnavailable):
-            door.jobs("1")
+            connect.jobs("1")
 
 
-def test_controller_that_is_down_is_away(bench: SlurmBench) -> None:
+def test_controller_that_is_down_is_away(launcher: SlurmLauncher) -> None:
     """While slurmctld is down nothing is known, and nothing is taken for gone; afterwards the job is as it was."""
-    started = bench.run("")  # without a GPU: Slurm 22.05 counts one that a job held over a restart as in use for good
-    job = found(started)
-    by_http = SlurmJobControl(by_rest(bench.cluster), users=None)
+    started = launcher.run(
+        ""
+    )  # without a GPU: Slurm 22.05 counts one that a job held over a restart as in use for good
+    job = started.find()
+    by_http = SlurmJobControl(connect_by_rest(launcher.cluster), users=None)
     assert isinstance(by_http.check_job(job), Present)
-    bench.cluster.stop_controller()
+    launcher.cluster.stop_controller()
     try:
-        for action in (started.action, by_http):
+        for job_control in (started.job_control, by_http):
             with pytest.raises(SchedulerUnavailable):
-                action.check_job(job)
+                job_control.check_job(job)
     finally:
-        bench.cluster.start_controller()
-    assert isinstance(started.action.check_job(job), Present)
+        launcher.cluster.start_controller()
+    assert isinstance(started.job_control.check_job(job), Present)
 
 
 @pytest.fixture
@@ -236,37 +244,37 @@ def stranger(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
     return {**cluster.environment, "PATH": f"{tmp_path}{os.pathsep}{cluster.environment['PATH']}"}
 
 
-def test_slurm_decides_whose_jobs_may_be_cancelled(bench: SlurmBench, stranger: dict[str, str]) -> None:
+def test_slurm_decides_whose_jobs_may_be_cancelled(launcher: SlurmLauncher, stranger: dict[str, str]) -> None:
     """Where Slurm forbids it, the stop is refused with Slurm's words, by commands and by REST; the job runs on."""
-    started = bench.start()
-    token = bench.cluster.run_command("scontrol", "token", "username=nobody").removeprefix("SLURM_JWT=")
-    opened.append(Rest(bench.cluster.rest_url, bench.cluster.name, None, lambda: token))
+    started = launcher.start()
+    token = launcher.cluster.run_command("scontrol", "token", "username=nobody").removeprefix("SLURM_JWT=")
+    opened.append(Rest(launcher.cluster.rest_url, launcher.cluster.name, None, lambda: token))
     doors: list[Cluster] = [Programs(stranger), opened[-1]]
-    for door in doors:
-        action = SlurmJobControl(door, users=None, default_signal=BOTH)
-        job = action.find_job(request(started.labels))
+    for connect in doors:
+        job_control = SlurmJobControl(connect, users=None, default_signal=BOTH)
+        job = job_control.find_job(make_stop_request(started.labels))
         assert isinstance(job, Job)
         with pytest.raises(RequestRefused, match="denied"):
-            action.request_checkpoint(job, request(started.labels))
+            job_control.request_checkpoint(job, make_stop_request(started.labels))
         with pytest.raises(RequestRefused, match="denied"):
-            action.cancel_job(job, request(started.labels))
+            job_control.cancel_job(job, make_stop_request(started.labels))
         with pytest.raises(RequestRefused, match="denied"):
-            action.kill_job(job)
-        assert isinstance(action.check_job(job), Present)
-    assert bench.saves() == 0
+            job_control.kill_job(job)
+        assert isinstance(job_control.check_job(job), Present)
+    assert launcher.count_saves() == 0
 
 
-def test_job_that_may_not_be_seen_is_not_taken_for_gone(bench: SlurmBench, stranger: dict[str, str]) -> None:
+def test_job_that_may_not_be_seen_is_not_taken_for_gone(launcher: SlurmLauncher, stranger: dict[str, str]) -> None:
     """With PrivateData=jobs another's job looks as if it did not exist: that it is gone is not claimed."""
-    started = bench.run("")  # without a GPU, as above
-    file = bench.cluster.folder / "etc/slurm.conf"
+    started = launcher.run("")  # without a GPU, as above
+    file = launcher.cluster.folder / "etc/slurm.conf"
     before = file.read_text()
     file.write_text(before + "PrivateData=jobs\n")
     try:
-        bench.cluster.run_command("scontrol", "reconfigure")
-        eventually(lambda: Programs(stranger).jobs(bench.jobs[0]) == [])
+        launcher.cluster.run_command("scontrol", "reconfigure")
+        wait_until(lambda: Programs(stranger).jobs(launcher.jobs[0]) == [])
         with pytest.raises(RequestRefused, match="cannot be confirmed"):
-            SlurmJobControl(Programs(stranger), users=None).find_job(request(started.labels))
+            SlurmJobControl(Programs(stranger), users=None).find_job(make_stop_request(started.labels))
     finally:
         file.write_text(before)
-        bench.cluster.run_command("scontrol", "reconfigure")
+        launcher.cluster.run_command("scontrol", "reconfigure")

@@ -1,4 +1,4 @@
-"""The Slurm action parks jobs of a real Slurm: held in the queue, or in a partition where nobody waits."""
+"""The Slurm job_control parks jobs of a real Slurm: held in the queue, or in a partition where nobody waits."""
 
 from __future__ import annotations
 
@@ -6,67 +6,67 @@ import pytest
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers import Present
 
-from tests.clients.programs import eventually
-from tests.clients.receivers.conformance import found, gone, parked, request
-from tests.clients.receivers.slurm.launcher import SlurmBench
+from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import make_stop_request, wait_until_gone, wait_until_parked
+from tests.clients.receivers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.real
 
 
-def test_a_parked_job_is_held_until_it_is_resumed(bench: SlurmBench) -> None:
+def test_a_parked_job_is_held_until_it_is_resumed(launcher: SlurmLauncher) -> None:
     """Held in the queue a job has no GPUs, and Slurm does not start it; released it may have them again."""
-    started = bench.start()
-    job = found(started)
+    started = launcher.start()
+    job = started.find()
     for _ in range(2):  # to park what is parked changes nothing
-        started.action.park_job(job, request(started.labels))
-        assert parked(started.action, job).details["parked_as"] == "held"
-    assert isinstance(started.action.check_job(job), Present), "it is not gone for good"
-    started.action.resume_job(job)
-    bench.cluster.start_requeued_job(job.id)
-    eventually(lambda: bench.cluster.get_job_state(job.id) == "RUNNING")
+        started.job_control.park_job(job, make_stop_request(started.labels))
+        assert wait_until_parked(started.job_control, job).details["parked_as"] == "held"
+    assert isinstance(started.job_control.check_job(job), Present), "it is not gone for good"
+    started.job_control.resume_job(job)
+    launcher.cluster.start_requeued_job(job.id)
+    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
 
 
-def test_a_parked_job_runs_where_nobody_waits_and_gives_way(bench: SlurmBench) -> None:
+def test_a_parked_job_runs_where_nobody_waits_and_gives_way(launcher: SlurmLauncher) -> None:
     """A suspect that holds all GPUs is parked: who waited runs to its end, then the suspect on idle GPUs, until others
     want them; resumed it is back in its own partition."""
-    bench.park_partition = "low"
-    suspect = bench.run("", "--gres=gpu:2")
-    job = found(suspect)
-    waiting = bench.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    bench.jobs.append(waiting)
-    suspect.action.park_job(job, request(suspect.labels))
-    assert parked(suspect.action, job).details["partition"] == "low"
-    eventually(lambda: bench.cluster.get_job_state(waiting) == "RUNNING")
-    eventually(lambda: bench.cluster.get_job_state(waiting) == "COMPLETED")
-    bench.cluster.start_requeued_job(job.id)
-    eventually(lambda: bench.cluster.get_job_state(job.id) == "RUNNING")
-    assert parked(suspect.action, job).details["partition"] == "low", "on idle GPUs it is parked still"
-    another = bench.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    bench.jobs.append(another)
-    eventually(lambda: bench.cluster.get_job_state(another) == "RUNNING")
-    assert bench.cluster.get_job_state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
-    suspect.action.resume_job(job)
-    bench.cluster.start_requeued_job(job.id)
-    eventually(lambda: bench.cluster.get_job_state(job.id) == "RUNNING")
-    assert bench.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
+    launcher.park_partition = "low"
+    suspect = launcher.run("", "--gres=gpu:2")
+    job = suspect.find()
+    waiting = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    launcher.jobs.append(waiting)
+    suspect.job_control.park_job(job, make_stop_request(suspect.labels))
+    assert wait_until_parked(suspect.job_control, job).details["partition"] == "low"
+    wait_until(lambda: launcher.cluster.get_job_state(waiting) == "RUNNING")
+    wait_until(lambda: launcher.cluster.get_job_state(waiting) == "COMPLETED")
+    launcher.cluster.start_requeued_job(job.id)
+    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
+    assert wait_until_parked(suspect.job_control, job).details["partition"] == "low", "on idle GPUs it is parked still"
+    another = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    launcher.jobs.append(another)
+    wait_until(lambda: launcher.cluster.get_job_state(another) == "RUNNING")
+    assert launcher.cluster.get_job_state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
+    suspect.job_control.resume_job(job)
+    launcher.cluster.start_requeued_job(job.id)
+    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
+    assert launcher.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
 
 
-def test_a_job_that_may_not_be_requeued_is_not_parked(bench: SlurmBench) -> None:
+def test_a_job_that_may_not_be_requeued_is_not_parked(launcher: SlurmLauncher) -> None:
     """It is refused before anything is done to it."""
-    started = bench.run("", "--gres=gpu:1", "--no-requeue")
-    job = found(started)
+    started = launcher.run("", "--gres=gpu:1", "--no-requeue")
+    job = started.find()
     with pytest.raises(RequestRefused, match="--requeue"):
-        started.action.park_job(job, request(started.labels))
-    assert bench.cluster.get_job_state(job.id) == "RUNNING"
+        started.job_control.park_job(job, make_stop_request(started.labels))
+    assert launcher.cluster.get_job_state(job.id) == "RUNNING"
 
 
-def test_a_parked_job_can_be_stopped_for_good(bench: SlurmBench) -> None:
+def test_a_parked_job_can_be_stopped_for_good(launcher: SlurmLauncher) -> None:
     """A stop ends a job that is held: that it is set aside is not enough."""
-    started = bench.start()
-    job = found(started)
-    started.action.park_job(job, request(started.labels))
-    parked(started.action, job)
-    again = found(started)
-    assert isinstance(started.action.check_job(again), Present)
-    started.action.cancel_job(again, request(started.labels))
-    assert gone(started.action, again).state == "CANCELLED"
+    started = launcher.start()
+    job = started.find()
+    started.job_control.park_job(job, make_stop_request(started.labels))
+    wait_until_parked(started.job_control, job)
+    again = started.find()
+    assert isinstance(started.job_control.check_job(again), Present)
+    started.job_control.cancel_job(again, make_stop_request(started.labels))
+    assert wait_until_gone(started.job_control, again).state == "CANCELLED"

@@ -11,7 +11,7 @@ import pytest
 from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS, Job, Stage, staged
 from tests.fixtures.slurm import SlurmCluster
 
@@ -26,18 +26,18 @@ def test_a_suspect_gives_way_recovers_and_completes(cluster: SlurmCluster, tmp_p
         folder.mkdir()
         script = f"cd {folder} && exec {sys.executable} {EXAMPLES / 'park_and_resume.py'}"
         suspect = stage.batch("suspect", script, gpus=2, EXAMPLE_PAUSE="0.02")
-        eventually(lambda: stage.run(suspect), PATIENCE_SECONDS)
+        wait_until(lambda: stage.run(suspect), PATIENCE_SECONDS)
         waiting = stage.batch("waiting", "sleep 2", gpus=2)
 
         parked = find_run(stage, suspect, "parked")
-        eventually(lambda: cluster.get_job_state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
+        wait_until(lambda: cluster.get_job_state(waiting.id) == "COMPLETED", PATIENCE_SECONDS)
         assert cluster.get_job_state(suspect.id) == "PENDING"
         cluster.start_requeued_job(suspect.id)
         find_run(stage, suspect, "running")  # it has recovered, and is asked back into its own partition
-        eventually(lambda: place(cluster, suspect) == ("PENDING", "gpu"), PATIENCE_SECONDS)
+        wait_until(lambda: place(cluster, suspect) == ("PENDING", "gpu"), PATIENCE_SECONDS)
         cluster.start_requeued_job(suspect.id)
         completed = find_run(stage, suspect, "completed")
-        eventually(
+        wait_until(
             lambda: cluster.get_job_state(suspect.id) == "COMPLETED", PATIENCE_SECONDS
         )  # it has written its output
         output = (folder / "output").read_text()
@@ -62,4 +62,4 @@ def find_run(stage: Stage, job: Job, status: str) -> dict[str, Any]:
         run = stage.run(job) or {}
         return run if run.get("status") == status else {}
 
-    return eventually(look, 2 * PATIENCE_SECONDS)
+    return wait_until(look, 2 * PATIENCE_SECONDS)

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.programs import program
-from tests.clients.webhooks import SECRET, send, stop_event
+from tests.clients.programs import running_program
+from tests.clients.webhooks import SECRET, make_stop_event, post_event
 from tests.service.web.api.conftest import ON_SQLITE, Service
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), *ON_SQLITE]  # what clients send is the same
@@ -161,9 +161,9 @@ def test_a_job_under_a_receiver(service: Service, tmp_path: Path) -> None:
         *("--ready-file", str(ready), "--", sys.executable, "-c", UNDER_A_RECEIVER),
     ]
     secrets = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": key}
-    with program(command, **client_environment(service, key), **secrets) as process:
+    with running_program(command, **client_environment(service, key), **secrets) as process:
         assert process.stdout is not None
         run_id = next(line.strip() for line in process.stdout if len(line.strip()) == 32)
         run = service.open_client_with_key(key).get(f"/runs/{run_id}").raise_for_status().json()
-        assert send(json.loads(ready.read_text())["url"], stop_event(run["labels"])).status_code == 202
+        assert post_event(json.loads(ready.read_text())["url"], make_stop_event(run["labels"])).status_code == 202
         assert process.wait(60) == 128 + signal.SIGTERM

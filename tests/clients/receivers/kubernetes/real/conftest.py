@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.receivers.kubernetes.cluster import Server, World, world
+from tests.clients.receivers.kubernetes.cluster import KubernetesCluster, Server, world
 from tests.clients.receivers.kubernetes.real.control_plane import real_server
 
 
@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def kubernetes(server: Server, tmp_path: Path) -> Iterator[World]:
+def kubernetes(server: Server, tmp_path: Path) -> Iterator[KubernetesCluster]:
     """A cluster in which things run, and nothing is left from the test before."""
     with world(server, tmp_path) as made:
         yield made

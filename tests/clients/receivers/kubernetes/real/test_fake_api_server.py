@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.programs import eventually
+from tests.clients.programs import wait_until
 from tests.clients.receivers.kubernetes.admin import MERGE, definitions
 from tests.clients.receivers.kubernetes.cluster import RECEIVER, Server, manifests
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
@@ -100,7 +100,7 @@ def speakers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             )
             for definition in definitions():
                 one("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-            eventually(lambda one=one: one("GET", JOBSETS)[0] == 200)  # type: ignore[misc]
+            wait_until(lambda one=one: one("GET", JOBSETS)[0] == 200)  # type: ignore[misc]
         yield both
         for one in both:
             one.http.close()
@@ -160,7 +160,7 @@ def granted(say: Speaker) -> Iterator[Any]:
         one = {**one, "metadata": {**one["metadata"], "namespace": "compared"}}
         yield say("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/compared/{kind}", one)[0]
     mine = {"authorization": f"Bearer {TOKEN}"}
-    eventually(lambda: say("GET", PODS, **mine)[0] == 200)
+    wait_until(lambda: say("GET", PODS, **mine)[0] == 200)
     yield say("GET", f"{JOBS}/nobody", **mine)[0]
     yield say("DELETE", f"{JOBS}/nobody", **mine)[0]
     yield say("GET", JOBS, **mine)[0]
@@ -237,10 +237,10 @@ def foreground(say: Speaker) -> Iterator[Any]:
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
     yield say("DELETE", here, options)[0]
     yield say("GET", here)[1]["metadata"]["is_being_deleted"]
-    eventually(lambda: say("GET", f"{PODS}/owned")[1]["metadata"]["is_being_deleted"])
+    wait_until(lambda: say("GET", f"{PODS}/owned")[1]["metadata"]["is_being_deleted"])
     yield say("GET", here)[0]
     yield say("DELETE", f"{PODS}/owned", {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0})[0]
-    eventually(lambda: say("GET", here)[0] == 404)
+    wait_until(lambda: say("GET", here)[0] == 404)
 
 
 def watches(say: Speaker) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The tests of the action, on a real API server: those that need no server of another age, and no faults in it."""
+"""The tests of the job_control, on a real API server: those that need no server of another age, and no faults in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from evalstop_client.receivers import Present
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB
 
-from tests.clients.receivers.conformance import Started, found, gone, request
-from tests.clients.receivers.kubernetes.cluster import World
+from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_gone
+from tests.clients.receivers.kubernetes.cluster import KubernetesCluster
 from tests.clients.receivers.kubernetes.test_job_control import (
     test_another_of_the_same_name_is_left_alone,
     test_every_kind_is_found_from_below_ended_and_let_go_on,
@@ -43,33 +43,33 @@ __all__ = [
 ]
 
 
-def test_job_that_the_real_server_cannot_suspend(kubernetes: World) -> None:
+def test_job_that_the_real_server_cannot_suspend(kubernetes: KubernetesCluster) -> None:
     """Kubernetes 1.20 answers 200 and drops the field: refused, left without pods, or deleted, as configured."""
     item = kubernetes.start(parallelism=2)
     labels = kubernetes.labels(item)
-    action = kubernetes.action(instead="refuse")
-    job = found(Started(action, labels))
+    job_control = kubernetes.job_control(instead="refuse")
+    job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match="dropped it"):
-        action.cancel_job(job, request(labels))
-    assert isinstance(action.check_job(job), Present)
-    action = kubernetes.action()
-    action.cancel_job(job, request(labels))
-    assert gone(action, job).state == "Suspended"
-    action.resume_job(job)
+        job_control.cancel_job(job, make_stop_request(labels))
+    assert isinstance(job_control.check_job(job), Present)
+    job_control = kubernetes.job_control()
+    job_control.cancel_job(job, make_stop_request(labels))
+    assert wait_until_gone(job_control, job).state == "Suspended"
+    job_control.resume_job(job)
     assert kubernetes.now(JOB, item)["spec"]["parallelism"] == 2
     kubernetes.grant("batch", "jobs", "delete")
-    action = kubernetes.action(instead="delete")
-    action.cancel_job(job, request(labels))
-    assert gone(action, job).state == "Deleted"
+    job_control = kubernetes.job_control(instead="delete")
+    job_control.cancel_job(job, make_stop_request(labels))
+    assert wait_until_gone(job_control, job).state == "Deleted"
 
 
-def test_strangers_are_turned_away_by_the_real_server(kubernetes: World) -> None:
+def test_strangers_are_turned_away_by_the_real_server(kubernetes: KubernetesCluster) -> None:
     """A token that is not known is waited for, and what the Role does not grant is refused, by name."""
     labels = kubernetes.labels(kubernetes.start())
-    action = kubernetes.action(stop_by="delete")
-    job = found(Started(action, labels))
+    job_control = kubernetes.job_control(stop_by="delete")
+    job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match=r"verb 'delete' on jobs\.batch in namespace research"):
-        action.cancel_job(job, request(labels))
+        job_control.cancel_job(job, make_stop_request(labels))
     stranger = KubernetesJobControl(kubernetes.api("no-such-token"), namespaces=None)
     with pytest.raises(SchedulerUnavailable, match="401"):
-        stranger.find_job(request(labels))
+        stranger.find_job(make_stop_request(labels))
