@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -312,3 +313,19 @@ def expect_problem(response: httpx.Response, *statuses: int) -> dict[str, Any]:
         assert error["detail"]
         assert not error["detail"].startswith("Value error")
     return document
+
+
+def open_run(client: httpx.Client, **terms: Any) -> dict[str, Any]:
+    """Open a run with a new name."""
+    return expect_json(client.post("/runs", json={"name": uuid.uuid4().hex} | terms), 201)
+
+
+def list_pages(client: httpx.Client, path: str, **query: Any) -> list[dict[str, Any]]:
+    """The items of all pages of a list."""
+    items = []
+    while True:
+        page = expect_json(client.get(path, params=query), 200)
+        items += page["items"]
+        if page["next_cursor"] is None:
+            return items
+        query["cursor"] = page["next_cursor"]

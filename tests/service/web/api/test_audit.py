@@ -1,4 +1,4 @@
-"""The audit log by HTTP: every change that a key makes is in it, and nothing secret is."""
+"""The audit log over HTTP: it records every change that a key makes, and no secret."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ACTIONS = {
     ("POST", "/runs/{run_id}/finish"): "run.finished",
     ("POST", "/kubeflow/{name}"): "run.opened",
 }
-"""What each route that changes something writes down."""
+"""The action that each changing route records."""
 
 NOT_AUDITED = {
     ("POST", "/runs/{run_id}/heartbeat"),
@@ -71,30 +71,30 @@ NOT_AUDITED = {
     ("POST", "/runs/{run_id}/openmetrics"),
     ("POST", "/endpoints/{endpoint_id}/test"),
 }
-"""What trainers measure, and a test, which changes nothing."""
+"""Routes for what trainers measure, and the test of an endpoint, which changes nothing."""
 
 
-def log(client: httpx.Client, **query: str) -> list[dict[str, Any]]:
-    """What was written down since the command line made the project and its first key."""
+def list_entries(client: httpx.Client, **query: str) -> list[dict[str, Any]]:
+    """The entries, newest first, without those of the command that created the project and its first key."""
     items: list[dict[str, Any]] = expect_json(client.get("/audit", params=query), 200)["items"]
     return [entry for entry in items if entry["actor"] != "command line"]
 
 
-def test_every_route_that_changes_something_is_in_the_log_or_is_said_not_to_be() -> None:
-    """A new route that changes something has to say what it writes down."""
+def test_every_changing_route_is_listed_as_audited_or_not() -> None:
+    """A new route that changes something must be added to one of the two tables."""
     assert {route for route in ROUTES if route[0] != "GET"} == {*ACTIONS, *NOT_AUDITED}
 
 
-def test_what_a_key_does_is_written_down(service: Service) -> None:
-    """Each change stands in the log once, by the key that proved itself, with who it named and nothing secret."""
+def test_each_change_by_a_key_is_recorded_without_secrets(service: Service) -> None:
+    """Each change adds one entry with the key as its actor and the name that the request gave as `said_by`."""
     project = service.create_project(veto_window_seconds=3600.0)
     admin = service.open_client(project)
     resources = create_resources(admin)
     secrets = [expect_json(admin.post("/endpoints", json=ENDPOINT | {"url": SLACK}), 201)["secret"]]
     secrets.append(expect_json(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["key"])
     secrets.append(expect_json(admin.post(f"/endpoints/{resources.ids['endpoint_id']}/rotate-secret"), 200)["secret"])
-    already = [entry["action"] for entry in log(admin)]
-    assert already[:3] == ["endpoint.secret_rotated", "key.made", "endpoint.made"]
+    actions_so_far = [entry["action"] for entry in list_entries(admin)]
+    assert actions_so_far[:3] == ["endpoint.secret_rotated", "key.made", "endpoint.made"]
     for route in (
         ("PATCH", "/project"),
         ("POST", "/decisions/{decision_id}/outcome"),
@@ -116,19 +116,19 @@ def test_what_a_key_does_is_written_down(service: Service) -> None:
     ):
         response = call_route(admin, route, resources)
         assert response.status_code < 300, (route, response.text)
-        newest = log(admin)[0]
+        newest = list_entries(admin)[0]
         assert newest["action"] == ACTIONS[route]
         assert newest["actor"] == "key test"
         if "actor" in BODIES.get(route, {}):
             assert newest["details"]["said_by"] == "dana"
     text = admin.get("/audit", params={"limit": 200}).text
     assert not any(secret in text for secret in (*secrets, "a-path-that-is-a-secret"))
-    assert log(admin, action="decision", actor="KEY te")[0]["action"] == "decision.vetoed"
-    assert log(admin, actor="nobody") == []
+    assert list_entries(admin, action="decision", actor="KEY te")[0]["action"] == "decision.vetoed"
+    assert list_entries(admin, actor="nobody") == []
 
 
-def test_what_the_command_line_makes_is_written_down(service: Service) -> None:
-    """The project and a key of it, in its own log and in no other."""
+def test_creating_a_project_by_command_is_recorded_in_its_own_log(service: Service) -> None:
+    """A project's log holds the creation of that project and its key, and of no other."""
     admins = [service.open_client(service.create_project()) for _ in range(2)]
     for admin in admins:
         items = expect_json(admin.get("/audit"), 200)["items"]
@@ -138,8 +138,8 @@ def test_what_the_command_line_makes_is_written_down(service: Service) -> None:
         ]
 
 
-def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
-    """Vetoing twice, saying the settings that hold, and what is refused leave no entry."""
+def test_requests_without_effect_are_not_recorded(service: Service) -> None:
+    """A second veto, settings that are already in force and refused requests add no entry."""
     project = service.create_project(veto_window_seconds=3600.0)
     admin = service.open_client(project)
     run_id = expect_json(admin.post("/runs", json={"name": "one", "mode": "enforce"}), 201)["id"]
@@ -149,75 +149,78 @@ def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
         expect_json(admin.post(f"/decisions/{decision_id}/veto", json={"reason": "a known dip"}), 200)
     assert admin.post(f"/decisions/{decision_id}/undo", json={"reason": "too late"}).status_code == 409
     expect_json(admin.patch("/project", json={"veto_window_seconds": 3600.0}), 200)
-    assert [(entry["action"], entry["subject"]) for entry in log(admin)] == [
+    assert [(entry["action"], entry["subject"]) for entry in list_entries(admin)] == [
         ("decision.vetoed", f"decision {decision_id}"),
         ("run.opened", "run one"),
     ]
 
 
-def test_what_is_taken_up_again_is_written_down(service: Service) -> None:
-    """A stop that is released, one that is undone, and a delivery that is retried each have their entry."""
+def test_release_undo_and_retry_are_recorded(service: Service) -> None:
+    """Releasing a stop, undoing one and retrying a delivery each add an entry; a refused release adds none."""
     admin = service.open_client(service.create_project(veto_window_seconds=3600.0))
     resources = create_resources(admin)
     expect_json(admin.post("/project/pause", json={}), 200)
     assert call_route(admin, ("POST", "/decisions/{decision_id}/release"), resources).status_code == 409
     expect_json(admin.post("/project/resume", json={}), 200)
     with service.database.transaction() as tx:
-        dead = deliveries.update().where(deliveries.c.id == UUID(resources.ids["delivery_id"])).values(state="dead")
-        tx.execute(dead)
-    at_once = service.open_client(service.create_project())
-    for client, there, route in (
+        mark_dead = (
+            deliveries.update().where(deliveries.c.id == UUID(resources.ids["delivery_id"])).values(state="dead")
+        )
+        tx.execute(mark_dead)
+    immediate_admin = service.open_client(service.create_project())
+    for client, client_resources, route in (
         (admin, resources, ("POST", "/deliveries/{delivery_id}/retry")),
         (admin, resources, ("POST", "/decisions/{decision_id}/release")),
-        (at_once, create_resources(at_once), ("POST", "/decisions/{decision_id}/undo")),
+        (immediate_admin, create_resources(immediate_admin), ("POST", "/decisions/{decision_id}/undo")),
     ):
-        response = call_route(client, route, there)
+        response = call_route(client, route, client_resources)
         assert response.status_code == 200, (route, response.text)
-        assert log(client)[0]["action"] == ACTIONS[route]
+        assert list_entries(client)[0]["action"] == ACTIONS[route]
 
 
-def test_what_trainers_and_receivers_do_is_written_down(service: Service) -> None:
-    """Who opened a run on which terms, attached to it, named its job, resumed and ended it, and who took its stop."""
+def test_actions_of_trainers_and_receivers_are_recorded(service: Service) -> None:
+    """Opening, attaching to, resuming and finishing a run, changing its job, and claiming and reporting a stop are
+    recorded."""
     project = service.create_project()
     secret = api_keys.create_named_key(service.database, project, "t", ["ingest"], utc_now())[1]
     admin, trainer = service.open_client(project), service.open_client_with_key(secret)
     endpoint_id = expect_json(admin.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
-    opening = {"name": "one", "job": "slurm:a:1", "labels": {"slurm_job_id": "1"}, "policy": "paper"}
-    run_id = expect_json(trainer.post("/runs", json=opening), 201)["id"]
-    expect_json(trainer.post("/runs", json=opening), 200)
+    run_terms = {"name": "one", "job": "slurm:a:1", "labels": {"slurm_job_id": "1"}, "policy": "paper"}
+    run_id = expect_json(trainer.post("/runs", json=run_terms), 201)["id"]
+    expect_json(trainer.post("/runs", json=run_terms), 200)
     expect_json(trainer.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
-    claiming = {"wait_seconds": 10}
-    (event,) = expect_json(admin.post(f"/pull/endpoints/{endpoint_id}/claim", json=claiming), 200)["events"]
-    settling = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": 202}
-    expect_json(admin.post(f"/pull/endpoints/{endpoint_id}/settle", json=settling), 200)
+    claim_body = {"wait_seconds": 10}
+    (event,) = expect_json(admin.post(f"/pull/endpoints/{endpoint_id}/claim", json=claim_body), 200)["events"]
+    settlement = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": 202}
+    expect_json(admin.post(f"/pull/endpoints/{endpoint_id}/settle", json=settlement), 200)
     decision_id = json.loads(event["body"])["data"]["decision"]["id"]
-    reported = {"state": "acknowledged", "actor": "slurm"}
-    expect_json(admin.post(f"/decisions/{decision_id}/report", json=reported), 200)
-    expect_json(trainer.post("/runs", json=opening | {"labels": {"slurm_job_id": "2"}}), 200)
+    report_body = {"state": "acknowledged", "actor": "slurm"}
+    expect_json(admin.post(f"/decisions/{decision_id}/report", json=report_body), 200)
+    expect_json(trainer.post("/runs", json=run_terms | {"labels": {"slurm_job_id": "2"}}), 200)
     expect_json(trainer.post(f"/runs/{run_id}/resume", json={"step": 1}), 200)
     expect_json(trainer.post(f"/runs/{run_id}/finish", json={"status": "failed"}), 200)
-    expect_json(trainer.post("/runs", json=opening | {"resume": "must"}), 200)
+    expect_json(trainer.post("/runs", json=run_terms | {"resume": "must"}), 200)
     terms = {"id": run_id, "mode": "enforce", "policy": "paper@1", "job": "slurm:a:1"}
-    of_trainer = [entry for entry in reversed(log(admin)) if entry["actor"] == "key t"]
-    assert [entry["action"].removeprefix("run.") for entry in of_trainer] == [
+    trainer_entries = [entry for entry in reversed(list_entries(admin)) if entry["actor"] == "key t"]
+    assert [entry["action"].removeprefix("run.") for entry in trainer_entries] == [
         *("opened", "attached", "job_changed", "attached", "resumed", "finished", "job_changed", "reopened")
     ]
-    assert terms.items() <= of_trainer[0]["details"].items()
-    assert of_trainer[2]["details"] == {"before": {"slurm_job_id": "1"}, "after": {"slurm_job_id": "2"}}
-    assert of_trainer[4]["details"] == {"step": 1, "attempt": 2}
-    assert of_trainer[5]["details"]["status"] == "failed"
-    claimed, settled = (log(admin, action=f"delivery.{what}")[0] for what in ("claimed", "settled"))
+    assert terms.items() <= trainer_entries[0]["details"].items()
+    assert trainer_entries[2]["details"] == {"before": {"slurm_job_id": "1"}, "after": {"slurm_job_id": "2"}}
+    assert trainer_entries[4]["details"] == {"step": 1, "attempt": 2}
+    assert trainer_entries[5]["details"]["status"] == "failed"
+    claimed, settled = (list_entries(admin, action=f"delivery.{verb}")[0] for verb in ("claimed", "settled"))
     assert (claimed["subject"], claimed["details"]) == (
         f"endpoint {endpoint_id}",
         {"deliveries": [event["delivery_id"]]},
     )
     assert settled["details"]["status"] == 202
-    (report,) = log(admin, action="decision.reported")
+    (report,) = list_entries(admin, action="decision.reported")
     assert (report["actor"], report["details"]["said_by"]) == ("key test", "slurm")
 
 
-def test_the_log_is_exported_in_the_order_of_its_chain(service: Service) -> None:
-    """A line an entry from any position or time on, each with the hash of the one before."""
+def test_export_lists_entries_in_order_with_chained_hashes(service: Service) -> None:
+    """The export has one entry a line, from any position or time on, each with the hash of the entry before."""
     project = service.create_project()
     admin = service.open_client(project)
     audit_trail.chain_waiting(service.database)

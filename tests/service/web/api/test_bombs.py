@@ -1,4 +1,4 @@
-"""Streams that are made to fill the memory of a real server process: it stays small, and goes on."""
+"""Streams meant to exhaust a server's memory: the process stays small and keeps serving."""
 
 from __future__ import annotations
 
@@ -17,34 +17,43 @@ import httpx
 import pytest
 from backports import zstd
 
-from tests.service.web.api.test_bulk import LINES, chunk, line, opened, sending, steps, wait_for
+from tests.service.web.api.line_streams import (
+    HEADERS,
+    encode_chunk,
+    encode_line,
+    list_steps,
+    open_runs,
+    open_stream,
+    read_response,
+    wait_for_steps,
+)
 
 MEBIBYTE = 2**20
-MOST_BYTES = 32 * MEBIBYTE
-"""That a bomb may cost: a window of 8 MiB, what is read ahead, and what allocators do not give back."""
+MAX_GROWTH_BYTES = 32 * MEBIBYTE
+"""Allowed growth for one stream: a window of 8 MiB, read-ahead, and what allocators keep."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux alone")
 
 
 @dataclass
 class Server:
-    """A process of its own, and a client that may do everything in its project."""
+    """A server process, and a client with an admin key to its project."""
 
     process: subprocess.Popen[str]
     client: httpx.Client
 
-    def peak(self) -> int:
-        """The most memory that it has held since it was last forgotten, in bytes."""
+    def read_peak_bytes(self) -> int:
+        """The highest resident memory since the last reset."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(row.split()[1]) * 1024 for row in status.splitlines() if row.startswith("VmHWM:"))
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
 @contextmanager
-def up(folder: Path, **environment: str) -> Iterator[Server]:
-    """`evalstop up` on an embedded database of its own."""
+def run_server(folder: Path, **environment: str) -> Iterator[Server]:
+    """Run `evalstop up` on a new SQLite database."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     with (folder / "log").open("w") as log:
@@ -65,104 +74,112 @@ def up(folder: Path, **environment: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server, warmed up by streams of all kinds."""
-    with up(tmp_path_factory.mktemp("bombs")) as server:
-        for pack in (bytes, gzipped, zstd.compress):
-            (run_id,) = opened(server.client)
-            posted(server, pack(many(run_id, 10_000)), pack).raise_for_status()
+    """A server that has handled one stream of each encoding."""
+    with run_server(tmp_path_factory.mktemp("bombs")) as server:
+        for compress in (bytes, gzip_compress, zstd.compress):
+            (run_id,) = open_runs(server.client)
+            post_compressed(server, compress(encode_numbered_lines(run_id, 10_000)), compress).raise_for_status()
         yield server
 
 
-def gzipped(content: bytes) -> bytes:
-    packer = zlib.compressobj(1, wbits=31)
-    return packer.compress(content) + packer.flush()
+def gzip_compress(content: bytes) -> bytes:
+    compressor = zlib.compressobj(1, wbits=31)
+    return compressor.compress(content) + compressor.flush()
 
 
-def many(run_id: str, number: int) -> bytes:
-    return b"\n".join(line(run_id, {"metric": "loss", "step": step, "value": 0.5}) for step in range(number))
+def encode_numbered_lines(run_id: str, number: int) -> bytes:
+    return b"\n".join(encode_line(run_id, {"metric": "loss", "step": step, "value": 0.5}) for step in range(number))
 
 
-def posted(server: Server, body: bytes, pack: Callable[[bytes], bytes]) -> httpx.Response:
-    encoding = {gzipped: "gzip", zstd.compress: "zstd"}.get(pack, "identity")
-    return server.client.post("/observations", content=body, headers=LINES | {"content-encoding": encoding})
+def post_compressed(server: Server, body: bytes, compress: Callable[[bytes], bytes]) -> httpx.Response:
+    encoding = {gzip_compress: "gzip", zstd.compress: "zstd"}.get(compress, "identity")
+    return server.client.post("/observations", content=body, headers=HEADERS | {"content-encoding": encoding})
 
 
-def repeated(part: bytes, times: int, pack: Callable[[bytes], bytes]) -> bytes:
-    """Many times the same, packed without ever being held."""
-    packer = zlib.compressobj(1, wbits=31) if pack is gzipped else zstd.ZstdCompressor()
-    return b"".join([*(packer.compress(part) for _ in range(times)), packer.flush()])
+def compress_repeated(part: bytes, times: int, compress: Callable[[bytes], bytes]) -> bytes:
+    """Compress `times` copies of a part without holding them all."""
+    compressor = zlib.compressobj(1, wbits=31) if compress is gzip_compress else zstd.ZstdCompressor()
+    return b"".join([*(compressor.compress(part) for _ in range(times)), compressor.flush()])
 
 
-NESTED = b'{"a":' * 200_000 + b"\n"
-LISTS = b"[" * (MEBIBYTE - 1) + b"\n"
-ENDLESS = b" " * MEBIBYTE
-BAD = b"bad\n" * 1000
+NESTED_OBJECTS = b'{"a":' * 200_000 + b"\n"
+NESTED_LISTS = b"[" * (MEBIBYTE - 1) + b"\n"
+BLANKS = b" " * MEBIBYTE
+BAD_LINES = b"bad\n" * 1000
 
 
-@pytest.mark.parametrize("pack", [gzipped, zstd.compress])
+@pytest.mark.parametrize("compress", [gzip_compress, zstd.compress])
 @pytest.mark.parametrize(
     ("part", "times", "status"),
-    [(ENDLESS, 200, 200), (ENDLESS, 400, 413), (NESTED, 100, 200), (LISTS, 100, 200)],
-    ids=["a line without end", "more than may be", "nested objects", "nested lists"],
+    [(BLANKS, 200, 200), (BLANKS, 400, 413), (NESTED_OBJECTS, 100, 200), (NESTED_LISTS, 100, 200)],
+    ids=["blanks", "blanks over the size limit", "nested objects", "nested lists"],
 )
-def test_packed_bombs(server: Server, pack: Callable[[bytes], bytes], part: bytes, times: int, status: int) -> None:
-    """Hundreds of mebibytes in a few kilobytes cost little memory, and the lines after them are stored."""
-    (run_id,) = opened(server.client)
-    good = line(run_id, {"metric": "loss", "step": 1, "value": 1}) + b"\n"
-    bomb = pack(good) + repeated(part, times, pack) + pack(b"\n" + good.replace(b'"loss"', b'"kl"'))
-    survived(server, lambda: posted(server, bomb, pack), status)
-    assert steps(server.client, run_id, "loss") == [1]
-    assert steps(server.client, run_id, "kl") == ([1] if status == 200 else [])
+def test_compressed_bomb_takes_little_memory(
+    server: Server, compress: Callable[[bytes], bytes], part: bytes, times: int, status: int
+) -> None:
+    """Hundreds of MiB in a few KiB take little memory, and valid lines after them are stored within the size limit."""
+    (run_id,) = open_runs(server.client)
+    good = encode_line(run_id, {"metric": "loss", "step": 1, "value": 1}) + b"\n"
+    bomb = (
+        compress(good) + compress_repeated(part, times, compress) + compress(b"\n" + good.replace(b'"loss"', b'"kl"'))
+    )
+    assert_survives(server, lambda: post_compressed(server, bomb, compress), status)
+    assert list_steps(server.client, run_id, "loss") == [1]
+    assert list_steps(server.client, run_id, "kl") == ([1] if status == 200 else [])
 
 
-def test_a_huge_window(server: Server) -> None:
-    """A zstd file that asks for a window of 128 MiB is refused before it gets one."""
-    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
-    bomb = b"".join([*(packer.compress(os.urandom(MEBIBYTE)) for _ in range(40)), packer.flush()])
-    survived(server, lambda: posted(server, bomb, zstd.compress), 400)
+def test_zstd_window_of_128_mib_is_refused(server: Server) -> None:
+    """The server refuses the file before it allocates the window."""
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    bomb = b"".join([*(compressor.compress(os.urandom(MEBIBYTE)) for _ in range(40)), compressor.flush()])
+    assert_survives(server, lambda: post_compressed(server, bomb, zstd.compress), 400)
 
 
-def test_bad_lines_without_end(server: Server) -> None:
-    """A stream of hundreds of thousands of lines that are no JSON: the errors that are told are the first ones."""
-    answer = survived(server, lambda: posted(server, repeated(BAD, 300, gzipped), gzipped), 200)
+def test_300000_invalid_lines_are_counted(server: Server) -> None:
+    """All errors are counted and the first 1,000 are listed."""
+    answer = assert_survives(
+        server, lambda: post_compressed(server, compress_repeated(BAD_LINES, 300, gzip_compress), gzip_compress), 200
+    )
     assert answer.json()["error_count"] == 300_000
     assert [error["line"] for error in answer.json()["errors"]] == list(range(1, 1001))
 
 
-def test_runs_without_end(server: Server) -> None:
-    """A stream that names hundreds of thousands of runs that are not there."""
+def test_300000_unknown_runs_are_counted(server: Server) -> None:
+    """Lines of runs that do not exist are counted, and the first 1,000 errors are listed."""
     point = {"metric": "loss", "step": 1, "value": 1}
-    body = b"\n".join(line(f"{number:08x}-0000-7000-8000-000000000000", point) for number in range(300_000))
-    answer = survived(server, lambda: posted(server, gzipped(body), gzipped), 200)
+    body = b"\n".join(encode_line(f"{number:08x}-0000-7000-8000-000000000000", point) for number in range(300_000))
+    answer = assert_survives(server, lambda: post_compressed(server, gzip_compress(body), gzip_compress), 200)
     assert answer.json()["error_count"] == 300_000
     assert len(answer.json()["errors"]) == 1000
 
 
-def survived(server: Server, send: Callable[[], httpx.Response], status: int) -> httpx.Response:
-    """The answer to a bomb, which had this status, cost little memory, and was not the last."""
-    server.forget_peak()
-    before = server.peak()
+def assert_survives(server: Server, send: Callable[[], httpx.Response], status: int) -> httpx.Response:
+    """Send a request and check its status, the memory it took, and that the server then stores another stream."""
+    server.reset_peak()
+    before = server.read_peak_bytes()
     answer = send()
     assert answer.status_code == status, answer.text[:1000]
-    assert server.peak() < before + MOST_BYTES
-    (run_id,) = opened(server.client)
-    assert posted(server, many(run_id, 10), bytes).json()["accepted"] == 10
+    assert server.read_peak_bytes() < before + MAX_GROWTH_BYTES
+    (run_id,) = open_runs(server.client)
+    assert post_compressed(server, encode_numbered_lines(run_id, 10), bytes).json()["accepted"] == 10
     return answer
 
 
-def test_a_stream_is_given_its_time(tmp_path: Path) -> None:
-    """A stream goes on for longer than other requests may; one that was refused is not waited for."""
-    with up(tmp_path, EVALSTOP_REQUEST_SECONDS="0.5") as server:
-        (run_id,) = opened(server.client)
-        with sending(server.client) as slow:
-            slow.sendall(chunk(line(run_id, {"metric": "eval", "step": 0, "value": 1}) + b"\n"))
-            wait_for(server.client, run_id, [0])
+def test_streams_are_exempt_from_the_request_timeout(tmp_path: Path) -> None:
+    """A stream may outlast other requests; a refused stream is closed at once."""
+    with run_server(tmp_path, EVALSTOP_REQUEST_SECONDS="0.5") as server:
+        (run_id,) = open_runs(server.client)
+        with open_stream(server.client) as slow:
+            slow.sendall(encode_chunk(encode_line(run_id, {"metric": "eval", "step": 0, "value": 1}) + b"\n"))
+            wait_for_steps(server.client, run_id, [0])
             refused = httpx.Client(base_url=server.client.base_url, headers={"Authorization": "Bearer esk_none"})
-            with refused, sending(refused) as other:  # began later, and is closed before the stream ends
-                assert b"".join(iter(lambda: other.recv(65536), b"")).startswith(b"HTTP/1.1 401 ")
-            with sending(server.client, path="/runs") as other:
-                assert b"".join(iter(lambda: other.recv(65536), b"")).startswith(b"HTTP/1.1 408 ")
-            slow.sendall(chunk(line(run_id, {"metric": "eval", "step": 1, "value": 1})) + chunk(b""))
-            answer = b"".join(iter(lambda: slow.recv(65536), b""))
+            with refused, open_stream(refused) as other:  # began later, and is closed before the stream ends
+                assert read_response(other).startswith(b"HTTP/1.1 401 ")
+            with open_stream(server.client, path="/runs") as other:
+                assert read_response(other).startswith(b"HTTP/1.1 408 ")
+            slow.sendall(
+                encode_chunk(encode_line(run_id, {"metric": "eval", "step": 1, "value": 1})) + encode_chunk(b"")
+            )
+            answer = read_response(slow)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["accepted"] == 2

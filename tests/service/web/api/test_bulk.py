@@ -1,13 +1,11 @@
-"""Streams of lines over HTTP: the verdicts of single posts, stored while they arrive, and harmless to break off."""
+"""Streams of lines over HTTP: same verdicts as single posts, stored on arrival, safe to repeat after a break."""
 
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import httpx
@@ -17,7 +15,7 @@ from evalstop_service.ingest import Committer, RunCache
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.web import problems
-from evalstop_service.web.api import stream as bulk
+from evalstop_service.web.api import stream
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.pull_waiters import PullWaiters
@@ -28,59 +26,40 @@ from hypothesis import strategies as st
 from tests.fixtures.http_server import serve_app
 from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.web.api.test_unpacking import PACKED
-
-LINES = {"content-type": "application/x-ndjson"}
-DEADLINE_SECONDS = 30.0
-NAMES = count()
-
-Point = dict[str, Any]
-
-
-def opened(client: httpx.Client, number: int = 1) -> list[str]:
-    """The ids of new runs."""
-    return [expect_json(client.post("/runs", json={"name": f"bulk-{next(NAMES)}"}), 201)["id"] for _ in range(number)]
-
-
-def line(run_id: str, point: Point) -> bytes:
-    return json.dumps({"run_id": run_id} | point).encode()
+from tests.service.web.api.line_streams import (
+    COMPRESS,
+    DEADLINE_SECONDS,
+    Point,
+    encode_chunk,
+    encode_line,
+    list_steps,
+    open_runs,
+    open_stream,
+    post_lines,
+    read_response,
+    wait_for_steps,
+)
 
 
-def stream(client: httpx.Client, body: Any, encoding: str = "identity") -> httpx.Response:
-    return client.post("/observations", content=body, headers=LINES | {"content-encoding": encoding})
-
-
-def steps(client: httpx.Client, run_id: str, metric: str = "eval") -> list[int]:
-    items = expect_json(client.get(f"/runs/{run_id}/observations", params={"metric": metric}), 200)["items"]
-    return [item["step"] for item in items]
-
-
-def wait_for(client: httpx.Client, run_id: str, expected: list[int]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while (found := steps(client, run_id)) != expected:
-        assert time.monotonic() < deadline, f"{found} are stored"
-        time.sleep(0.01)
-
-
-def test_a_stream(admin: httpx.Client) -> None:
-    """Lines of several runs, single and in batches: the answer tells of each run, and of each line that is wrong."""
-    falling, other = opened(admin, 2)
-    nobody = "00000000-0000-7000-8000-000000000000"
+def test_response_covers_each_run_and_each_invalid_line(admin: httpx.Client) -> None:
+    """A stream of single and batch lines for several runs is answered with each run's verdict and each line's error."""
+    falling, other = open_runs(admin, 2)
+    unknown_run = "00000000-0000-7000-8000-000000000000"
     lines = [
-        line(falling, FALLING[0]),
-        line(other, FALLING[0]),
+        encode_line(falling, FALLING[0]),
+        encode_line(other, FALLING[0]),
         b"oops",
         json.dumps({"run_id": falling, "observations": FALLING}).encode(),
         b"",
-        line(nobody, FALLING[0]),
-        line(other, {"metric": "eval", "step": 0, "value": 7, "time": "2026-01-01T00:00:00Z"}),
-        line(other, {"metric": "lo\x01ss", "step": 0, "value": "NaN"}),
-        line(other.upper(), {"metric": "loss", "step": 0, "value": "NaN"}),
+        encode_line(unknown_run, FALLING[0]),
+        encode_line(other, {"metric": "eval", "step": 0, "value": 7, "time": "2026-01-01T00:00:00Z"}),
+        encode_line(other, {"metric": "lo\x01ss", "step": 0, "value": "NaN"}),
+        encode_line(other.upper(), {"metric": "loss", "step": 0, "value": "NaN"}),
     ]
-    answer = expect_json(stream(admin, b"\n".join(lines)), 200)
-    told, errors = answer.pop("runs"), answer.pop("errors")
+    answer = expect_json(post_lines(admin, b"\n".join(lines)), 200)
+    runs, errors = answer.pop("runs"), answer.pop("errors")
     assert answer == {"lines": 9, "accepted": 7, "duplicates": 1, "conflict_count": 1, "error_count": 4}
-    assert [(run["run_id"], run["accepted"], run["verdict"], run["should_stop"]) for run in told] == [
+    assert [(run["run_id"], run["accepted"], run["verdict"], run["should_stop"]) for run in runs] == [
         (falling, 5, "stop", True),
         (other, 2, "continue", False),
     ]
@@ -90,13 +69,13 @@ def test_a_stream(admin: httpx.Client) -> None:
         (7, "Conflict with what is recorded"),
         (8, "The line is not valid"),
     ]
-    assert nobody in errors[1]["detail"]
+    assert unknown_run in errors[1]["detail"]
     assert "0.5" in errors[2]["detail"]
-    assert steps(admin, falling) == [0, 1, 2, 3, 4]
-    assert steps(admin, other, "loss") == [0]
+    assert list_steps(admin, falling) == [0, 1, 2, 3, 4]
+    assert list_steps(admin, other, "loss") == [0]
 
 
-series = st.lists(
+observation_lists = st.lists(
     st.fixed_dictionaries(
         {
             "metric": st.sampled_from(["eval", "eval", "loss", "kl"]),
@@ -110,119 +89,110 @@ series = st.lists(
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(told=st.lists(series, min_size=1, max_size=3), data=st.data(), encoding=st.sampled_from(sorted(PACKED)))
-def test_verdicts_of_single_posts(
-    admin: httpx.Client, told: list[list[Point]], data: st.DataObject, encoding: str
+@given(
+    observations=st.lists(observation_lists, min_size=1, max_size=3),
+    data=st.data(),
+    encoding=st.sampled_from(sorted(COMPRESS)),
+)
+def test_streamed_runs_get_the_verdicts_of_single_posts(
+    admin: httpx.Client, observations: list[list[Point]], data: st.DataObject, encoding: str
 ) -> None:
-    """However lines of several runs are mixed, cut and packed, each run gets the verdict that single posts give."""
-    single, bulk = opened(admin, len(told)), opened(admin, len(told))
-    for run_id, points in zip(single, told, strict=True):
+    """Lines of several runs, mixed, cut and compressed, yield the verdicts of posting each observation by itself."""
+    single_ids, streamed_ids = open_runs(admin, len(observations)), open_runs(admin, len(observations))
+    for run_id, points in zip(single_ids, observations, strict=True):
         for point in points:
             expect_json(admin.post(f"/runs/{run_id}/observations", json={"observations": [point]}), 200)
-    left = [list(points) for points in told]
+    remaining = [list(points) for points in observations]
     lines = []
-    while any(left):
-        which = data.draw(st.sampled_from([number for number, points in enumerate(left) if points]))
-        lines.append(line(bulk[which], left[which].pop(0)))
+    while any(remaining):
+        index = data.draw(st.sampled_from([number for number, points in enumerate(remaining) if points]))
+        lines.append(encode_line(streamed_ids[index], remaining[index].pop(0)))
         lines += data.draw(st.sampled_from([[], [], [b"garbage"], [b""]]))
-    body = PACKED[encoding](b"\n".join(lines))
+    body = COMPRESS[encoding](b"\n".join(lines))
     # A share, for how long the body is depends on ids that are never twice the same.
     size = max(1, len(body) * data.draw(st.integers(0, 1000)) // 1000)
-    answer = expect_json(stream(admin, iter([body[at : at + size] for at in range(0, len(body), size)]), encoding), 200)
+    answer = expect_json(
+        post_lines(admin, iter([body[at : at + size] for at in range(0, len(body), size)]), encoding), 200
+    )
     assert answer["error_count"] == answer["conflict_count"] + lines.count(b"garbage")
-    standing = {run["run_id"]: run for run in answer["runs"]}
-    for one, other in zip(single, bulk, strict=True):
-        expected, found = (expect_json(admin.get(f"/runs/{run_id}"), 200) for run_id in (one, other))
-        for word in ("verdict", "should_stop", "last_step", "raw_maximum"):
-            assert found[word] == expected[word]
-        assert standing[other]["verdict"] == expected["verdict"]["verdict"]
-        assert standing[other]["should_stop"] == expected["should_stop"]
+    results = {run["run_id"]: run for run in answer["runs"]}
+    for single_id, streamed_id in zip(single_ids, streamed_ids, strict=True):
+        expected, streamed = (expect_json(admin.get(f"/runs/{run_id}"), 200) for run_id in (single_id, streamed_id))
+        for name in ("verdict", "should_stop", "last_step", "raw_maximum"):
+            assert streamed[name] == expected[name]
+        assert results[streamed_id]["verdict"] == expected["verdict"]["verdict"]
+        assert results[streamed_id]["should_stop"] == expected["should_stop"]
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "", "application/x-ndjsonx"])
-def test_other_content_types(admin: httpx.Client, content_type: str) -> None:
-    """A body of another type is a 415 that names the right one."""
+def test_other_content_type_is_refused(admin: httpx.Client, content_type: str) -> None:
+    """A body of another type is a 415 that names the right type."""
     response = admin.post("/observations", content=b"{}", headers={"content-type": content_type})
     assert "application/x-ndjson" in expect_problem(response, 415)["detail"]
 
 
-def test_other_encodings(admin: httpx.Client) -> None:
-    """A body packed in another way, or twice, is a 415 that names the ways there are."""
+def test_unsupported_encoding_is_refused(admin: httpx.Client) -> None:
+    """An unsupported or doubled encoding is a 415 that names the supported ones."""
     for encoding in ("br", "deflate", "gzip, gzip"):
-        response = stream(admin, b"", encoding)
+        response = post_lines(admin, b"", encoding)
         assert "gzip, zstd, identity" in expect_problem(response, 415)["detail"]
         assert response.headers["accept-encoding"] == "gzip, zstd, identity"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_cut_off_file(admin: httpx.Client, encoding: str) -> None:
-    """Of a packed file whose end is missing, what could be read is stored and told; it can be sent again as it is."""
-    (run_id,) = opened(admin)
-    body = b"\n".join(line(run_id, {"metric": "eval", "step": step, "value": step}) for step in range(5))
-    broken = expect_problem(stream(admin, PACKED[encoding](body)[:-3], encoding), 400)
-    stored = broken["lines_stored"]
-    assert broken["so_far"]["lines"] == stored
-    assert steps(admin, run_id) == list(range(stored))
-    assert "harmless" in broken["detail"]
-    answer = expect_json(stream(admin, PACKED[encoding](body), encoding), 200)
+def test_truncated_file_stores_its_readable_lines(admin: httpx.Client, encoding: str) -> None:
+    """The lines before the cut are stored and counted, and the whole file can be sent again."""
+    (run_id,) = open_runs(admin)
+    body = b"\n".join(encode_line(run_id, {"metric": "eval", "step": step, "value": step}) for step in range(5))
+    truncated = expect_problem(post_lines(admin, COMPRESS[encoding](body)[:-3], encoding), 400)
+    stored = truncated["lines_stored"]
+    assert truncated["so_far"]["lines"] == stored
+    assert list_steps(admin, run_id) == list(range(stored))
+    assert "harmless" in truncated["detail"]
+    answer = expect_json(post_lines(admin, COMPRESS[encoding](body), encoding), 200)
     assert (answer["duplicates"], answer["accepted"]) == (stored, 5 - stored)
 
 
-def test_not_what_it_says(admin: httpx.Client) -> None:
-    """A body that is not packed as it says is a 400, and nothing is stored."""
-    assert expect_problem(stream(admin, b"not packed", "gzip"), 400)["lines_stored"] == 0
-    assert expect_problem(stream(admin, PACKED["gzip"](b""), "zstd"), 400)["so_far"]["runs"] == []
+def test_body_with_a_wrong_encoding_is_refused(admin: httpx.Client) -> None:
+    """A body that is not compressed as declared is a 400, and nothing is stored."""
+    assert expect_problem(post_lines(admin, b"not packed", "gzip"), 400)["lines_stored"] == 0
+    assert expect_problem(post_lines(admin, COMPRESS["gzip"](b""), "zstd"), 400)["so_far"]["runs"] == []
 
 
-@contextmanager
-def sending(client: httpx.Client, path: str = "/observations") -> Iterator[socket.socket]:
-    """A connection on which a stream of unknown length has begun."""
-    address = client.base_url
-    head = f"POST /api/v1{path} HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
-    head += "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-    with socket.create_connection((address.host, address.port), timeout=DEADLINE_SECONDS) as connection:
-        connection.sendall(head.encode())
-        yield connection
-
-
-def chunk(part: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(part), part)
-
-
-def test_stored_while_it_arrives(admin: httpx.Client) -> None:
-    """What was sent is stored before the stream ends, and the answer comes when it has ended."""
-    (run_id,) = opened(admin)
-    with sending(admin) as connection:
+def test_lines_are_stored_before_the_stream_ends(admin: httpx.Client) -> None:
+    """Each line is stored on arrival; the response comes at the end."""
+    (run_id,) = open_runs(admin)
+    with open_stream(admin) as connection:
         for step, point in enumerate(FALLING):
-            connection.sendall(chunk(line(run_id, point) + b"\n"))
-            wait_for(admin, run_id, list(range(step + 1)))
-        connection.sendall(chunk(b""))
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            connection.sendall(encode_chunk(encode_line(run_id, point) + b"\n"))
+            wait_for_steps(admin, run_id, list(range(step + 1)))
+        connection.sendall(encode_chunk(b""))
+        answer = read_response(connection)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["runs"][0]["should_stop"] is True
 
 
-def test_a_client_that_goes_away(admin: httpx.Client) -> None:
-    """When the client goes in the middle of a line, what was stored stays, and half a line is none."""
-    (run_id,) = opened(admin)
-    with sending(admin) as connection:
-        connection.sendall(chunk(b"".join(line(run_id, point) + b"\n" for point in FALLING[:3])))
-        wait_for(admin, run_id, [0, 1, 2])
-        connection.sendall(chunk(line(run_id, FALLING[3])[:-1]))
-    whole = b"\n".join(line(run_id, point) for point in FALLING[:4])
-    answer = expect_json(stream(admin, whole), 200)
+def test_disconnect_keeps_complete_lines_only(admin: httpx.Client) -> None:
+    """When a client disconnects in the middle of a line, the lines before it stay stored."""
+    (run_id,) = open_runs(admin)
+    with open_stream(admin) as connection:
+        connection.sendall(encode_chunk(b"".join(encode_line(run_id, point) + b"\n" for point in FALLING[:3])))
+        wait_for_steps(admin, run_id, [0, 1, 2])
+        connection.sendall(encode_chunk(encode_line(run_id, FALLING[3])[:-1]))
+    whole = b"\n".join(encode_line(run_id, point) for point in FALLING[:4])
+    answer = expect_json(post_lines(admin, whole), 200)
     assert (answer["duplicates"], answer["accepted"]) == (3, 1)
 
 
 @contextmanager
-def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[httpx.Client]:
-    """A client with the same key of the route alone, with other limits."""
+def serve_with_limits(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[httpx.Client]:
+    """A client of a server that has only the stream route, with these limits."""
     committer = Committer(service.database, RunCache(), utc_now, ServiceMetrics())
     app = FastAPI(lifespan=lambda _app: committer.run())
     pull_waiters = PullWaiters(service.database, utc_now)
     app.state.context = Context(service.database, utc_now, committer, KeyCache(service.database, 5.0), pull_waiters)
     problems.install(app)
-    app.include_router(bulk.routes(StreamLimits(**limits)), prefix="/api/v1")
+    app.include_router(stream.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (
         serve_app(app) as url,
         httpx.Client(base_url=f"{url}/api/v1", headers=admin.headers, timeout=60, trust_env=False) as client,
@@ -230,41 +200,41 @@ def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[ht
         yield client
 
 
-def test_a_body_that_is_too_large(service: Service, admin: httpx.Client) -> None:
-    """What says that it is too large is not read; what turns out to be is stored up to there. Both are a 413."""
-    (run_id,) = opened(admin)
-    lines = b"\n".join(line(run_id, {"metric": "eval", "step": step, "value": 1}) for step in range(3000))
-    with limited(service, admin, stream_bytes=len(lines) - 10) as client:
-        assert "Nothing was stored" in expect_problem(stream(client, lines), 413)["detail"]
-        assert steps(admin, run_id) == []
-        broken = expect_problem(stream(client, PACKED["gzip"](lines), "gzip"), 413)
-        assert 0 < broken["lines_stored"] < 3000
-        assert broken["so_far"]["accepted"] == broken["lines_stored"]
-    assert expect_json(stream(admin, lines), 200)["duplicates"] == broken["lines_stored"]
+def test_stream_over_the_size_limit_is_refused(service: Service, admin: httpx.Client) -> None:
+    """A declared size over the limit is refused unread; otherwise lines up to the limit are stored. Both are a 413."""
+    (run_id,) = open_runs(admin)
+    lines = b"\n".join(encode_line(run_id, {"metric": "eval", "step": step, "value": 1}) for step in range(3000))
+    with serve_with_limits(service, admin, stream_bytes=len(lines) - 10) as client:
+        assert "Nothing was stored" in expect_problem(post_lines(client, lines), 413)["detail"]
+        assert list_steps(admin, run_id) == []
+        refused = expect_problem(post_lines(client, COMPRESS["gzip"](lines), "gzip"), 413)
+        assert 0 < refused["lines_stored"] < 3000
+        assert refused["so_far"]["accepted"] == refused["lines_stored"]
+    assert expect_json(post_lines(admin, lines), 200)["duplicates"] == refused["lines_stored"]
 
 
-def test_a_sender_that_pauses(service: Service, admin: httpx.Client) -> None:
-    """A stream that does not go on is a 408, and what came is stored."""
-    (run_id,) = opened(admin)
-    with limited(service, admin, idle_seconds=0.2) as client, sending(client) as connection:
-        connection.sendall(chunk(line(run_id, FALLING[0]) + b"\n"))
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+def test_idle_stream_times_out(service: Service, admin: httpx.Client) -> None:
+    """A stream without data for the idle timeout is a 408, and the lines before it are stored."""
+    (run_id,) = open_runs(admin)
+    with serve_with_limits(service, admin, idle_seconds=0.2) as client, open_stream(client) as connection:
+        connection.sendall(encode_chunk(encode_line(run_id, FALLING[0]) + b"\n"))
+        answer = read_response(connection)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["lines_stored"] == 1
-    assert steps(admin, run_id) == [0]
+    assert list_steps(admin, run_id) == [0]
 
 
-def test_as_many_streams_as_there_is_room_for(service: Service, admin: httpx.Client) -> None:
-    """When all places are taken a stream waits, and is told to come again when that takes too long."""
-    (run_id,) = opened(admin)
-    with limited(service, admin, streams=1, wait_seconds=0.2) as client:
-        with sending(client) as connection:
-            connection.sendall(chunk(line(run_id, FALLING[0]) + b"\n"))
-            wait_for(admin, run_id, [0])
-            busy = stream(client, line(run_id, FALLING[1]))
-            assert "Nothing was stored" in expect_problem(busy, 503)["detail"]
-            assert int(busy.headers["retry-after"]) > 0
+def test_stream_over_the_concurrency_limit_gets_503(service: Service, admin: httpx.Client) -> None:
+    """A stream waits for a free slot and is refused with Retry-After when that takes too long."""
+    (run_id,) = open_runs(admin)
+    with serve_with_limits(service, admin, streams=1, wait_seconds=0.2) as client:
+        with open_stream(client) as connection:
+            connection.sendall(encode_chunk(encode_line(run_id, FALLING[0]) + b"\n"))
+            wait_for_steps(admin, run_id, [0])
+            refused = post_lines(client, encode_line(run_id, FALLING[1]))
+            assert "Nothing was stored" in expect_problem(refused, 503)["detail"]
+            assert int(refused.headers["retry-after"]) > 0
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while (freed := stream(client, line(run_id, FALLING[1]))).status_code == 503:
+        while (retried := post_lines(client, encode_line(run_id, FALLING[1]))).status_code == 503:
             assert time.monotonic() < deadline
-        assert expect_json(freed, 200)["accepted"] == 1
+        assert expect_json(retried, 200)["accepted"] == 1

@@ -1,4 +1,4 @@
-"""Requests to evaluate now by HTTP: who may list and answer them, and what an answer leads to."""
+"""Requests for an evaluation over HTTP: who may list and answer them, and what an answer changes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from tests.service.web.api.api_calls import create_eval_request, expect_json, ex
 from tests.service.web.api.conftest import Service
 
 
-def test_a_request_is_listed_answered_and_gone(service: Service, admin: httpx.Client) -> None:
-    """Trainers and receivers see it, with the checkpoint of now once it is there; the first answer stands."""
+def test_answered_request_is_no_longer_listed_as_open(service: Service, admin: httpx.Client) -> None:
+    """Trainers and receivers see the request and the current checkpoint once it exists; only the first answer
+    counts."""
     run_id, request_id = create_eval_request(admin)
     project = expect_json(admin.get("/project"), 200)["name"]
     trainer = service.open_client(project, "ingest")
     receiver = service.open_client(project, "report")
     reader = service.open_client(project, "read")
-    (asked,) = expect_json(receiver.get("/eval-requests", params={"run_id": run_id}), 200)["items"]
-    assert (asked["id"], asked["number"], asked["multiplier"]) == (request_id, 1, 4)
-    assert asked["best_checkpoint"] == {"step": 30, "uri": "file:///30"}
-    assert asked["current_checkpoint"] is None
-    place = {"step": asked["step"] + 1, "uri": "file:///now"}
-    expect_json(trainer.post(f"/runs/{run_id}/checkpoints", json=place), 201)
-    assert expect_json(reader.get("/eval-requests"), 200)["items"][0]["current_checkpoint"] == place
+    (eval_request,) = expect_json(receiver.get("/eval-requests", params={"run_id": run_id}), 200)["items"]
+    assert (eval_request["id"], eval_request["number"], eval_request["multiplier"]) == (request_id, 1, 4)
+    assert eval_request["best_checkpoint"] == {"step": 30, "uri": "file:///30"}
+    assert eval_request["current_checkpoint"] is None
+    checkpoint = {"step": eval_request["step"] + 1, "uri": "file:///now"}
+    expect_json(trainer.post(f"/runs/{run_id}/checkpoints", json=checkpoint), 201)
+    assert expect_json(reader.get("/eval-requests"), 200)["items"][0]["current_checkpoint"] == checkpoint
 
     path, answer = f"/runs/{run_id}/eval-requests/{request_id}/answer", {"difference": -2.0, "stderr": 0.5}
     expect_problem(reader.post(path, json=answer), 403)
-    told = expect_json(receiver.post(path, json=answer), 200)
-    assert told["request"]["probability_after"] > told["request"]["probability"]
-    assert expect_json(trainer.post(path, json=answer), 200)["request"] == told["request"]
+    answered = expect_json(receiver.post(path, json=answer), 200)
+    assert answered["request"]["probability_after"] > answered["request"]["probability"]
+    assert expect_json(trainer.post(path, json=answer), 200)["request"] == answered["request"]
     assert (
         "the first answer stands"
         in expect_problem(trainer.post(path, json={"difference": 1, "stderr": 0}), 409)["detail"]
     )
     assert expect_json(reader.get("/eval-requests"), 200)["items"] == []
-    assert expect_json(reader.get(f"/runs/{run_id}/eval-requests"), 200)["items"] == [told["request"]]
+    assert expect_json(reader.get(f"/runs/{run_id}/eval-requests"), 200)["items"] == [answered["request"]]
 
 
-def test_what_is_no_answer_is_refused(service: Service, admin: httpx.Client) -> None:
-    """An answer without a standard error, of no request, or of another project's run changes nothing."""
+def test_invalid_answers_are_refused(service: Service, admin: httpx.Client) -> None:
+    """An answer without a standard error, to an unknown request or to another project's run changes nothing."""
     run_id, request_id = create_eval_request(admin)
     path = f"/runs/{run_id}/eval-requests/{request_id}/answer"
     expect_problem(admin.post(path, json={"difference": -2.0}), 422)
@@ -45,7 +46,7 @@ def test_what_is_no_answer_is_refused(service: Service, admin: httpx.Client) -> 
     expect_problem(
         admin.post(f"/runs/{run_id}/eval-requests/{run_id}/answer", json={"difference": 0, "stderr": 1}), 404
     )
-    stranger = service.open_client(service.create_project())
-    expect_problem(stranger.post(path, json={"difference": 0, "stderr": 1}), 404)
-    assert expect_json(stranger.get("/eval-requests"), 200)["items"] == []
+    other_project = service.open_client(service.create_project())
+    expect_problem(other_project.post(path, json={"difference": 0, "stderr": 1}), 404)
+    assert expect_json(other_project.get("/eval-requests"), 200)["items"] == []
     assert expect_json(admin.get(f"/runs/{run_id}/eval-requests"), 200)["items"][0]["answered_at"] is None

@@ -1,4 +1,4 @@
-"""Scrapes as observations: what is taken, at which step, and what is refused."""
+"""Prometheus scrapes as observations: which samples are stored, at which step, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
 
-def scraped(reward: float = 0.5) -> CollectorRegistry:
-    """What a trainer might export."""
+def build_registry(reward: float = 0.5) -> CollectorRegistry:
+    """The metrics of an example trainer."""
     registry = CollectorRegistry()
     Gauge("reward", "r", ["split"], registry=registry).labels('v"al').set(reward)
     Gauge("trainer_global_step", "s", registry=registry).set(120)
@@ -30,20 +30,20 @@ def scraped(reward: float = 0.5) -> CollectorRegistry:
 
 @pytest.mark.parametrize("strict", [True, False])
 @given(reward=st.floats(allow_nan=True, allow_infinity=True))
-def test_a_real_scrape(strict: bool, reward: float) -> None:
-    """What Prometheus' own client exports is taken in both formats: gauges and counters, to the bit."""
-    text = (openmetrics_latest if strict else generate_latest)(scraped(reward)).decode()
-    found = {
+def test_scrape_of_the_prometheus_client_is_read_exactly(strict: bool, reward: float) -> None:
+    """Gauges and counters that Prometheus' own client exports are read to the bit, in both text formats."""
+    text = (openmetrics_latest if strict else generate_latest)(build_registry(reward)).decode()
+    observations_by_metric = {
         point.metric: point for point in read_observations(text, Stepping(metric="trainer_global_step"), strict=strict)
     }
-    assert set(found) == {'reward{split="v\\"al"}', "trainer_global_step", "tokens_total"}
-    assert {point.step for point in found.values()} == {120}
-    value = found['reward{split="v\\"al"}'].value
+    assert set(observations_by_metric) == {'reward{split="v\\"al"}', "trainer_global_step", "tokens_total"}
+    assert {point.step for point in observations_by_metric.values()} == {120}
+    value = observations_by_metric['reward{split="v\\"al"}'].value
     assert value == reward or (math.isnan(value) and math.isnan(reward))
 
 
-def test_where_the_step_is() -> None:
-    """The step is that of the request, in a label, in a metric beside, or the time of the value."""
+def test_step_comes_from_request_label_metric_or_timestamp() -> None:
+    """The step is given by the request, a label, another metric or the sample's timestamp."""
     text = 'a{step="7",x="y"} 1 3000\nb 2 4500\n'
     assert [(p.metric, p.step) for p in read_observations(text, Stepping(5))] == [('a{step="7",x="y"}', 5), ("b", 5)]
     assert [(p.metric, p.step) for p in read_observations(text, Stepping(label="step"))] == [('a{x="y"}', 7)]
@@ -65,24 +65,24 @@ def test_where_the_step_is() -> None:
         ("a many\n", Stepping(1), "not the text format"),
     ],
 )
-def test_refused(text: str, stepping: Stepping, word: str) -> None:
-    """What cannot be taken is refused whole, and the error says why."""
+def test_invalid_scrape_is_refused_with_its_reason(text: str, stepping: Stepping, word: str) -> None:
+    """A scrape with one invalid sample is refused as a whole."""
     with pytest.raises(Invalid, match=word):
         read_observations(text, stepping)
 
 
 @given(text=st.text(alphabet='ab{}"=,#\n 1.\\e+NaIf-TYPEHL gauge\x00\ud800', max_size=60), strict=st.booleans())
-def test_anything(text: str, strict: bool) -> None:
-    """Whatever is sent, it is taken or refused, and never a fault."""
+def test_arbitrary_text_is_read_or_refused(text: str, strict: bool) -> None:
+    """Any text yields observations with valid names or a refusal, and no other exception."""
     try:
-        found = read_observations(text, Stepping(1), strict=strict)
+        observations = read_observations(text, Stepping(1), strict=strict)
     except Invalid:
         return
-    assert all(0 < len(point.metric) <= 256 for point in found)
+    assert all(0 < len(point.metric) <= 256 for point in observations)
 
 
-def test_posting_a_scrape(service: Service, admin: httpx.Client) -> None:
-    """A scrape is stored and judged like any other batch, as curl sends it, and counts once."""
+def test_posted_scrape_is_stored_once(service: Service, admin: httpx.Client) -> None:
+    """A scrape is stored like any batch, also with the content type that curl sends; posting it again adds nothing."""
     run_id = expect_json(admin.post("/runs", json={"name": "scraped", "metrics": "auto"}), 201)["id"]
     path = f"/runs/{run_id}/openmetrics"
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -96,5 +96,5 @@ def test_posting_a_scrape(service: Service, admin: httpx.Client) -> None:
     )
     expect_problem(admin.post(f"{path}?step=3", content="a 1\n", headers={"Content-Type": "image/png"}), 415)
     expect_problem(admin.post(f"{path}?step=3&step_label=s", content="a 1\n", headers=headers), 422)
-    anyone = service.open_client_with_key(None)
-    expect_problem(anyone.post(f"{path}?step=3", content="a 1\n", headers=headers), 401)
+    anonymous = service.open_client_with_key(None)
+    expect_problem(anonymous.post(f"{path}?step=3", content="a 1\n", headers=headers), 401)

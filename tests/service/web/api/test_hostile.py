@@ -1,4 +1,4 @@
-"""Broken and hostile input: always a problem document that helps, never a 500, and nothing half stored."""
+"""Malformed and oversized bodies are answered with a helpful problem, never a 500, and nothing of them is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JSON = {"content-type": "application/json"}
 
 MEBIBYTE = 2**20
 
-UNREADABLE: dict[str, tuple[bytes, str]] = {
+INVALID_JSON: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
     "blank": (b"  \n", "empty"),
     "cut off": (b'{"name": "x"', "line 1, column"),
@@ -42,57 +42,59 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "name twice": (b'{"name": "x", "name": "y"}', "'name' occurs twice"),
     "inner name twice": (b'{"details": {"a": {"b": 1, "b": 2}}}', "'b' occurs twice"),
     "surrogate name twice": (b'{"\\ud800": 1, "\\ud800": 2}', "occurs twice"),
-    "endless number": (b'{"step": ' + b"9" * 10_000 + b"}", "10000 digits"),
-    "names without end": (b"[" + b",".join([b'{"a":0,"b":0,"c":0}'] * 40_000) + b"]", "names"),
-    "many names": (b"{" + b",".join(b'"%d":0' % index for index in range(5_000)) + b"}", "5000 names"),
+    "very long number": (b'{"step": ' + b"9" * 10_000 + b"}", "10000 digits"),
+    "too many names in all": (b"[" + b",".join([b'{"a":0,"b":0,"c":0}'] * 40_000) + b"]", "names"),
+    "too many names in one object": (
+        b"{" + b",".join(b'"%d":0' % index for index in range(5_000)) + b"}",
+        "5000 names",
+    ),
 }
+"""Bodies that are not valid JSON, and what the problem's detail mentions."""
 
-FOREIGN = ("POST", "/kubeflow/{name}")
-"""Takes a document of which somebody else says what may be in it."""
+OPEN_DOCUMENT_ROUTE = ("POST", "/kubeflow/{name}")
+"""A route whose documents may have unknown names, as others define them."""
 
 
-def stored(client: httpx.Client, resources: Resources) -> list[Any]:
+def read_project(client: httpx.Client, resources: Resources) -> list[Any]:
+    """What the API shows of the project."""
     paths = ("/project", "/runs", "/decisions", "/endpoints", "/deliveries", "/keys", "/policies")
     of_run = [resources.path(f"/runs/{{run_id}}/{part}") for part in ("observations", "checkpoints", "verdicts")]
     return [expect_json(client.get(path), 200) for path in (*paths, *of_run)]
 
 
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_unreadable_bodies(
+def test_invalid_json_is_refused_with_its_position(
     service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
 ) -> None:
-    """A body that is not JSON is a 400 that says where it is not, on every route that takes one."""
+    """A body that is not JSON is a 400 that says where, on every route with a body."""
     client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
-    before = stored(*admin_and_resources)
-    for name, (body, words) in UNREADABLE.items():
+    before = read_project(*admin_and_resources)
+    for name, (body, expected_detail) in INVALID_JSON.items():
         detail = expect_problem(client.request(route[0], path, content=body, headers=JSON), 400)["detail"]
-        assert words in detail, name
-    assert stored(*admin_and_resources) == before
+        assert expected_detail in detail, name
+    assert read_project(*admin_and_resources) == before
 
 
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_other_documents(
+def test_wrong_documents_are_refused_with_a_pointer(
     service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
 ) -> None:
-    """JSON that is no object, or has a name that nobody knows, is a 422 that points at it.
-
-    Kubeflow's reports hold names that others may add to.
-    """
+    """JSON that is no object, or has an unknown name, is a 422; Kubeflow's reports may have unknown names."""
     client, path = (
         client_for_route(service, admin_and_resources, route),
         admin_and_resources[1].path(route[1]).partition("?")[0],
     )
-    before = stored(*admin_and_resources)
-    others: list[Any] = [None, 1, "x", [], [{}], True]
-    for document in others:
+    before = read_project(*admin_and_resources)
+    wrong_documents: list[Any] = [None, 1, "x", [], [{}], True]
+    for document in wrong_documents:
         expect_problem(client.request(route[0], path, content=json.dumps(document), headers=JSON), 422)
-    for name in () if route == FOREIGN else ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
+    for name in () if route == OPEN_DOCUMENT_ROUTE else ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
         body = json.dumps(BODIES[route] | {name: 1})
-        found = expect_problem(client.request(route[0], path, content=body, headers=JSON), 422)
+        document_problem = expect_problem(client.request(route[0], path, content=body, headers=JSON), 422)
         if route[1] != "/policies" and name != "\ud800":  # a policy's own reader says what it may hold
             pointer = "/" + name.replace("~", "~0").replace("/", "~1")
-            assert [error["pointer"] for error in found["errors"]] == [pointer]
-    assert stored(*admin_and_resources) == before
+            assert [error["pointer"] for error in document_problem["errors"]] == [pointer]
+    assert read_project(*admin_and_resources) == before
 
 
 @pytest.mark.parametrize(
@@ -120,35 +122,35 @@ def test_other_documents(
         ("eval", "/observations/1"),
     ],
 )
-def test_a_bad_point_refuses_its_batch(admin: httpx.Client, point: Any, pointer: str) -> None:
-    """One malformed point among good ones is named by its place, and nothing of the batch is stored."""
+def test_one_invalid_observation_refuses_its_batch(admin: httpx.Client, point: Any, pointer: str) -> None:
+    """The invalid observation is named by its index, and nothing of the batch is stored."""
     run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
-    good = [{"metric": "eval", "step": step, "value": 0.5} for step in (10, 11)]
-    body = {"observations": [good[0], point, good[1]]}
+    valid = [{"metric": "eval", "step": step, "value": 0.5} for step in (10, 11)]
+    body = {"observations": [valid[0], point, valid[1]]}
     errors = expect_problem(admin.post(f"/runs/{run['id']}/observations", json=body), 422)["errors"]
     assert [error["pointer"] for error in errors] == [pointer]
     listed = expect_json(admin.get(f"/runs/{run['id']}/observations", params={"metric": "eval"}), 200)
     assert listed["items"] == []
 
 
-def test_every_bad_point_is_named(admin: httpx.Client) -> None:
-    """Each bad point of a batch is named, up to a hundred, and all of them are counted."""
+def test_invalid_observations_are_listed_up_to_100(admin: httpx.Client) -> None:
+    """All invalid observations of a batch are counted, and the first 100 listed."""
     run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     points = [{"metric": "eval", "step": -step, "value": 0.5} for step in range(200)]
-    found = expect_problem(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 422)
-    assert found["detail"].startswith("the request has 199 errors")
-    assert [error["pointer"] for error in found["errors"]] == [f"/observations/{i}/step" for i in range(1, 101)]
+    answer = expect_problem(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 422)
+    assert answer["detail"].startswith("the request has 199 errors")
+    assert [error["pointer"] for error in answer["errors"]] == [f"/observations/{i}/step" for i in range(1, 101)]
 
 
-def test_whole_floats_are_steps(admin: httpx.Client) -> None:
-    """To JSON 120.0 is an integer, so it is a step."""
+def test_float_without_a_fraction_is_a_valid_step(admin: httpx.Client) -> None:
+    """120.0 is an integer in JSON Schema."""
     run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     body = {"observations": [{"metric": "eval", "step": 120.0, "value": 1}]}
     assert expect_json(admin.post(f"/runs/{run['id']}/observations", json=body), 200)["accepted"] == 1
 
 
-def test_batches_have_an_end(admin: httpx.Client) -> None:
-    """A batch holds 1 to 10,000 points: of one too many, or of a million scribbles, nothing is stored."""
+def test_batch_holds_1_to_10000_observations(admin: httpx.Client) -> None:
+    """Of a batch without observations, or with too many, nothing is stored."""
     run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     path = f"/runs/{run['id']}/observations"
     points = [{"metric": "eval", "step": step, "value": 0.5} for step in range(10_001)]
@@ -159,26 +161,26 @@ def test_batches_have_an_end(admin: httpx.Client) -> None:
     assert expect_json(admin.post(path, json={"observations": points[:10_000]}), 200)["accepted"] == 10_000
 
 
-def test_lists_of_scribbles(admin: httpx.Client) -> None:
-    """A million wrong scopes or event types are refused at the first."""
+def test_long_lists_of_invalid_items_yield_one_error(admin: httpx.Client) -> None:
+    """Of a million invalid scopes or event types only the first is reported."""
     errors = expect_problem(admin.post("/keys", json={"name": "k", "scopes": [0] * 1_000_000}), 422)["errors"]
     assert len(errors) == 1
     body = {"url": "http://127.0.0.1:9/", "event_types": ["nosuch"] * 500_000}
     assert len(expect_problem(admin.post("/endpoints", json=body), 422)["errors"]) == 1
 
 
-def test_a_million_points(admin: httpx.Client) -> None:
-    """A batch of a million points is a 413, with what to do, and the service goes on."""
+def test_body_over_8_mib_is_refused(admin: httpx.Client) -> None:
+    """A batch of a million observations is a 413 that advises smaller batches, and nothing is stored."""
     run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
     point = b'{"metric":"eval","step":1,"value":1},'
     body = b'{"observations":[' + (point * 1_000_000)[:-1] + b"]}"
-    found = expect_problem(admin.post(f"/runs/{run['id']}/observations", content=body, headers=JSON), 413)
-    assert "smaller batches" in found["detail"]
+    answer = expect_problem(admin.post(f"/runs/{run['id']}/observations", content=body, headers=JSON), 413)
+    assert "smaller batches" in answer["detail"]
     assert expect_json(admin.get(f"/runs/{run['id']}"), 200)["last_step"] is None
 
 
-def test_a_chunked_flood(admin: httpx.Client) -> None:
-    """A body that does not say its length is cut off at the limit all the same."""
+def test_chunked_body_over_the_limit_is_refused(admin: httpx.Client) -> None:
+    """A body without a declared length is cut off at the limit."""
     run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
 
     def flood() -> Iterator[bytes]:
@@ -189,8 +191,8 @@ def test_a_chunked_flood(admin: httpx.Client) -> None:
     expect_json(admin.get(f"/runs/{run['id']}"), 200)
 
 
-def test_an_endless_flood(service: Service, admin: httpx.Client) -> None:
-    """A client that never stops sending is cut off."""
+def test_endless_body_is_disconnected(service: Service, admin: httpx.Client) -> None:
+    """The server closes the connection of a client that never stops sending."""
     address = urlsplit(service.url)
     head = f"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: {admin.headers['authorization']}\r\n"
     head += "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -201,14 +203,14 @@ def test_an_endless_flood(service: Service, admin: httpx.Client) -> None:
             collections.deque(map(connection.sendall, itertools.repeat(chunk, 10_000)), maxlen=0)
 
 
-def test_just_within_the_limit(admin: httpx.Client) -> None:
-    """A body of exactly the limit is read."""
+def test_body_of_exactly_8_mib_is_read(admin: httpx.Client) -> None:
+    """The limit itself is allowed."""
     body = b'{"name": "r"}'
     expect_json(admin.post("/runs", content=body + b" " * (8 * MEBIBYTE - len(body)), headers=JSON), 201)
 
 
-def test_a_broken_off_body(service: Service, admin: httpx.Client) -> None:
-    """A client that goes away in the middle of its body leaves nothing behind."""
+def test_incomplete_body_stores_nothing(service: Service, admin: httpx.Client) -> None:
+    """A client that disconnects within its body creates no run."""
     address = urlsplit(service.url)
     head = f"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: {admin.headers['authorization']}\r\n"
     head += 'Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"name": "broken off"}'
@@ -220,20 +222,20 @@ def test_a_broken_off_body(service: Service, admin: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/xml", "x", ""]
 )
-def test_other_content_types(admin: httpx.Client, content_type: str) -> None:
-    """A body of another type is a 415 that names the right one."""
+def test_other_content_type_is_refused(admin: httpx.Client, content_type: str) -> None:
+    """A body of another type is a 415 that names the right type."""
     response = admin.post("/runs", content=b'{"name": "r"}', headers={"content-type": content_type})
     assert "application/json" in expect_problem(response, 415)["detail"]
 
 
-def test_content_type_parameters(admin: httpx.Client) -> None:
-    """A charset beside the content type is no reason to refuse."""
+def test_content_type_may_have_parameters(admin: httpx.Client) -> None:
+    """Case and a charset parameter are ignored."""
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     expect_json(admin.post("/runs", content=b'{"name": "r"}', headers=headers), 201)
 
 
-def test_compressed(admin: httpx.Client) -> None:
-    """A compressed body is a 415: nobody unpacks a bomb here."""
+def test_compressed_body_is_refused(admin: httpx.Client) -> None:
+    """Only streams of lines may be compressed; a body of JSON with an encoding is a 415."""
     body = gzip.compress(b'{"name": "r"}')
     for encoding in ("gzip", "GZIP", "br", "gzip, identity"):
         response = admin.post("/runs", content=body, headers=JSON | {"content-encoding": encoding})

@@ -1,4 +1,4 @@
-"""The ingest endpoint takes what the FastAPI route would take, with the same answer, and hands on the rest."""
+"""The fast ingest endpoint reads what the FastAPI route would read, and leaves the rest to that route."""
 
 from __future__ import annotations
 
@@ -16,61 +16,29 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-NAMES = st.sampled_from(
-    ["eval", "loss", "metric", "step", "value", "stderr", "observations", "ü", "a\x00b", "", "x" * 257]
-)
-NUMBERS = st.one_of(
-    st.integers(-1, 5),
-    st.integers(),
-    st.floats(),
-    st.sampled_from([2**53 - 1, 2**53, 1e400, 120.0, 0.5, -0.0, 10**400, True, None, "NaN", "Infinity", "1"]),
-)
-
-
-@st.composite
-def observations(draw: st.DrawFn) -> dict[str, Any]:
-    fields: dict[str, Any] = {"metric": draw(NAMES), "step": draw(NUMBERS), "value": draw(NUMBERS)}
-    for name, values in (
-        ("stderr", NUMBERS),
-        ("time", st.sampled_from(["2026-01-01T00:00:00Z", "now", 1])),
-        ("x", NUMBERS),
-    ):
-        if draw(st.integers(0, 5)) == 0:
-            fields[name] = draw(values)
-    if draw(st.integers(0, 9)) == 0:
-        del fields[draw(st.sampled_from(sorted(fields)))]
-    return fields
-
-
-good = st.builds(
-    lambda metric, step, value, stderr: (
-        {"metric": metric, "step": step, "value": value} | ({} if stderr is None else {"stderr": stderr})
-    ),
-    st.sampled_from(["eval", "loss", "step", "rewards/ü"]),
-    st.integers(0, 2**53 - 1),
-    st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**60), 2**60),
-    st.none() | st.floats(0, 1e300),
-)
+from tests.service.web.api.observation_strategies import possibly_invalid_observations, valid_observations
 
 
 def read_by_route(body: bytes) -> tuple[PostedObservation, ...] | None:
-    """The points that the FastAPI route would store."""
+    """The observations that the FastAPI route would store, or None if it refuses the body."""
     try:
-        explained = BatchIn.model_validate(json_body.parse(body)).observations
+        validated = BatchIn.model_validate(json_body.parse(body)).observations
     except (Problem, ValidationError):
         return None
-    read = decode_batch(body)
-    assert repr([vars(item) for item in explained]) == repr([msgspec.structs.asdict(point) for point in read])
-    return read
+    decoded = decode_batch(body)
+    assert repr([vars(item) for item in validated]) == repr([msgspec.structs.asdict(point) for point in decoded])
+    return decoded
 
 
-@given(st.lists(observations() | good, max_size=4), st.booleans(), st.booleans())
-def test_takes_nothing_that_is_not_valid(points: list[dict[str, Any]], ascii_only: bool, twice: bool) -> None:
-    """Whatever the ingest endpoint reads from a body, the FastAPI route reads the very same."""
+@given(st.lists(possibly_invalid_observations() | valid_observations, max_size=4), st.booleans(), st.booleans())
+def test_fast_endpoint_agrees_with_the_route(
+    points: list[dict[str, Any]], ascii_only: bool, repeat_a_name: bool
+) -> None:
+    """Every body that the fast endpoint reads is read alike by the FastAPI route."""
     text = json.dumps({"observations": points}, ensure_ascii=ascii_only)
-    if twice:
+    if repeat_a_name:
         text = text.replace('"value": ', '"value": 7, "value": ', 1)
-    agree(text.encode())
+    assert_readers_agree(text.encode())
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
@@ -86,23 +54,24 @@ def test_takes_nothing_that_is_not_valid(points: list[dict[str, Any]], ascii_onl
 @example(b'{"observations":[{"metric":"a\xed\xa0\x80","step":1,"value":1}]}')
 @example(b'{"observations":[{"metric":"a\x01","step":1,"value":1}]}')
 @example(b'{"observations":' + b"[" * 100_000)
-def test_hostile_bodies(body: bytes) -> None:
-    """Neither a broken body nor a body that says a thing twice is taken for something else."""
-    agree(body)
+def test_malformed_or_ambiguous_bodies_are_not_misread(body: bytes) -> None:
+    """Broken bodies and bodies with a repeated name are left to the route or read alike."""
+    assert_readers_agree(body)
 
 
-@given(st.lists(good, min_size=1, max_size=6))
-def test_takes_what_is_plain(points: list[dict[str, Any]]) -> None:
-    """Plain batches do go through the ingest endpoint, but for those that name a metric as a field is named."""
+@given(st.lists(valid_observations, min_size=1, max_size=6))
+def test_valid_batches_take_the_fast_path(points: list[dict[str, Any]]) -> None:
+    """Valid batches are read by the fast endpoint, unless a metric is named like a field."""
     body = json.dumps({"observations": points}, ensure_ascii=False).encode()
-    taken = ingest_endpoint.read(body)
-    assert (taken is None) == any(point["metric"] == "step" for point in points)
+    fast_result = ingest_endpoint.read(body)
+    assert (fast_result is None) == any(point["metric"] == "step" for point in points)
 
 
-def agree(body: bytes) -> None:
-    taken = ingest_endpoint.read(body)
-    if taken is not None:
+def assert_readers_agree(body: bytes) -> None:
+    """The fast endpoint returns what the FastAPI route stores, or leaves the body to it."""
+    fast_result = ingest_endpoint.read(body)
+    if fast_result is not None:
         expected = read_by_route(body)
         assert expected is not None
-        assert taken == expected
-        assert [math.copysign(1, point.value) for point in taken] == [math.copysign(1, p.value) for p in expected]
+        assert fast_result == expected
+        assert [math.copysign(1, point.value) for point in fast_result] == [math.copysign(1, p.value) for p in expected]

@@ -1,4 +1,4 @@
-"""Taking a stream in: the same however it is cut, no more read than can be stored, and exact about what was stored."""
+"""Reading a stream of lines: results do not depend on cuts, reading waits for storage, and counts are exact."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.web.api.fake_committer import NOW, FakeCommitter
-from tests.service.web.api.test_unpacking import PACKED
+from tests.service.web.api.line_streams import COMPRESS
 
 RUNS = [UUID(int=number) for number in range(1, 4)]
 UNKNOWN = UUID(int=99)
 DEADLINE_SECONDS = 30.0
 
-points = st.fixed_dictionaries(
+observations_json = st.fixed_dictionaries(
     {
         "metric": st.sampled_from(["eval", "loss", "ü"]),
         "step": st.integers(0, 3),
@@ -37,83 +37,87 @@ points = st.fixed_dictionaries(
     },
     optional={"stderr": st.just(0.1), "time": st.just("2026-01-01T00:00:00Z")},
 )
-told = st.tuples(st.sampled_from([*RUNS, UNKNOWN]), st.lists(points, min_size=1, max_size=3), st.booleans())
-garbage = st.sampled_from(
+batches = st.tuples(
+    st.sampled_from([*RUNS, UNKNOWN]), st.lists(observations_json, min_size=1, max_size=3), st.booleans()
+)
+invalid_lines = st.sampled_from(
     [b"oops", b"{}", b"[]", b'"\xff"', b"[" * 2000, b"x" * (MOST_LINE_BYTES + 1), b'{"run_id": 1}', b"null", b"\x00"]
 )
-blank = st.sampled_from([b"", b" ", b"\r"])
+blank_lines = st.sampled_from([b"", b" ", b"\r"])
 
 
-def line_of(run_id: UUID, point: dict[str, Any]) -> bytes:
+def encode_line(run_id: UUID, point: dict[str, Any]) -> bytes:
     return json.dumps({"run_id": str(run_id)} | point, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def batch_of(run_id: UUID, batch: Sequence[dict[str, Any]]) -> bytes:
+def encode_batch(run_id: UUID, batch: Sequence[dict[str, Any]]) -> bytes:
     return json.dumps({"run_id": str(run_id), "observations": batch}).encode()
 
 
-async def parts_of(body: bytes, places: Sequence[int]) -> AsyncIterator[bytes]:
+async def iterate_parts(body: bytes, places: Sequence[int]) -> AsyncIterator[bytes]:
     for begin, end in pairwise([0, *sorted(place % (len(body) + 1) for place in places), len(body)]):
         yield body[begin:end]
         await asyncio.sleep(0)
 
 
-async def taken(
+async def read_stream(
     committer: FakeCommitter, body: AsyncIterator[bytes], encoding: str = "", **limits: Any
 ) -> tuple[dict[str, Any], Problem | None]:
-    """The tally of a stream, and why it broke off."""
+    """The stream's result, and the problem that ended it early, if any."""
     unpack = unpacker(encoding)
     assert unpack is not None
-    intake, broken = Intake(committer, UUID(int=1), StreamLimits(**limits)), None
+    intake, problem = Intake(committer, UUID(int=1), StreamLimits(**limits)), None
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await intake.take(body, unpack)
-    except Problem as problem:
-        broken = problem
-    return msgspec.to_builtins(intake.tally.result(NOW)), broken
+    except Problem as error:
+        problem = error
+    return msgspec.to_builtins(intake.tally.result(NOW)), problem
 
 
-def take(
+def read_body(
     body: bytes, places: Sequence[int] = (), encoding: str = "", committer: FakeCommitter | None = None, **limits: Any
 ) -> tuple[dict[str, Any], Problem | None]:
+    """The result of a stream that arrives in parts cut at `places`."""
     committer = committer or FakeCommitter(set(RUNS))
-    return asyncio.run(taken(committer, parts_of(body, places), encoding, **limits))
+    return asyncio.run(read_stream(committer, iterate_parts(body, places), encoding, **limits))
 
 
 @given(
-    written=st.lists(told | garbage | blank, max_size=12),
+    items=st.lists(batches | invalid_lines | blank_lines, max_size=12),
     places=st.lists(st.integers(0, 10**7), max_size=8),
-    encoding=st.sampled_from(sorted(PACKED)),
+    encoding=st.sampled_from(sorted(COMPRESS)),
     gathered=st.integers(1, 5),
-    ended=st.booleans(),
+    ends_with_newline=st.booleans(),
 )
-def test_any_cutting(
-    written: list[tuple[UUID, list[dict[str, Any]], bool] | bytes],
+def test_results_do_not_depend_on_cuts_and_encoding(
+    items: list[tuple[UUID, list[dict[str, Any]], bool] | bytes],
     places: list[int],
     encoding: str,
     gathered: int,
-    ended: bool,
+    ends_with_newline: bool,
 ) -> None:
-    """However a stream is cut and packed, what is stored and answered is what a dictionary says, line by line."""
+    """What is stored and answered equals what a dictionary yields line by line, however the stream is cut and
+    compressed."""
     lines: list[bytes] = []
     values: dict[tuple[UUID, str, int], float] = {}
     errors: list[tuple[int, str]] = []
     runs: dict[str, int] = {}
     accepted = duplicates = 0
-    for item in written:
+    for item in items:
         if isinstance(item, bytes):
             lines.append(item)
             if item.strip():
                 errors.append((len(lines), "The line is"))
             continue
-        run_id, batch, together = item
-        for some in [batch] if together else [[point] for point in batch]:
-            lines.append(batch_of(run_id, some) if together else line_of(run_id, some[0]))
+        run_id, batch, in_one_line = item
+        for points in [batch] if in_one_line else [[point] for point in batch]:
+            lines.append(encode_batch(run_id, points) if in_one_line else encode_line(run_id, points[0]))
             if run_id == UNKNOWN:
                 errors.append((len(lines), "Not found"))
                 continue
             runs.setdefault(str(run_id), 0)
-            for point in some:
+            for point in points:
                 value = float(point["value"])
                 identity = (run_id, point["metric"], point["step"])
                 if identity not in values:
@@ -124,115 +128,122 @@ def test_any_cutting(
                     duplicates += 1
                 else:
                     errors.append((len(lines), "Conflict"))
-    body = b"\n".join(lines) + (b"\n" if ended and lines else b"")
+    body = b"\n".join(lines) + (b"\n" if ends_with_newline and lines else b"")
     committer = FakeCommitter(set(RUNS))
-    tally, broken = take(PACKED[encoding](body), places, encoding, committer, gathered=gathered)
-    assert broken is None
+    result, problem = read_body(COMPRESS[encoding](body), places, encoding, committer, gathered=gathered)
+    assert problem is None
     assert repr(sorted(committer.values.items())) == repr(sorted(values.items()))
-    assert tally["accepted"] == accepted
-    assert tally["duplicates"] == duplicates
-    assert tally["conflict_count"] == sum(title == "Conflict" for _, title in errors)
-    assert tally["error_count"] == len(errors)
-    found = [(error["line"], error["title"]) for error in tally["errors"]]
-    assert [line for line, _ in found] == [line for line, _ in errors]
-    assert all(title.startswith(start) for (_, title), (_, start) in zip(found, errors, strict=True))
-    assert [(run["run_id"], run["accepted"]) for run in tally["runs"]] == list(runs.items())
-    assert tally["lines"] == (len(lines) if ended or not lines or lines[-1] else len(lines) - 1)
+    assert result["accepted"] == accepted
+    assert result["duplicates"] == duplicates
+    assert result["conflict_count"] == sum(title == "Conflict" for _, title in errors)
+    assert result["error_count"] == len(errors)
+    actual_errors = [(error["line"], error["title"]) for error in result["errors"]]
+    assert [line for line, _ in actual_errors] == [line for line, _ in errors]
+    assert all(title.startswith(start) for (_, title), (_, start) in zip(actual_errors, errors, strict=True))
+    assert [(run["run_id"], run["accepted"]) for run in result["runs"]] == list(runs.items())
+    assert result["lines"] == (len(lines) if ends_with_newline or not lines or lines[-1] else len(lines) - 1)
 
 
-def numbered(run_id: UUID, count: int, start: int = 0) -> list[bytes]:
-    return [line_of(run_id, {"metric": "loss", "step": step, "value": 0.5}) for step in range(start, start + count)]
+def encode_numbered_lines(run_id: UUID, count: int, start: int = 0) -> list[bytes]:
+    return [encode_line(run_id, {"metric": "loss", "step": step, "value": 0.5}) for step in range(start, start + count)]
 
 
-def test_reads_no_more_than_can_be_stored() -> None:
-    """While nothing can be stored, a sender without end is read up to the limit, and on as there is room."""
-    most = 500
-    read = 0
+def test_reading_stops_at_the_limit_while_nothing_is_stored() -> None:
+    """An endless sender is read up to the limit while storage is blocked, and further once there is room."""
+    limit = 500
+    lines_read = 0
 
-    async def without_end(until: asyncio.Event) -> AsyncIterator[bytes]:
-        nonlocal read
-        while not until.is_set():
-            read += 10
-            yield b"\n".join(numbered(RUNS[read % 3], 10, read)) + b"\n"
+    async def send_endlessly(stop: asyncio.Event) -> AsyncIterator[bytes]:
+        nonlocal lines_read
+        while not stop.is_set():
+            lines_read += 10
+            yield b"\n".join(encode_numbered_lines(RUNS[lines_read % 3], 10, lines_read)) + b"\n"
 
     async def scenario() -> None:
         committer = FakeCommitter(set(RUNS), open=asyncio.Event())
         assert committer.open is not None
-        enough = asyncio.Event()
-        taking = asyncio.create_task(taken(committer, without_end(enough), gathered=most))
-        before = -1
-        while read > before or committer.under_way == 0:  # until nothing more is read
-            before = read
+        finished = asyncio.Event()
+        reading = asyncio.create_task(read_stream(committer, send_endlessly(finished), gathered=limit))
+        previous = -1
+        while lines_read > previous or committer.under_way == 0:  # until nothing more is read
+            previous = lines_read
             for _ in range(1000):
                 await asyncio.sleep(0)
-        assert committer.under_way + most <= read < committer.under_way + most + 20
+        assert committer.under_way + limit <= lines_read < committer.under_way + limit + 20
         committer.open.set()
-        while read < 10_000:
+        while lines_read < 10_000:
             await asyncio.sleep(0)
-        enough.set()
-        tally, broken = await taking
-        assert broken is None
-        assert tally["accepted"] == len(committer.values) == read
-        assert max(size for _, size in committer.messages) < most + 20
+        finished.set()
+        result, problem = await reading
+        assert problem is None
+        assert result["accepted"] == len(committer.values) == lines_read
+        assert max(size for _, size in committer.messages) < limit + 20
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
 
 
-def test_order_within_a_run() -> None:
-    """Of one run only one arrival is under way at a time, in the order sent: the first of two values stands."""
-    lines = [line_of(RUNS[0], {"metric": "eval", "step": 1, "value": value}) for value in range(50)]
+def test_observations_of_a_run_are_stored_in_order() -> None:
+    """A run has one batch at a time under way, so the first of two values for a step is stored."""
+    lines = [encode_line(RUNS[0], {"metric": "eval", "step": 1, "value": value}) for value in range(50)]
     committer = FakeCommitter(set(RUNS))
-    tally, _ = take(b"\n".join(lines), range(0, 5000, 40), committer=committer, gathered=3)
+    result, _ = read_body(b"\n".join(lines), range(0, 5000, 40), committer=committer, gathered=3)
     assert committer.values == {(RUNS[0], "eval", 1): 0.0}
     assert len(committer.messages) > 5
-    assert [error["line"] for error in tally["errors"]] == list(range(2, 51))
+    assert [error["line"] for error in result["errors"]] == list(range(2, 51))
 
 
-def test_overload_is_waited_out() -> None:
-    """When too much waits in the service, the sender waits too, and hears nothing of it."""
+def test_overload_delays_the_stream() -> None:
+    """The stream continues after the committer was overloaded, and the sender sees no error."""
     committer = FakeCommitter(set(RUNS), failures=[Overloaded(), Overloaded(), Overloaded()])
-    tally, broken = take(b"\n".join(numbered(RUNS[0], 10)), committer=committer)
-    assert broken is None
-    assert tally["accepted"] == 10
+    result, problem = read_body(b"\n".join(encode_numbered_lines(RUNS[0], 10)), committer=committer)
+    assert problem is None
+    assert result["accepted"] == 10
 
 
-AWAY: dict[str, Callable[[], Exception]] = {
+STORAGE_ERRORS: dict[str, Callable[[], Exception]] = {
     "overloaded for too long": Overloaded,
-    "going down": Closed,
-    "the database is away": lambda: sa.exc.OperationalError("SELECT", {}, Exception("gone")),
+    "shutting down": Closed,
+    "the database is unreachable": lambda: sa.exc.OperationalError("SELECT", {}, Exception("gone")),
 }
 
 
-@pytest.mark.parametrize("name", AWAY)
-def test_what_breaks_off(name: str) -> None:
-    """When nothing can be stored any more the stream ends, and says up to which line it was taken in."""
+@pytest.mark.parametrize("name", STORAGE_ERRORS)
+def test_lasting_storage_errors_end_the_stream(name: str) -> None:
+    """A stream ends with 503 when nothing can be stored any more, and states up to which line it was stored."""
     committer = FakeCommitter(set(RUNS))
 
-    async def first_then_not() -> AsyncIterator[bytes]:
-        yield b"\n".join(numbered(RUNS[0], 10)) + b"\n"
+    async def send_then_fail() -> AsyncIterator[bytes]:
+        yield b"\n".join(encode_numbered_lines(RUNS[0], 10)) + b"\n"
         while len(committer.values) < 10:
             await asyncio.sleep(0)
-        committer.failures = [AWAY[name]() for _ in range(100)]
+        committer.failures = [STORAGE_ERRORS[name]() for _ in range(100)]
         for start in range(10, 10_000, 10):
-            yield b"\n".join(numbered(RUNS[1], 10, start)) + b"\n"
+            yield b"\n".join(encode_numbered_lines(RUNS[1], 10, start)) + b"\n"
             await asyncio.sleep(0)
 
-    tally, broken = asyncio.run(taken(committer, first_then_not(), wait_seconds=0.0))
-    assert broken is not None
-    assert broken.status == 503
-    assert "nothing was stored" not in broken.detail.lower()
-    assert tally["lines"] == tally["accepted"] == 10
-    assert tally["error_count"] == 0
+    result, problem = asyncio.run(read_stream(committer, send_then_fail(), wait_seconds=0.0))
+    assert problem is not None
+    assert problem.status == 503
+    assert "nothing was stored" not in problem.detail.lower()
+    assert result["lines"] == result["accepted"] == 10
+    assert result["error_count"] == 0
 
 
-def test_a_fault_costs_its_own_lines() -> None:
-    """What the service itself cannot cope with is told by its lines; the others are stored."""
+def test_internal_error_fails_only_its_own_lines() -> None:
+    """Lines whose storing fails are reported as failed, and the other lines are stored."""
     committer = FakeCommitter(set(RUNS), failures=[RuntimeError("a fault")])
-    body = b"\n".join([*numbered(RUNS[0], 2), *numbered(RUNS[1], 2), b"", *numbered(RUNS[2], 2)])
-    tally, broken = take(body, committer=committer)
-    assert broken is None
-    assert tally["accepted"] == 4
-    assert [(error["line"], error["title"]) for error in tally["errors"]] == [
+    body = b"\n".join(
+        [
+            *encode_numbered_lines(RUNS[0], 2),
+            *encode_numbered_lines(RUNS[1], 2),
+            b"",
+            *encode_numbered_lines(RUNS[2], 2),
+        ]
+    )
+    result, problem = read_body(body, committer=committer)
+    assert problem is None
+    assert result["accepted"] == 4
+    assert [(error["line"], error["title"]) for error in result["errors"]] == [
         (1, "The service failed"),
         (2, "The service failed"),
     ]
@@ -240,59 +251,59 @@ def test_a_fault_costs_its_own_lines() -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 @given(lost=st.integers(1, 10**6))
-def test_cut_off(encoding: str, lost: int) -> None:
-    """Of a packed stream that breaks off, the lines that came whole are stored; all of it can be sent again."""
-    lines = numbered(RUNS[0], 20)
-    packed = PACKED[encoding](b"\n".join(lines))
+def test_truncated_stream_stores_its_complete_lines(encoding: str, lost: int) -> None:
+    """The complete lines of a truncated stream are stored, and the whole stream can be sent again."""
+    lines = encode_numbered_lines(RUNS[0], 20)
+    compressed = COMPRESS[encoding](b"\n".join(lines))
     committer = FakeCommitter(set(RUNS))
-    tally, broken = take(packed[: -(1 + lost % len(packed))], encoding=encoding, committer=committer)
-    assert broken is not None
-    assert broken.status == 400
-    stored = tally["lines"]
-    assert stored == tally["accepted"] == len(committer.values) < 20
-    again, broken = take(packed, encoding=encoding, committer=committer)
-    assert broken is None
-    assert (again["duplicates"], again["accepted"]) == (stored, 20 - stored)
+    result, problem = read_body(compressed[: -(1 + lost % len(compressed))], encoding=encoding, committer=committer)
+    assert problem is not None
+    assert problem.status == 400
+    stored = result["lines"]
+    assert stored == result["accepted"] == len(committer.values) < 20
+    second_result, problem = read_body(compressed, encoding=encoding, committer=committer)
+    assert problem is None
+    assert (second_result["duplicates"], second_result["accepted"]) == (stored, 20 - stored)
 
 
-def test_too_large() -> None:
-    """A stream may not be larger than the limit, unpacked; what came within it is stored."""
-    lines = numbered(RUNS[0], 3000)
+def test_stream_over_the_size_limit_is_refused() -> None:
+    """A stream over the limit, decompressed, is refused with 413; the lines within the limit are stored."""
+    lines = encode_numbered_lines(RUNS[0], 3000)
     body = b"\n".join(lines)
-    for encoding, pack in PACKED.items():
-        tally, broken = take(pack(body), encoding=encoding, stream_bytes=len(body))
-        assert broken is None
-        tally, broken = take(pack(body), range(0, len(body), 10_000), encoding, stream_bytes=len(body) - 1)
-        assert broken is not None
-        assert broken.status == 413
-        assert tally["lines"] == tally["accepted"] < 3000
+    for encoding, compress in COMPRESS.items():
+        result, problem = read_body(compress(body), encoding=encoding, stream_bytes=len(body))
+        assert problem is None
+        result, problem = read_body(compress(body), range(0, len(body), 10_000), encoding, stream_bytes=len(body) - 1)
+        assert problem is not None
+        assert problem.status == 413
+        assert result["lines"] == result["accepted"] < 3000
 
 
-def test_errors_have_an_end() -> None:
-    """Of more bad lines than are told all are counted, and the first are told, in order."""
-    late = line_of(UNKNOWN, {"metric": "eval", "step": 1, "value": 1})
-    lines = [late, *[b"oops"] * (5 * MOST_ERRORS), *numbered(RUNS[0], 1)]
-    tally, _ = take(b"\n".join(lines))
-    assert tally["error_count"] == 5 * MOST_ERRORS + 1
-    assert [error["line"] for error in tally["errors"]] == list(range(1, MOST_ERRORS + 1))
-    assert tally["accepted"] == 1
+def test_listed_errors_are_limited_but_all_are_counted() -> None:
+    """Only the first errors are listed, in order of lines, but all are counted."""
+    unknown_run = encode_line(UNKNOWN, {"metric": "eval", "step": 1, "value": 1})
+    lines = [unknown_run, *[b"oops"] * (5 * MOST_ERRORS), *encode_numbered_lines(RUNS[0], 1)]
+    result, _ = read_body(b"\n".join(lines))
+    assert result["error_count"] == 5 * MOST_ERRORS + 1
+    assert [error["line"] for error in result["errors"]] == list(range(1, MOST_ERRORS + 1))
+    assert result["accepted"] == 1
 
 
-def test_runs_have_an_end() -> None:
-    """A stream may name so many runs; lines of more are refused, and those of the others are not."""
+def test_runs_per_stream_are_limited() -> None:
+    """Lines of more runs than a stream may name are refused, and those of the others are stored."""
     committer = FakeCommitter({UUID(int=number) for number in range(MOST_RUNS + 10)})
-    lines = [numbered(UUID(int=number), 1)[0] for number in range(MOST_RUNS + 2)]
-    tally, _ = take(b"\n".join([*lines, *numbered(UUID(int=7), 1, 1)]), committer=committer)
-    assert tally["accepted"] == MOST_RUNS + 1
-    assert [(error["line"], error["title"]) for error in tally["errors"]] == [
+    lines = [encode_numbered_lines(UUID(int=number), 1)[0] for number in range(MOST_RUNS + 2)]
+    result, _ = read_body(b"\n".join([*lines, *encode_numbered_lines(UUID(int=7), 1, 1)]), committer=committer)
+    assert result["accepted"] == MOST_RUNS + 1
+    assert [(error["line"], error["title"]) for error in result["errors"]] == [
         (MOST_RUNS + 1, "Too many runs"),
         (MOST_RUNS + 2, "Too many runs"),
     ]
 
 
-def test_time_has_an_end() -> None:
-    """A stream that keeps the service busy for too long is broken off."""
-    tally, broken = take(b"\n".join(numbered(RUNS[0], 10)), stream_seconds=-1.0)
-    assert broken is not None
-    assert broken.status == 408
-    assert tally["lines"] == tally["accepted"]
+def test_stream_over_the_time_limit_is_ended() -> None:
+    """A stream that lasts too long ends with 408."""
+    result, problem = read_body(b"\n".join(encode_numbered_lines(RUNS[0], 10)), stream_seconds=-1.0)
+    assert problem is not None
+    assert problem.status == 408
+    assert result["lines"] == result["accepted"]

@@ -1,4 +1,4 @@
-"""Who may do what: scopes, projects apart from each other, keys to the installation, keys out of use."""
+"""Authorization: scopes, isolation of projects, keys to the installation, revoked keys."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.service.web.api.conftest import ON_SQLITE, Service
 
 pytestmark = ON_SQLITE
 
-DOCUMENT = create_app(Settings(), Database("sqlite:///never-asked.db"), session_secret="none").openapi()
+OPENAPI = create_app(Settings(), Database("sqlite:///unused.db"), session_secret="none").openapi()
 
-MAY: dict[tuple[str, str], set[str]] = {
+ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},
     ("PATCH", "/project"): set(),
     ("GET", "/key"): {"read", "ingest", "report", "operate"},
@@ -113,81 +113,81 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/events/schemas"): {"read"},
     ("GET", "/events/schemas/{event_type}"): {"read"},
 }
-"""The scopes that open each route of a project, `admin` aside, which opens them all."""
+"""The scopes that each route of a project accepts besides `admin`, which every route accepts."""
 
-LANDLORD = {
+INSTALLATION_ROUTES = {
     ("GET", "/projects"),
     ("POST", "/projects"),
     ("POST", "/projects/{project_id}/keys"),
     ("PUT", "/projects/{project_id}/quotas"),
 }
-"""The routes that a key to the installation opens, and no other key."""
+"""The routes that need a key to the installation."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A project with one of everything in it, and a client that reads there."""
+    """A project with one resource of each kind, and a client that may read it."""
 
     project: str
     resources: Resources
     reader: httpx.Client
 
-    def snapshot(self) -> list[Any]:
-        """What it sees of its own."""
+    def read_project(self) -> list[Any]:
+        """What the API shows of the project."""
         return [expect_json(self.reader.get(path), 200) for path in ("/runs", "/decisions", "/deliveries", "/project")]
 
 
 @pytest.fixture(scope="session")
 def tenant(service: Service) -> Tenant:
-    """A project that others must not see."""
+    """A project that other projects must not see."""
     project = service.create_project()
     resources = create_resources(service.open_client(project))
     return Tenant(project, resources, service.open_client(project, "read"))
 
 
 @pytest.fixture(scope="session")
-def stranger(service: Service) -> httpx.Client:
-    """A client that may do everything in another project, which stays empty of what it does not do itself."""
+def other_admin(service: Service) -> httpx.Client:
+    """A client with an admin key to another, empty project."""
     return service.open_client(service.create_project())
 
 
 @pytest.fixture(scope="session")
 def peer(service: Service) -> tuple[httpx.Client, Resources]:
-    """A client that may do everything in a third project, which has one of everything, too."""
+    """A client with an admin key to a third project, and the ids of one resource of each kind in it."""
     client = service.open_client(service.create_project())
     return client, create_resources(client)
 
 
-def test_the_table_is_complete() -> None:
-    """Every route of the document has its row in the table of scopes, and is asked by the tests below."""
+def test_every_route_has_scopes() -> None:
+    """Each route of the OpenAPI document is in one of the tables and is called by these tests."""
     described = {
         (method.upper(), path.removeprefix("/api/v1"))
-        for path, operations in DOCUMENT["paths"].items()
+        for path, operations in OPENAPI["paths"].items()
         if path.startswith("/api/v1/")
         for method in operations
     }
-    assert {*MAY, *LANDLORD} == set(ROUTES) == described
+    assert {*ROUTE_SCOPES, *INSTALLATION_ROUTES} == set(ROUTES) == described
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_scopes(service: Service, tenant: Tenant, scope: str) -> None:
-    """A key opens exactly the routes of its scope: any other route answers 403 and says what it needs."""
+def test_key_opens_exactly_the_routes_of_its_scope(service: Service, tenant: Tenant, scope: str) -> None:
+    """Any other route is a 403 that names the required scopes."""
     project, resources = tenant.project, tenant.resources
     client = service.open_client(project, scope)
-    destroys = [route for route in ROUTES if route[0] == "DELETE"]
-    for route in [route for route in ROUTES if route not in destroys] + destroys:
+    deletions = [route for route in ROUTES if route[0] == "DELETE"]
+    for route in [route for route in ROUTES if route not in deletions] + deletions:
         response = call_route(client, route, resources)
-        if route in MAY and (scope in MAY[route] or scope == "admin"):
+        if route in ROUTE_SCOPES and (scope in ROUTE_SCOPES[route] or scope == "admin"):
             assert response.status_code not in (401, 403), (route, response.text)
             assert response.status_code < 500, (route, response.text)
         else:
             detail = expect_problem(response, 403)["detail"]
-            assert route in LANDLORD or scope in detail
+            assert route in INSTALLATION_ROUTES or scope in detail
 
 
 @pytest.mark.parametrize("header", [None, "Bearer esk_nosuch", "Basic YTpi", "Bearer", "Bearer \xff\xfe", "esk_x", ""])
-def test_without_a_valid_key(service: Service, tenant: Tenant, header: str | None) -> None:
-    """Without a key in use every route answers 401, says how to get one, and does nothing."""
+def test_request_without_a_valid_key_is_refused(service: Service, tenant: Tenant, header: str | None) -> None:
+    """Every route is a 401 that says how to create a key."""
     client = service.open_client_with_key(None)
     if header is not None:
         client.headers = httpx.Headers([(b"authorization", header.encode("latin-1"))])
@@ -198,103 +198,109 @@ def test_without_a_valid_key(service: Service, tenant: Tenant, header: str | Non
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_tenants_do_not_see_each_other(tenant: Tenant, stranger: httpx.Client, route: tuple[str, str]) -> None:
-    """To a key of another project what is in this one does not exist: 404 by its id, absent from every list."""
+def test_resources_of_another_project_are_not_found(
+    tenant: Tenant, other_admin: httpx.Client, route: tuple[str, str]
+) -> None:
+    """A key of another project gets a 404 for an id, and lists without the resource."""
     resources = tenant.resources
-    before = tenant.snapshot()
+    before = tenant.read_project()
     if "_id}" in route[1]:
-        expect_problem(call_route(stranger, route, resources), 403 if route in LANDLORD else 404)
-    elif route[0] == "GET" and route not in LANDLORD:
-        text = call_route(stranger, route, resources).text
+        expect_problem(call_route(other_admin, route, resources), 403 if route in INSTALLATION_ROUTES else 404)
+    elif route[0] == "GET" and route not in INSTALLATION_ROUTES:
+        text = call_route(other_admin, route, resources).text
         assert not any(resources.ids[name] in text for name in resources.ids if name not in ("name", "event_type"))
-    assert tenant.snapshot() == before
+    assert tenant.read_project() == before
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "_id}" in route[1]], ids=" ".join)
-def test_what_is_foreign_is_missing(
-    service: Service, tenant: Tenant, stranger: httpx.Client, route: tuple[str, str]
+def test_foreign_and_missing_ids_get_the_same_response(
+    service: Service, tenant: Tenant, other_admin: httpx.Client, route: tuple[str, str]
 ) -> None:
-    """What belongs to another project answers as what does not exist does: the same words, by the same statements."""
-    ours = tenant.resources.ids
-    nowhere = Resources({name: one if name in ("name", "event_type") else str(uuid4()) for name, one in ours.items()})
-    call_route(stranger, route, nowhere)  # the key is remembered from now on
-    answers = []
-    for resources in (tenant.resources, nowhere):
-        with record_statements(service.database) as seen:
-            response = call_route(stranger, route, resources)
+    """An id of another project and one that does not exist yield the same text by the same SQL statements."""
+    foreign_ids = tenant.resources.ids
+    missing_resources = Resources(
+        {name: id_ if name in ("name", "event_type") else str(uuid4()) for name, id_ in foreign_ids.items()}
+    )
+    call_route(other_admin, route, missing_resources)  # the key is remembered from now on
+    responses = []
+    for resources in (tenant.resources, missing_resources):
+        with record_statements(service.database) as statements:
+            response = call_route(other_admin, route, resources)
         text = response.text.replace(response.json()["request_id"], "ID")
-        for one in sorted(resources.ids.values(), key=len, reverse=True):
-            text = text.replace(one, "ID")
-        answers.append((response.status_code, text, seen))
-    assert answers[0] == answers[1]
+        for id_ in sorted(resources.ids.values(), key=len, reverse=True):
+            text = text.replace(id_, "ID")
+        responses.append((response.status_code, text, statements))
+    assert responses[0] == responses[1]
 
 
-def resolve(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of the document without references and without the choice of null."""
+def resolve_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of the document without references and without the alternative null."""
     while "$ref" in schema or "anyOf" in schema:
         if "anyOf" in schema:
             schema = schema["anyOf"][0]
         else:
-            schema = DOCUMENT["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+            schema = OPENAPI["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
     return schema
 
 
-def list_ids() -> Iterator[tuple[tuple[str, str], str, str]]:
-    """Every id that a route takes elsewhere than in its path, as (route, "query" or "json", name)."""
-    for path, operations in DOCUMENT["paths"].items():
+def list_id_parameters() -> Iterator[tuple[tuple[str, str], str, str]]:
+    """Each id that a route takes in its query or body, as (route, "query" or "json", name)."""
+    for path, operations in OPENAPI["paths"].items():
         for method, operation in operations.items():
             route = method.upper(), path.removeprefix("/api/v1")
             for parameter in operation.get("parameters", []):
-                if parameter["in"] == "query" and resolve(parameter["schema"]).get("format") == "uuid":
+                if parameter["in"] == "query" and resolve_schema(parameter["schema"]).get("format") == "uuid":
                     yield route, "query", parameter["name"]
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            for name, schema in resolve(body).get("properties", {}).items():
-                if resolve(schema).get("format") == "uuid":
+            for name, schema in resolve_schema(body).get("properties", {}).items():
+                if resolve_schema(schema).get("format") == "uuid":
                     yield route, "json", name
 
 
-KINDS = {
+RESOURCE_OF_PARAMETER = {
     "cursor": "decision_id",
     "after": "delivery_id",
     "opening": "run_id",
     "obeyed": "decision_id",
 }
-"""What an id is of whose name does not tell."""
+"""Which resource an id is of, where its parameter has another name."""
 
 
-@pytest.mark.parametrize(("route", "where", "name"), sorted(list_ids()), ids=str)
-def test_a_foreign_id_opens_nothing(
+@pytest.mark.parametrize(("route", "where", "name"), sorted(list_id_parameters()), ids=str)
+def test_foreign_id_in_query_or_body_reveals_nothing(
     tenant: Tenant, peer: tuple[httpx.Client, Resources], route: tuple[str, str], where: str, name: str
 ) -> None:
-    """Wherever the document has a route take an id in its query or body, one of another project gives nothing of it."""
-    (stranger, own), foreign, before = peer, tenant.resources.ids, tenant.snapshot()
-    id_ = foreign[KINDS.get(name, name)]
-    path = own.path(route[1])
+    """An id of another project as a parameter returns and changes nothing of that project."""
+    (other_admin, own_resources), foreign_ids, before = peer, tenant.resources.ids, tenant.read_project()
+    id_ = foreign_ids[RESOURCE_OF_PARAMETER.get(name, name)]
+    path = own_resources.path(route[1])
     document = BODIES.get(route)
     if where == "query":
         path += ("&" if "?" in path else "?") + f"{name}={id_}"
     else:
         document = {**(document or {}), name: id_}
-    response = stranger.request(route[0], path, json=document)
+    response = other_admin.request(route[0], path, json=document)
     assert response.status_code < 500, response.text
     text = response.text.replace(id_, "")
-    assert [one for kind, one in foreign.items() if kind.endswith("_id") and one in text] == []
-    assert tenant.snapshot() == before
+    assert [
+        resource_id for kind, resource_id in foreign_ids.items() if kind.endswith("_id") and resource_id in text
+    ] == []
+    assert tenant.read_project() == before
 
 
-def test_a_line_for_a_foreign_run_is_refused(tenant: Tenant, stranger: httpx.Client) -> None:
-    """In a stream of lines the run of another project does not exist."""
-    before = tenant.snapshot()
+def test_streamed_line_for_a_foreign_run_is_refused(tenant: Tenant, other_admin: httpx.Client) -> None:
+    """In a stream of lines the run of another project is not found."""
+    before = tenant.read_project()
     line = f'{{"run_id": "{tenant.resources.ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
     headers = {"Content-Type": "application/x-ndjson"}
-    answer = expect_json(stranger.post("/observations", content=line, headers=headers), 200)
+    answer = expect_json(other_admin.post("/observations", content=line, headers=headers), 200)
     assert (answer["accepted"], answer["error_count"], answer["runs"]) == (0, 1, [])
-    assert tenant.snapshot() == before
+    assert tenant.read_project() == before
 
 
-def test_filters_do_not_leak(service: Service, tenant: Tenant) -> None:
-    """Asking a list for another project's run, endpoint or cursor gives nothing of it."""
-    stranger = service.open_client(service.create_project())
+def test_filters_by_foreign_ids_find_nothing(service: Service, tenant: Tenant) -> None:
+    """A list filtered by a run, an endpoint or a cursor of another project is empty."""
+    other_admin = service.open_client(service.create_project())
     ids = tenant.resources.ids
     last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
     for path, query in (
@@ -306,53 +312,55 @@ def test_filters_do_not_leak(service: Service, tenant: Tenant) -> None:
         ("/deliveries", {"cursor": last}),
         ("/runs", {"name": "first"}),
     ):
-        assert expect_json(stranger.get(path, params=query), 200)["items"] == []
+        assert expect_json(other_admin.get(path, params=query), 200)["items"] == []
 
 
-def test_a_name_is_taken_in_one_project_only(service: Service) -> None:
-    """Two projects each have a run of the same name."""
+def test_run_names_are_unique_per_project(service: Service) -> None:
+    """Two projects can each have a run of the same name."""
     ids = {expect_json(service.open_client(service.create_project()).post("/runs", json={"name": "same"}), 201)["id"]}
     ids |= {expect_json(service.open_client(service.create_project()).post("/runs", json={"name": "same"}), 201)["id"]}
     assert len(ids) == 2
 
 
-def test_installation_keys(service: Service, tenant: Tenant) -> None:
-    """A key to the installation makes and lists projects and opens nothing within one; without `admin`, nothing."""
-    landlord, guest = (
+def test_installation_key_opens_installation_routes_only(service: Service, tenant: Tenant) -> None:
+    """It creates and lists projects but has no access within one; without `admin` it opens no route."""
+    installation_admin, installation_reader = (
         service.open_client(None, "admin"),
         service.open_client(None, "read"),
     )
-    expect_json(landlord.get("/projects"), 200)
+    expect_json(installation_admin.get("/projects"), 200)
     for route in ROUTES:
-        if route not in LANDLORD:
-            expect_problem(call_route(landlord, route, tenant.resources), 403)
-        expect_problem(call_route(guest, route, tenant.resources), 403)
+        if route not in INSTALLATION_ROUTES:
+            expect_problem(call_route(installation_admin, route, tenant.resources), 403)
+        expect_problem(call_route(installation_reader, route, tenant.resources), 403)
 
 
-def test_an_installation_key_makes_keys_of_projects(service: Service) -> None:
-    """Who sets up projects gives each its keys, which may do what their scopes say; the project's log has them."""
-    landlord = service.open_client(None, "admin")
-    project = expect_json(landlord.post("/projects", json={"name": "set up"}), 201)["id"]
+def test_installation_key_creates_project_keys(service: Service) -> None:
+    """The new keys have their scopes, and the project's audit log records them."""
+    installation_admin = service.open_client(None, "admin")
+    project = expect_json(installation_admin.post("/projects", json={"name": "set up"}), 201)["id"]
     body = {"name": "trainers", "scopes": ["ingest"]}
-    made = expect_json(landlord.post(f"/projects/{project}/keys", json=body), 201)
-    assert (made["name"], made["scopes"]) == ("trainers", ["ingest"])
-    trainer = service.open_client_with_key(made["key"])
+    created = expect_json(installation_admin.post(f"/projects/{project}/keys", json=body), 201)
+    assert (created["name"], created["scopes"]) == ("trainers", ["ingest"])
+    trainer = service.open_client_with_key(created["key"])
     expect_json(trainer.post("/runs", json={"name": "a"}), 201)
     expect_problem(trainer.get("/runs"), 403)
-    admin = expect_json(landlord.post(f"/projects/{project}/keys", json={"name": "head", "scopes": ["admin"]}), 201)
+    admin = expect_json(
+        installation_admin.post(f"/projects/{project}/keys", json={"name": "head", "scopes": ["admin"]}), 201
+    )
     project_admin = service.open_client_with_key(admin["key"])
     entries = expect_json(project_admin.get("/audit", params={"action": "key.made"}), 200)["items"]
     assert [(entry["actor"], entry["subject"]) for entry in entries] == [
         ("key test", "key head"),
         ("key test", "key trainers"),
     ]
-    expect_problem(landlord.post(f"/projects/{uuid4()}/keys", json=body), 404)
+    expect_problem(installation_admin.post(f"/projects/{uuid4()}/keys", json=body), 404)
     expect_problem(project_admin.post(f"/projects/{project}/keys", json=body), 403)
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"a": 1, "a": 2}'])
-def test_nothing_is_read_for_nobody(service: Service, body: bytes) -> None:
-    """What cannot be read is not looked at before there is a key: a body unfolds to many times its size."""
+def test_body_is_not_parsed_before_the_key_is_checked(service: Service, body: bytes) -> None:
+    """An invalid body without a key is a 401, as parsing can take many times its size."""
     headers = {"Content-Type": "application/json"}
     expect_problem(service.open_client_with_key(None).post("/runs", content=body, headers=headers), 401)
     expect_problem(
@@ -361,8 +369,8 @@ def test_nothing_is_read_for_nobody(service: Service, body: bytes) -> None:
     )
 
 
-def test_a_revoked_key(service: Service, tenant: Tenant) -> None:
-    """A key that was revoked opens no route any more."""
+def test_revoked_key_opens_no_route(service: Service, tenant: Tenant) -> None:
+    """Every route is a 401."""
     project, resources = tenant.project, tenant.resources
     secret = service.create_key(project)
     with service.database.transaction() as tx:

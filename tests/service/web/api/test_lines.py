@@ -1,4 +1,4 @@
-"""Lines of JSON: cut out of a stream as they stand in it, and the fast readers take nothing that is not valid."""
+"""Lines of JSON: how they are cut out of a stream, and that the fast readers accept no invalid line."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.service.web.api.test_ingest_endpoint import good, observations
+from tests.service.web.api.observation_strategies import possibly_invalid_observations, valid_observations
 
 RUN = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
 
 runs = st.sampled_from([RUN, RUN.replace("1", "2"), RUN.upper(), RUN.replace("-", ""), "", "x" * 36, 1, None])
 
-whole = st.builds(lambda point: json.dumps({"run_id": RUN} | point).encode(), good)
+valid_lines = st.builds(lambda point: json.dumps({"run_id": RUN} | point).encode(), valid_observations)
 
 
 @st.composite
-def written(draw: st.DrawFn) -> bytes:
-    """A line as somebody might write it, often wrong in one thing."""
-    point = draw(observations() | good)
+def possibly_invalid_lines(draw: st.DrawFn) -> bytes:
+    """A line as a client might write it, often invalid in one way."""
+    point = draw(possibly_invalid_observations() | valid_observations)
     document: dict[str, Any] = {"run_id": draw(runs)}
     if draw(st.integers(0, 3)) == 0:
-        document["observations"] = [point, *draw(st.lists(good, max_size=2))]
+        document["observations"] = [point, *draw(st.lists(valid_observations, max_size=2))]
     else:
         document |= point
     text = json.dumps(document, ensure_ascii=draw(st.booleans()))
@@ -56,7 +56,7 @@ def written(draw: st.DrawFn) -> bytes:
     return text.encode()
 
 
-hostile = [
+HOSTILE_LINES = [
     b'{"run_id":"%s","metric":"a","step":1,\n"value":1}{"run_id":"%s","metric":"b","step":1,"value":1}',
     b'{"run_id":"%s","metric":"a","step":1,\n"value":1}\n{"run_id":"%s","metric":"a","step":1,"value":1}{}',
     b'{"run_id":"%s","metric":"a}\n{","step":1,"value":1}\n',
@@ -78,56 +78,61 @@ hostile = [
 
 
 def read_by_model(line: bytes) -> RunObservations | None:
-    """What a reader on the model that explains refusals would take a line for."""
+    """The observations of a line according to the pydantic model, or None if that refuses it."""
     try:
-        told = LINE.validate_python(json_body.load(line))
+        parsed = LINE.validate_python(json_body.load(line))
     except (json_body.NotJson, ValidationError):
         return None
-    items = told.observations if isinstance(told, BatchLine) else [told]
+    items = parsed.observations if isinstance(parsed, BatchLine) else [parsed]
     points = tuple(PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in items)
-    return RunObservations(str(told.run_id), points)
+    return RunObservations(str(parsed.run_id), points)
 
 
-def same(found: RunObservations, expected: RunObservations | None) -> None:
+def assert_equal(actual: RunObservations, expected: RunObservations | None) -> None:
     assert expected is not None
-    assert found.run_id == expected.run_id
-    assert len(found.points) == len(expected.points)
-    for one, other in zip(found.points, expected.points, strict=True):
-        assert (one.metric, one.step, one.stderr, one.time) == (other.metric, other.step, other.stderr, other.time)
-        assert repr(one.value) == repr(other.value)
-        assert math.copysign(1, one.value) == math.copysign(1, other.value)
+    assert actual.run_id == expected.run_id
+    assert len(actual.points) == len(expected.points)
+    for actual_point, expected_point in zip(actual.points, expected.points, strict=True):
+        assert (actual_point.metric, actual_point.step, actual_point.stderr, actual_point.time) == (
+            expected_point.metric,
+            expected_point.step,
+            expected_point.stderr,
+            expected_point.time,
+        )
+        assert repr(actual_point.value) == repr(expected_point.value)
+        assert math.copysign(1, actual_point.value) == math.copysign(1, expected_point.value)
 
 
-def agree(block: bytes) -> None:
-    """The reader of blocks and that of lines take a line for what the model takes it for, or refuse it."""
-    found = flat(block)
-    if found is not None:
-        for point, line in zip(found, block.split(b"\n"), strict=True):
-            same(RunObservations(point.run_id, (point,)), read_by_model(line))
+def assert_readers_agree(block: bytes) -> None:
+    """The fast readers of blocks and of lines return what the model returns, or refuse the line."""
+    block_points = flat(block)
+    if block_points is not None:
+        for point, line in zip(block_points, block.split(b"\n"), strict=True):
+            assert_equal(RunObservations(point.run_id, (point,)), read_by_model(line))
     for line in block.split(b"\n"):
         try:
-            told = read(line)
+            observations = read(line)
         except BadLine:
             assert read_by_model(line) is None
         else:
-            same(told, read_by_model(line))
+            assert_equal(observations, read_by_model(line))
 
 
-@given(st.lists(written() | whole, min_size=1, max_size=4))
-def test_takes_nothing_that_is_not_valid(block: list[bytes]) -> None:
-    """Lines are taken for what the model that explains refusals takes them for, and refused where it refuses them."""
-    agree(b"\n".join(block))
+@given(st.lists(possibly_invalid_lines() | valid_lines, min_size=1, max_size=4))
+def test_fast_readers_agree_with_the_model(block: list[bytes]) -> None:
+    """A line is read as the pydantic model reads it, and refused where that refuses it."""
+    assert_readers_agree(b"\n".join(block))
 
 
-@pytest.mark.parametrize("block", hostile)
-def test_hostile_lines(block: bytes) -> None:
-    """Neither broken lines nor lines that say a thing twice are taken for something else."""
-    agree(block.replace(b"%s", RUN.encode()))
+@pytest.mark.parametrize("block", HOSTILE_LINES)
+def test_malformed_or_ambiguous_lines_are_not_misread(block: bytes) -> None:
+    """Broken lines and lines with a repeated name are refused or read as the model reads them."""
+    assert_readers_agree(block.replace(b"%s", RUN.encode()))
 
 
-@given(st.lists(whole, min_size=1, max_size=6))
-def test_takes_what_is_plain(block: list[bytes]) -> None:
-    """Plain lines do go the fast way, all at once."""
+@given(st.lists(valid_lines, min_size=1, max_size=6))
+def test_valid_lines_take_the_fast_path(block: list[bytes]) -> None:
+    """A block of valid lines without escapes is read at once."""
     if not any(b"\\" in line for line in block):
         assert flat(b"\n".join(block)) is not None
 
@@ -138,17 +143,19 @@ def test_takes_what_is_plain(block: list[bytes]) -> None:
     st.booleans(),
 )
 @example([b"x" * MOST_LINE_BYTES, b"x" * (MOST_LINE_BYTES + 1), b"y"], [], False)
-def test_cutting(expected: list[bytes], sizes: list[int], ended: bool) -> None:
-    """Lines are the same however the stream is cut into pieces, but for those that are too long."""
-    body = b"\n".join(expected) + (b"\n" if ended else b"")
-    cutter, found, at = Cutter(), list[bytes | None](), 0
+def test_lines_do_not_depend_on_how_the_stream_is_cut(
+    expected: list[bytes], sizes: list[int], ends_with_newline: bool
+) -> None:
+    """Whatever the size of the pieces, the same lines come out; lines over the limit are dropped."""
+    body = b"\n".join(expected) + (b"\n" if ends_with_newline else b"")
+    cutter, lines, position = Cutter(), list[bytes | None](), 0
     for size in [*sizes, *[60_000] * (len(body) // 60_000 + 1)]:
-        for block in cutter.blocks(body[at : at + size]):
-            found += block.split(b"\n") if block is not None else [None]
-        at += size
-    found.append(cutter.rest())
-    wanted = [line if len(line) <= MOST_LINE_BYTES else None for line in body.split(b"\n")]
-    assert found == wanted
+        for block in cutter.blocks(body[position : position + size]):
+            lines += block.split(b"\n") if block is not None else [None]
+        position += size
+    lines.append(cutter.rest())
+    expected_lines = [line if len(line) <= MOST_LINE_BYTES else None for line in body.split(b"\n")]
+    assert lines == expected_lines
 
 
 @pytest.mark.parametrize(
@@ -168,8 +175,8 @@ def test_cutting(expected: list[bytes], sizes: list[int], ended: bool) -> None:
         (b"[]", "valid dictionary"),
     ],
 )
-def test_says_what_is_wrong(line: bytes, words: str) -> None:
-    """A bad line is told in few words, with the place in it."""
+def test_bad_line_is_explained_briefly_with_its_place(line: bytes, words: str) -> None:
+    """The error names the column or field, and stays under 700 characters."""
     with pytest.raises(BadLine) as caught:
         read(line.replace(b"%s", RUN.encode()))
     assert words in caught.value.detail

@@ -1,4 +1,4 @@
-"""Endpoints that get e-mail: their addresses go with their format."""
+"""Endpoints that receive e-mail: an address needs the format `email`, and the format an address."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tests.service.web.api.conftest import Service
 
 
 @pytest.mark.parametrize("url", ["mailto:ops@example.org", "mailto:owner"])
-def test_an_endpoint_may_be_an_address(service: Service, url: str) -> None:
-    """It is made, shown, recorded by its address, and its test says that there is no mail server."""
+def test_email_endpoint_is_created_and_tested(service: Service, url: str) -> None:
+    """It is listed and audited by its address, and its test says that no mail server is configured."""
     admin = service.open_client(service.create_project())
-    made = expect_json(admin.post("/endpoints", json=ENDPOINT | {"url": url, "format": "email"}), 201)
-    assert made["url"] == url
+    endpoint = expect_json(admin.post("/endpoints", json=ENDPOINT | {"url": url, "format": "email"}), 201)
+    assert endpoint["url"] == url
     assert expect_json(admin.get("/audit"), 200)["items"][0]["details"]["host"] == url
-    tested = expect_json(admin.post(f"/endpoints/{made['id']}/test"), 200)
+    tested = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
     assert (tested["delivered"], tested["error"]) == (False, "not sent: EVALSTOP_SMTP_HOST is not set")
-    expect_problem(admin.patch(f"/endpoints/{made['id']}", json={"format": "slack"}), 422)
+    expect_problem(admin.patch(f"/endpoints/{endpoint['id']}", json={"format": "slack"}), 422)
     assert expect_json(admin.get("/endpoints"), 200)["items"][0]["format"] == "email"
 
 
@@ -32,7 +32,7 @@ def test_an_endpoint_may_be_an_address(service: Service, url: str) -> None:
         {"url": "mailto:", "format": "email"},
     ],
 )
-def test_addresses_and_formats_that_do_not_fit_are_refused(service: Service, wrong: dict[str, str]) -> None:
-    """One address and nothing beside it, with the format email and no other."""
+def test_mismatched_address_and_format_is_refused(service: Service, wrong: dict[str, str]) -> None:
+    """The URL must be one plain address with the format `email`, and no other combination."""
     admin = service.open_client(service.create_project())
     expect_problem(admin.post("/endpoints", json=ENDPOINT | wrong), 422)

@@ -1,4 +1,4 @@
-"""What a new user gets wrong is answered with what was meant."""
+"""Common mistakes of new users are answered with what was probably meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = ON_SQLITE
 
 
 @pytest.mark.parametrize(
-    ("body", "pointer", "meant"),
+    ("body", "pointer", "suggestion"),
     [
         ({"polcy": "paper"}, "/polcy", "there is no such field; did you mean 'policy'?"),
         ({"metrics": {"gold": "eval"}}, "/metrics/gold", "this should be an object"),
@@ -25,40 +25,40 @@ pytestmark = ON_SQLITE
         ({"mode": "enforced"}, "/mode", "did you mean 'enforce'?"),
     ],
 )
-def test_a_mistyped_word_is_one_error_that_says_what_was_meant(
-    admin: httpx.Client, body: dict[str, Any], pointer: str, meant: str
+def test_mistyped_word_is_one_error_with_a_suggestion(
+    admin: httpx.Client, body: dict[str, Any], pointer: str, suggestion: str
 ) -> None:
-    """The pointer leads to the word as it was sent, and the answer has a code that programs can go by."""
+    """The pointer names the word as it was sent, and the problem has a code for programs."""
     document = expect_problem(admin.post("/runs", json={"name": "x"} | body), 422)
     (error,) = document["errors"]
     assert error["pointer"] == pointer
-    assert meant in error["detail"]
+    assert suggestion in error["detail"]
     assert document["code"] == "invalid_request"
 
 
-def test_an_unknown_parameter_is_refused(admin: httpx.Client) -> None:
-    """A filter that is passed over would list what was not asked for."""
+def test_unknown_query_parameter_is_refused(admin: httpx.Client) -> None:
+    """An ignored filter would list runs that were not asked for."""
     (error,) = expect_problem(admin.get("/runs", params={"stat": "running"}), 422)["errors"]
     assert error == {"pointer": "query stat", "detail": "there is no such parameter; did you mean 'status'?"}
     assert "no parameters" in expect_problem(admin.get("/project", params={"name": "x"}), 422)["detail"]
 
 
-def test_a_slash_at_the_end_is_redirected(admin: httpx.Client) -> None:
-    """With the method, the body and the query that were sent."""
-    document = expect_problem(moved := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
-    assert (moved.headers["location"], document["code"]) == ("/api/v1/runs?a=1", "moved")
+def test_trailing_slash_is_redirected(admin: httpx.Client) -> None:
+    """The redirect keeps the method, the body and the query."""
+    document = expect_problem(response := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
+    assert (response.headers["location"], document["code"]) == ("/api/v1/runs?a=1", "moved")
     expect_problem(admin.get("/nosuch/"), 404)
 
 
-def test_a_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
-    """The header holds the key alone."""
+def test_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
+    """An Authorization header that holds the key alone is answered with the missing scheme."""
     bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
     for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
         assert "without the scheme before it" in expect_problem(answer, 401)["detail"]
 
 
-def test_a_key_that_is_not_known_is_told_from_a_missing_one(admin: httpx.Client) -> None:
-    """Whoever sent a key does not have to look for the header."""
+def test_unknown_key_is_distinguished_from_a_missing_one(admin: httpx.Client) -> None:
+    """The detail says whether the key is unknown or the header is missing."""
     assert (
         "the key is unknown"
         in expect_problem(admin.get("/runs", headers={"Authorization": "Bearer esk_nosuch"}), 401)["detail"]
@@ -66,12 +66,12 @@ def test_a_key_that_is_not_known_is_told_from_a_missing_one(admin: httpx.Client)
     assert "send `Authorization" in expect_problem(admin.get("/runs", headers={"Authorization": ""}), 401)["detail"]
 
 
-def test_what_nobody_watches_is_listed_until_the_eval_has_come(admin: httpx.Client) -> None:
-    """A mistyped name stands among the unwatched beside the one that is missing; so does an eval nobody recognizes."""
+def test_unwatched_metrics_are_listed_until_the_eval_arrives(admin: httpx.Client) -> None:
+    """Until then a mistyped name is listed as unwatched beside the missing one, as is an unrecognized eval."""
     declared = expect_json(
         admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": {"gold": {"role": "eval"}}}), 201
     )
-    left = expect_json(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": "auto"}), 201)
+    undeclared = expect_json(admin.post("/runs", json={"name": uuid.uuid4().hex, "metrics": "auto"}), 201)
 
     def post(run: dict[str, Any], step: int, *metrics: str) -> tuple[dict[str, str], list[str]]:
         points = [{"metric": metric, "step": step, "value": 0.5} for metric in metrics]
@@ -80,18 +80,18 @@ def test_what_nobody_watches_is_listed_until_the_eval_has_come(admin: httpx.Clie
 
     assert post(declared, 1, "gould") == ({"gold": "eval"}, ["gould"])
     assert post(declared, 2, "gold") == ({}, [])
-    assert post(left, 1, "quality", "reward") == ({}, ["quality"])
-    assert post(left, 2, "eval_accuracy") == ({}, [])
+    assert post(undeclared, 1, "quality", "reward") == ({}, ["quality"])
+    assert post(undeclared, 2, "eval_accuracy") == ({}, [])
 
 
-def test_mlflow_without_its_prefix_is_told_where_it_is(admin: httpx.Client) -> None:
-    """A tracking URI that lacks the path of MLflow's API."""
+def test_mlflow_path_without_its_prefix_gets_a_hint(admin: httpx.Client) -> None:
+    """A tracking URI without the prefix of MLflow's API is answered with the right ending."""
     url = admin.base_url.copy_with(path="/api/2.0/mlflow/experiments/search")
     assert "the URI ends in /mlflow" in expect_problem(admin.post(url, json={}), 404)["detail"]
 
 
-def test_every_code_is_explained(admin: httpx.Client) -> None:
-    """The type of a problem leads to what its code means."""
+def test_problem_type_links_to_its_explanation(admin: httpx.Client) -> None:
+    """The page of problems has an anchor for each code."""
     document = expect_problem(admin.get("/nosuch"), 404)
     page = admin.get(admin.base_url.copy_with(path="/problems"))
     assert page.status_code == 200

@@ -1,4 +1,4 @@
-"""Figures of precision over HTTP, the cases behind them, and the rollout stage that they earn."""
+"""Precision over HTTP: the figures, the cases behind them, and the rollout stage that they earn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
 
-def test_figures_lead_to_their_cases(service: Service) -> None:
-    """Each group says its figures with their intervals, and where the cases behind each count are listed."""
+def test_each_count_links_to_its_cases(service: Service) -> None:
+    """Each group has its figures with intervals and, for each count, a link to the cases."""
     project = service.create_project()
     admin = service.open_client(project)
     opened = expect_json(admin.post("/runs", json={"name": "r", "policy": "paper"}), 201)
@@ -26,27 +26,27 @@ def test_figures_lead_to_their_cases(service: Service) -> None:
     insert_cases(service.database, run, 9, job_kind="dpo")
     insert_cases(service.database, run, 3, outcome="wrong", run_outcome="healthy")
     insert_cases(service.database, run, 20, treatment=None, run_outcome="healthy")
-    (whole,) = expect_json(admin.get("/precision"), 200)["groups"]
-    assert whole["precision"]["value"] == 0.75
-    assert whole["precision"]["low"] < 0.75 < whole["precision"]["high"]
-    assert whole["recall"]["value"] == 1
-    assert whole["false_stops_per_healthy_run"]["value"] == pytest.approx(3 / 23)
+    (total,) = expect_json(admin.get("/precision"), 200)["groups"]
+    assert total["precision"]["value"] == 0.75
+    assert total["precision"]["low"] < 0.75 < total["precision"]["high"]
+    assert total["recall"]["value"] == 1
+    assert total["false_stops_per_healthy_run"]["value"] == pytest.approx(3 / 23)
     groups = expect_json(admin.get("/precision", params={"group_by": ["policy", "month"], "job_kind": "dpo"}), 200)[
         "groups"
     ]
-    assert [(one["policy"]["name"], one["begins"], one["counts"]["observed"]["right"]) for one in groups] == [
+    assert [(group["policy"]["name"], group["begins"], group["counts"]["observed"]["right"]) for group in groups] == [
         ("paper", "2026-01-01", 9)
     ]
     listed = expect_json(admin.get(groups[0]["cases"]["observed"]["right"].removeprefix("/api/v1"), params=None), 200)
     assert len(listed["items"]) == 9
-    assert {one["run_id"] for one in listed["items"]} == {opened["id"]}
+    assert {case["run_id"] for case in listed["items"]} == {opened["id"]}
     first = expect_json(admin.get("/cases", params={"limit": 30}), 200)
     rest = expect_json(admin.get("/cases", params={"limit": 30, "cursor": first["next_cursor"]}), 200)
     assert (len(first["items"]), len(rest["items"]), rest["next_cursor"]) == (30, 2, None)
 
 
-def test_what_cannot_be_asked(service: Service) -> None:
-    """Two periods at once and a cursor of somebody's own make are refused, with what may be said instead."""
+def test_two_periods_and_foreign_cursors_are_refused(service: Service) -> None:
+    """Grouping by two periods and a cursor that no page gave are 422 with advice."""
     reader = service.open_client(service.create_project(), "read")
     assert (
         "two periods" in expect_problem(reader.get("/precision", params={"group_by": ["day", "week"]}), 422)["detail"]
@@ -55,39 +55,38 @@ def test_what_cannot_be_asked(service: Service) -> None:
         assert "omit it to begin" in expect_problem(reader.get("/cases", params={"cursor": cursor}), 422)["detail"]
 
 
-def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
-    """A policy with a rollout stage to earn begins in shadow; changed terms leave it there; without, modes count."""
+def test_rollout_stage_is_set_changed_and_removed(service: Service) -> None:
+    """The stage starts in shadow and stays there when its terms change; without one the mode of the run counts."""
     admin = service.open_client(service.create_project())
     path = "/policies/early/rollout-stage"
     assert "mode of its runs" in expect_problem(admin.get(path), 404)["detail"]
-    held = expect_json(admin.put(path, json={"required_precision": 0.9}), 200)
-    assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == (
+    stage = expect_json(admin.put(path, json={"required_precision": 0.9}), 200)
+    assert (stage["stage"], stage["version"], stage["canary_share"], stage["numbers"]) == (
         "shadow",
         1,
         0.2,
         {"precision": None, "precision_since": None},
     )
-    lacking = dict.fromkeys(("duration", "evals", "gpu_hours", "key_and_day"), 0)
-    assert held["cases"] == {"counted": 0, "not_counted": lacking}
+    not_counted = dict.fromkeys(("duration", "evals", "gpu_hours", "key_and_day"), 0)
+    assert stage["cases"] == {"counted": 0, "not_counted": not_counted}
     changed = expect_json(admin.put(path, json={"required_precision": 0.8, "canary_share": 0.5}), 200)
-    assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == expect_json(admin.get(path), 200)
+    assert changed == stage | {"required_precision": 0.8, "canary_share": 0.5} == expect_json(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]
     expect_problem(admin.get(path), 404)
     expect_problem(admin.put("/policies/nosuch/rollout-stage", json={"required_precision": 0.9}), 404)
-    for line in (0.4, 1.0, "NaN"):
-        expect_problem(admin.put(path, json={"required_precision": line}), 422)
+    for precision in (0.4, 1.0, "NaN"):
+        expect_problem(admin.put(path, json={"required_precision": precision}), 422)
 
 
-def test_a_policy_is_promoted_and_demoted(service: Service) -> None:
-    """It moves up by a confirmed proposal, and back to shadow at an admin's word, whose reason is on record; then its
-    old cases do not earn the step again."""
+def test_promotion_needs_a_confirmation_and_demotion_a_reason(service: Service) -> None:
+    """After a demotion the cases that earned the earlier promotion no longer count."""
     admin = service.open_client(service.create_project())
     path = "/policies/early/rollout-stage"
-    why = {"reason": "the eval set was replaced"}
-    expect_problem(admin.post("/policies/nosuch/rollout-stage/demote", json=why), 404)
-    expect_problem(admin.post(f"{path}/demote", json=why), 409)
+    demotion = {"reason": "the eval set was replaced"}
+    expect_problem(admin.post("/policies/nosuch/rollout-stage/demote", json=demotion), 404)
+    expect_problem(admin.post(f"{path}/demote", json=demotion), 409)
     expect_json(admin.put(path, json={"required_precision": 0.8}), 200)
-    assert "above shadow" in expect_problem(admin.post(f"{path}/demote", json=why), 409)["detail"]
+    assert "above shadow" in expect_problem(admin.post(f"{path}/demote", json=demotion), 409)["detail"]
     project_id = UUID(expect_json(admin.get("/project"), 200)["id"])
     opened = expect_json(admin.post("/runs", json={"name": "r", "policy": "early"}), 201)
     with service.database.reading() as tx:
@@ -99,12 +98,12 @@ def test_a_policy_is_promoted_and_demoted(service: Service) -> None:
     assert expect_json(admin.post(f"/proposals/{proposal['id']}/confirm"), 200)["state"] == "confirmed"
     assert expect_json(admin.get(path), 200)["stage"] == "canary"
     expect_problem(admin.post(f"{path}/demote", json={"reason": ""}), 422)
-    demoted = expect_json(admin.post(f"{path}/demote", json=why), 200)
+    demoted = expect_json(admin.post(f"{path}/demote", json=demotion), 200)
     assert (demoted["stage"], demoted["cases"]["counted"]) == ("shadow", 40)
     assert expect_json(admin.get(path), 200) == demoted
-    moved = expect_json(admin.get("/audit"), 200)["items"][0]
-    assert (moved["action"], moved["actor"], moved["subject"]) == ("rollout_stage.moved", "key test", "policy early")
-    assert (moved["details"]["from"], moved["details"]["to"]) == ("canary", "shadow")
-    assert moved["details"]["reason"] == why["reason"]
+    entry = expect_json(admin.get("/audit"), 200)["items"][0]
+    assert (entry["action"], entry["actor"], entry["subject"]) == ("rollout_stage.moved", "key test", "policy early")
+    assert (entry["details"]["from"], entry["details"]["to"]) == ("canary", "shadow")
+    assert entry["details"]["reason"] == demotion["reason"]
     rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
     assert expect_json(admin.get("/proposals", params={"state": "open"}), 200)["items"] == []

@@ -1,4 +1,4 @@
-"""What was sent, sent once more, and a test of an endpoint, over HTTP on both databases."""
+"""Replays of deliveries, and tests of endpoints, over HTTP."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply,
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
-def deliver(service: Service, until: Callable[[], bool]) -> None:
-    """Run a worker until the condition holds."""
+def run_worker_until(service: Service, condition: Callable[[], bool]) -> None:
+    """Run a delivery worker until the condition holds."""
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -33,7 +33,7 @@ def deliver(service: Service, until: Callable[[], bool]) -> None:
             worker = DeliveryWorker(service.database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
             running = asyncio.create_task(worker.run(stop))
             try:
-                await reach(until, running)
+                await reach(condition, running)
             finally:
                 stop.set()
                 await running
@@ -41,8 +41,8 @@ def deliver(service: Service, until: Callable[[], bool]) -> None:
     asyncio.run(run())
 
 
-def stopped_run(admin: httpx.Client) -> str:
-    """A run that the paper's rule has just stopped; the id of its decision."""
+def stop_a_run(admin: httpx.Client) -> str:
+    """Open a run that the policy `paper` stops, and return the id of its decision."""
     run = expect_json(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)
     expect_json(admin.post(f"/runs/{run['id']}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
     expect_json(admin.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
@@ -50,85 +50,85 @@ def stopped_run(admin: httpx.Client) -> str:
     return decision
 
 
-def all_settled(admin: httpx.Client) -> Callable[[], bool]:
+def no_delivery_waits(admin: httpx.Client) -> Callable[[], bool]:
     return lambda: not expect_json(admin.get("/deliveries", params={"state": "waiting"}), 200)["items"]
 
 
-def test_the_log_of_a_delivery(service: Service, admin: httpx.Client) -> None:
-    """A delivery shows what is sent, without a signature, and where each attempt went and what came back."""
+def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: httpx.Client) -> None:
+    """The request is shown without a signature, and each attempt with its URL, status and response."""
     with FakeEndpoint(lambda _request, number: Reply(503 if number == 0 else 200, body=b"thanks")) as fake:
         types = ["run.stop_requested"]
         secret = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
-        stopped_run(admin)
-        deliver(service, all_settled(admin))
+        stop_a_run(admin)
+        run_worker_until(service, no_delivery_waits(admin))
     (listed,) = expect_json(admin.get("/deliveries"), 200)["items"]
-    shown = expect_json(admin.get(f"/deliveries/{listed['id']}"), 200)
-    assert [(one["status_code"], one["url"], one["answer"]) for one in shown["log"]] == [
+    delivery = expect_json(admin.get(f"/deliveries/{listed['id']}"), 200)
+    assert [(attempt["status_code"], attempt["url"], attempt["answer"]) for attempt in delivery["log"]] == [
         (503, fake.url, "thanks"),
         (200, fake.url, "thanks"),
     ]
-    assert shown["request"]["body"].encode() == fake.received[0].body
-    assert shown["request"]["headers"]["webhook-id"] == fake.ids()[0]
-    assert "webhook-signature" not in shown["request"]["headers"]
-    assert secret not in json.dumps(shown)
+    assert delivery["request"]["body"].encode() == fake.received[0].body
+    assert delivery["request"]["headers"]["webhook-id"] == fake.ids()[0]
+    assert "webhook-signature" not in delivery["request"]["headers"]
+    assert secret not in json.dumps(delivery)
 
 
-def test_a_delivery_is_replayed(service: Service, admin: httpx.Client) -> None:
-    """What was delivered can be sent again: a new delivery, under the same id."""
+def test_replay_of_a_delivery_repeats_the_event(service: Service, admin: httpx.Client) -> None:
+    """The replay is a new delivery of the same event."""
     with FakeEndpoint(Reply()) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
-        stopped_run(admin)
-        deliver(service, all_settled(admin))
-        (past,) = expect_json(admin.get("/deliveries"), 200)["items"]
-        again = expect_json(admin.post(f"/deliveries/{past['id']}/replay"), 201)
-        assert again["id"] != past["id"]
-        assert again["event_id"] == past["event_id"]
-        deliver(service, all_settled(admin))
-    assert fake.ids() == [past["event_id"]] * 2
+        stop_a_run(admin)
+        run_worker_until(service, no_delivery_waits(admin))
+        (first,) = expect_json(admin.get("/deliveries"), 200)["items"]
+        replayed = expect_json(admin.post(f"/deliveries/{first['id']}/replay"), 201)
+        assert replayed["id"] != first["id"]
+        assert replayed["event_id"] == first["event_id"]
+        run_worker_until(service, no_delivery_waits(admin))
+    assert fake.ids() == [first["event_id"]] * 2
 
 
-def test_a_time_is_replayed(service: Service, admin: httpx.Client) -> None:
-    """An endpoint that came late is given what it missed, in order; the answer counts it."""
-    stopped_run(admin)
+def test_replay_of_a_period_sends_missed_events(service: Service, admin: httpx.Client) -> None:
+    """A new endpoint gets the events since the given time, filtered by type; the response counts them."""
+    stop_a_run(admin)
     with FakeEndpoint(Reply()) as fake:
         late = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": EVERY_EVENT}), 201)
         path = f"/endpoints/{late['id']}/replay"
-        done = expect_json(admin.post(path, json={"since": LONG_AGO}), 200)
-        assert (done["passed_over"], done["next_after"]) == (0, None)
-        assert done["replayed"] >= 2
-        deliver(service, all_settled(admin))
-        assert len(fake.received) == done["replayed"]
-        types = [json.loads(one.body)["type"] for one in fake.received]
+        result = expect_json(admin.post(path, json={"since": LONG_AGO}), 200)
+        assert (result["passed_over"], result["next_after"]) == (0, None)
+        assert result["replayed"] >= 2
+        run_worker_until(service, no_delivery_waits(admin))
+        assert len(fake.received) == result["replayed"]
+        types = [json.loads(delivery.body)["type"] for delivery in fake.received]
         assert "run.stop_requested" in types
-        only = expect_json(admin.post(path, json={"since": LONG_AGO, "types": ["run.stop_requested"]}), 200)
-        assert only["replayed"] == 1
+        filtered = expect_json(admin.post(path, json={"since": LONG_AGO, "types": ["run.stop_requested"]}), 200)
+        assert filtered["replayed"] == 1
         assert expect_json(admin.post(path, json={"since": LONG_AGO, "until": LONG_AGO}), 200)["replayed"] == 0
-        turned = {"since": LONG_AGO, "until": "1999-01-01T00:00:00Z"}
-        assert "before it begins" in expect_problem(admin.post(path, json=turned), 422)["detail"]
+        reversed_period = {"since": LONG_AGO, "until": "1999-01-01T00:00:00Z"}
+        assert "before it begins" in expect_problem(admin.post(path, json=reversed_period), 422)["detail"]
 
 
-def test_a_stop_that_holds_no_longer_is_not_replayed(service: Service) -> None:
-    """What a person let go on is not stopped by a replay, be it of a time or of one delivery."""
+def test_vetoed_stop_is_not_replayed(service: Service) -> None:
+    """Neither a period nor a single delivery replays a stop that is pending or vetoed."""
     admin = service.open_client(service.create_project(veto_window_seconds=3600))
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
     endpoint = expect_json(admin.post("/endpoints", json=body), 201)
-    decision = stopped_run(admin)
+    decision = stop_a_run(admin)
     path = f"/endpoints/{endpoint['id']}/replay"
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
     pending = expect_json(admin.post(path, json=stops), 200)
-    assert (pending["replayed"], pending["passed_over"]) == (0, 1), "it is within its veto window"
+    assert (pending["replayed"], pending["passed_over"]) == (0, 1), "the stop is within its veto window"
     expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
     (cancelled,) = expect_json(admin.get("/deliveries"), 200)["items"]
     assert expect_json(admin.post(path, json=stops), 200)["replayed"] == 0
     expect_problem(admin.post(f"/deliveries/{cancelled['id']}/replay"), 409)
 
 
-def test_a_stop_that_was_undone_is_not_retried(service: Service, admin: httpx.Client) -> None:
-    """A stop that was refused and then taken back is not sent again by hand."""
+def test_undone_stop_is_not_retried(service: Service, admin: httpx.Client) -> None:
+    """A dead delivery of a stop that was undone cannot be retried."""
     with FakeEndpoint(Reply(400)) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
-        decision = stopped_run(admin)
-        deliver(service, all_settled(admin))
+        decision = stop_a_run(admin)
+        run_worker_until(service, no_delivery_waits(admin))
         (dead,) = expect_json(admin.get("/deliveries"), 200)["items"]
         assert dead["state"] == "dead"
         expect_json(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)
@@ -136,47 +136,47 @@ def test_a_stop_that_was_undone_is_not_retried(service: Service, admin: httpx.Cl
     assert len(fake.received) == 1
 
 
-def test_a_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> None:
-    """Once the run went on in a new attempt, the stop of the one before is not for it."""
+def test_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> None:
+    """After a resume the stop of the previous attempt is skipped."""
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
     endpoint = expect_json(admin.post("/endpoints", json=body), 201)
-    stopped_run(admin)
+    stop_a_run(admin)
     run = expect_json(admin.get("/runs"), 200)["items"][0]
     expect_json(admin.post(f"/runs/{run['id']}/resume", json={"step": 1}), 200)
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
-    done = expect_json(admin.post(f"/endpoints/{endpoint['id']}/replay", json=stops), 200)
-    assert (done["replayed"], done["passed_over"]) == (0, 1)
+    result = expect_json(admin.post(f"/endpoints/{endpoint['id']}/replay", json=stops), 200)
+    assert (result["replayed"], result["passed_over"]) == (0, 1)
 
 
-@pytest.mark.parametrize("form", ["standard", "slack"])
-def test_an_endpoint_is_tried(admin: httpx.Client, form: str) -> None:
-    """A test arrives at once, signed and in the endpoint's format, and the answer comes back; it is no delivery."""
+@pytest.mark.parametrize("format_name", ["standard", "slack"])
+def test_endpoint_test_is_signed_and_returns_the_response(admin: httpx.Client, format_name: str) -> None:
+    """The test is sent at once in the endpoint's format, and adds no delivery."""
     with FakeEndpoint(Reply(202, body=b"got it")) as fake:
-        endpoint = expect_json(admin.post("/endpoints", json={"url": fake.url, "format": form}), 201)
-        tried = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
-    assert (tried["delivered"], tried["status_code"], tried["answer"]) == (True, 202, "got it")
+        endpoint = expect_json(admin.post("/endpoints", json={"url": fake.url, "format": format_name}), 201)
+        result = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
+    assert (result["delivered"], result["status_code"], result["answer"]) == (True, 202, "got it")
     (received,) = fake.received
-    assert received.headers["webhook-id"] == tried["event_id"]
-    told: dict[str, Any] = Webhook(endpoint["secret"]).verify(received.body, received.headers)
-    assert told["type"] == "endpoint.test" if form == "standard" else "blocks" in told
+    assert received.headers["webhook-id"] == result["event_id"]
+    body: dict[str, Any] = Webhook(endpoint["secret"]).verify(received.body, received.headers)
+    assert body["type"] == "endpoint.test" if format_name == "standard" else "blocks" in body
     assert expect_json(admin.get("/deliveries"), 200)["items"] == []
 
 
-def test_a_failing_endpoint_is_told_of(admin: httpx.Client) -> None:
-    """A test says what went wrong; where nothing is sent, or nothing may be, it is refused."""
+def test_failed_endpoint_test_returns_the_error(admin: httpx.Client) -> None:
+    """A disabled endpoint and a pull endpoint cannot be tested."""
     with FakeEndpoint(Reply(500, body=b"oh no")) as fake:
         endpoint = expect_json(admin.post("/endpoints", json={"url": fake.url}), 201)
-        tried = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
-        assert (tried["delivered"], tried["status_code"], tried["answer"]) == (False, 500, "oh no")
+        result = expect_json(admin.post(f"/endpoints/{endpoint['id']}/test"), 200)
+        assert (result["delivered"], result["status_code"], result["answer"]) == (False, 500, "oh no")
         expect_json(admin.patch(f"/endpoints/{endpoint['id']}", json={"enabled": False}), 200)
         expect_problem(admin.post(f"/endpoints/{endpoint['id']}/test"), 409)
-    pulled = expect_json(admin.post("/pull/endpoints", json={"name": "node"}), 201)
-    expect_problem(admin.post(f"/endpoints/{pulled['id']}/test"), 409)
+    pull_endpoint = expect_json(admin.post("/pull/endpoints", json={"name": "node"}), 201)
+    expect_problem(admin.post(f"/endpoints/{pull_endpoint['id']}/test"), 409)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "169.254.169.254", "[fd00:ec2::254]", "2852039166", "[::ffff:10.0.0.1]"])
-def test_an_endpoint_inside_is_refused(admin: httpx.Client, host: str) -> None:
-    """A URL that leads inside is refused when the endpoint is made or changed, with what would allow it."""
+def test_endpoint_with_a_private_address_is_refused(admin: httpx.Client, host: str) -> None:
+    """Creating and changing an endpoint name the setting that would allow the address."""
     body = {"url": f"http://{host}/hook"}
     for response in (
         admin.post("/endpoints", json=body),
@@ -190,8 +190,8 @@ def test_an_endpoint_inside_is_refused(admin: httpx.Client, host: str) -> None:
         assert "EVALSTOP_WEBHOOK_NETWORKS" in error["detail"]
 
 
-def test_schemas_are_served(admin: httpx.Client) -> None:
-    """Every type of event has a schema at its own address, and all are answered together."""
-    admin_and_resources = expect_json(admin.get("/events/schemas"), 200)
-    assert expect_json(admin.get("/events/schemas/run.stopped"), 200) == admin_and_resources["run.stopped"]
+def test_event_schemas_are_served(admin: httpx.Client) -> None:
+    """Each event type has a schema at its own path and in the list of all."""
+    schemas = expect_json(admin.get("/events/schemas"), 200)
+    assert expect_json(admin.get("/events/schemas/run.stopped"), 200) == schemas["run.stopped"]
     expect_problem(admin.get("/events/schemas/run.unheard_of"), 404)

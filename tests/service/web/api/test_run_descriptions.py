@@ -1,4 +1,4 @@
-"""Owner, group, tags and notes of runs by HTTP: said when a run is opened, changed afterwards, searched by."""
+"""Owner, group, tags and notes of runs over HTTP: set on opening, changed later, and used as filters."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from tests.fixtures.http_server import start_server
 from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
-SAID = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
+DESCRIPTION = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
 
 
-def test_what_is_said_of_a_run_is_kept_changed_and_found(service: Service) -> None:
-    """An opening fills what is empty and changes nothing that people wrote; null takes it away; filters find it."""
+def test_description_is_set_changed_and_filtered_by(service: Service) -> None:
+    """Opening a run again fills empty fields only, null clears a field, and lists are filtered by each."""
     admin = service.open_client(service.create_project())
-    run = expect_json(admin.post("/runs", json={"name": "one", "labels": {"team": "a=b"}, **SAID}), 201)
-    assert {name: run[name] for name in SAID} == SAID
+    run = expect_json(admin.post("/runs", json={"name": "one", "labels": {"team": "a=b"}, **DESCRIPTION}), 201)
+    assert {name: run[name] for name in DESCRIPTION} == DESCRIPTION
     other = expect_json(admin.post("/runs", json={"name": "two"}), 201)
-    assert [other[name] for name in SAID] == [None, None, [], ""]
+    assert [other[name] for name in DESCRIPTION] == [None, None, [], ""]
 
     changed = expect_json(
         admin.patch(f"/runs/{run['id']}", json={"notes": "read by a person", "tags": ["b", "b"]}), 200
     )
-    assert {name: changed[name] for name in SAID} == SAID | {"notes": "read by a person", "tags": ["b"]}
-    again = expect_json(admin.post("/runs", json={"name": "one", **SAID}), 200)
-    assert (again["notes"], again["tags"]) == ("read by a person", ["b"])
+    assert {name: changed[name] for name in DESCRIPTION} == DESCRIPTION | {"notes": "read by a person", "tags": ["b"]}
+    reopened = expect_json(admin.post("/runs", json={"name": "one", **DESCRIPTION}), 200)
+    assert (reopened["notes"], reopened["tags"]) == ("read by a person", ["b"])
     assert expect_json(admin.patch(f"/runs/{other['id']}", json={"owner": "lee"}), 200)["owner"] == "lee"
-    assert expect_json(admin.post("/runs", json={"name": "two", **SAID}), 200)["group"] == "ppo-7b"
+    assert expect_json(admin.post("/runs", json={"name": "two", **DESCRIPTION}), 200)["group"] == "ppo-7b"
 
     terms = {"policy": run["policy"]["name"], "mode": run["mode"]}
     for query, names in (
@@ -43,17 +43,17 @@ def test_what_is_said_of_a_run_is_kept_changed_and_found(service: Service) -> No
         ({"limit": 1}, ["two"]),
         ({"limit": 1, "cursor": other["id"]}, ["one"]),
     ):
-        found = expect_json(admin.get("/runs", params=query), 200)["items"]
-        assert [item["name"] for item in found] == names, query
+        items = expect_json(admin.get("/runs", params=query), 200)["items"]
+        assert [item["name"] for item in items] == names, query
 
-    assert expect_json(admin.patch(f"/runs/{run['id']}", json=dict.fromkeys(SAID)), 200)["tags"] == []
+    assert expect_json(admin.patch(f"/runs/{run['id']}", json=dict.fromkeys(DESCRIPTION)), 200)["tags"] == []
     assert expect_json(admin.get("/runs", params={"owner": "dana@example.org"}), 200)["items"] == []
     entry = next(item for item in expect_json(admin.get("/audit"), 200)["items"] if item["action"] == "run.described")
     assert entry["details"] == {"owner": None, "group": None, "tags": [], "notes": "0 characters"}
 
 
-def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
-    """Lists and changes do as well, where it is known how the service is reached."""
+def test_run_responses_include_the_page_url(service: Service) -> None:
+    """With a public URL, single runs, lists and changes include the URL of the run's page."""
     key = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}
     known = Settings(public_url="https://evalstop.example")
     with (
@@ -73,7 +73,7 @@ def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "words"),
+    ("query", "expected_detail"),
     [
         ({"label": "team"}, "NAME=VALUE"),
         ({"label": 'te"am=a'}, "without quotes"),
@@ -82,23 +82,25 @@ def test_every_answer_about_a_run_tells_its_page(service: Service) -> None:
         ({"since": "yesterday"}, "a time as in"),
     ],
 )
-def test_a_filter_that_cannot_be_meant_is_refused(service: Service, query: dict[str, str], words: str) -> None:
-    """Rather than listing what nobody asked for, the answer says what would be right."""
+def test_invalid_filter_is_refused_with_the_right_form(
+    service: Service, query: dict[str, str], expected_detail: str
+) -> None:
+    """A filter that cannot match is a 422 instead of a list without it."""
     admin = service.open_client(service.create_project())
-    assert words in str(expect_problem(admin.get("/runs", params=query), 422))
+    assert expected_detail in str(expect_problem(admin.get("/runs", params=query), 422))
 
 
 @pytest.mark.parametrize(
     "body", [{"tags": ["x"] * 51}, {"tags": ["x" * 101]}, {"tags": ["a\nb"]}, {"notes": "x" * 20_001}, {"owner": ""}]
 )
-def test_what_is_said_is_bounded(service: Service, body: dict[str, object]) -> None:
+def test_description_fields_have_limits(service: Service, body: dict[str, object]) -> None:
     """A run has at most 50 tags of 100 characters, and notes of 20,000."""
     admin = service.open_client(service.create_project())
     expect_problem(admin.post("/runs", json={"name": "one", **body}), 422)
 
 
-def test_decisions_and_deliveries_are_narrowed_by_time_and_kind(service: Service) -> None:
-    """Decisions by policy and time, deliveries by event and time."""
+def test_decisions_and_deliveries_can_be_filtered(service: Service) -> None:
+    """Decisions are filtered by policy and time, deliveries by event type."""
     admin = service.open_client(service.create_project())
     assert (
         expect_json(admin.get("/decisions", params={"policy": "default", "since": "2026-01-01T00:00Z"}), 200)["items"]

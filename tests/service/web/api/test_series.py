@@ -1,4 +1,4 @@
-"""GET /runs/{id}/series: a series at a chosen resolution, over HTTP."""
+"""A metric's series at a chosen resolution, over HTTP."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from evalstop_service.store import series
 
 from tests.service.web.api.conftest import Service
 
-LONG = 2 * series.OBSERVATIONS_AT_A_TIME + 100
+OBSERVATION_COUNT = 2 * series.OBSERVATIONS_AT_A_TIME + 100
 
 
-def test_series(service: Service) -> None:
-    """Every spike of a long series is in some bucket, as is what is not finite; other projects see nothing of it."""
-    name = service.create_project()
-    client = service.open_client(name)
+def test_buckets_contain_every_observation(service: Service) -> None:
+    """Spikes and non-finite values of a long series are in some bucket; other projects get a 404."""
+    project = service.create_project()
+    client = service.open_client(project)
     run_id = client.post("/runs", json={"name": "long"}).json()["id"]
-    for start in range(0, LONG, 8000):
+    for start in range(0, OBSERVATION_COUNT, 8000):
         points = [
             {"metric": "tokens", "step": step, "value": 9.0 if step == 7777 else "NaN" if step == 5 else 0.5}
-            for step in range(start, min(start + 8000, LONG))
+            for step in range(start, min(start + 8000, OBSERVATION_COUNT))
         ]
         assert client.post(f"/runs/{run_id}/observations", json={"observations": points}).status_code == 200
     for _ in range(2):
@@ -28,20 +28,20 @@ def test_series(service: Service) -> None:
         assert answer.status_code == 200
         buckets = answer.json()["buckets"]
         assert len(buckets) == 20
-        assert sum(bucket["count"] for bucket in buckets) == LONG
+        assert sum(bucket["count"] for bucket in buckets) == OBSERVATION_COUNT
         assert [bucket["highest"] for bucket in buckets].count(9.0) == 1
         assert (buckets[0]["nan_count"], buckets[0]["lowest"], buckets[0]["first_step"]) == (1, 0.5, 0)
-        assert (buckets[-1]["last"], buckets[-1]["last_step"]) == (0.5, LONG - 1)
-    some = client.get(f"/runs/{run_id}/series", params={"metric": "tokens", "from": 5, "to": 6, "buckets": 9})
-    assert [bucket["last"] for bucket in some.json()["buckets"]] == ["NaN", 0.5]
+        assert (buckets[-1]["last"], buckets[-1]["last_step"]) == (0.5, OBSERVATION_COUNT - 1)
+    part = client.get(f"/runs/{run_id}/series", params={"metric": "tokens", "from": 5, "to": 6, "buckets": 9})
+    assert [bucket["last"] for bucket in part.json()["buckets"]] == ["NaN", 0.5]
     assert client.get(f"/runs/{run_id}/series", params={"metric": "other"}).json() == {"metric": "other", "buckets": []}
-    stranger = service.open_client(service.create_project())
-    assert stranger.get(f"/runs/{run_id}/series", params={"metric": "tokens"}).status_code == 404
+    other_project = service.open_client(service.create_project())
+    assert other_project.get(f"/runs/{run_id}/series", params={"metric": "tokens"}).status_code == 404
 
 
 @pytest.mark.parametrize("wrong", [{"buckets": 0}, {"buckets": 2001}, {"from": -1}, {"to": 2**53}, {"metric": ""}])
-def test_refuses(service: Service, wrong: dict[str, int | str]) -> None:
-    """What cannot be answered is refused, naming the parameter."""
+def test_invalid_parameter_is_refused_by_name(service: Service, wrong: dict[str, int | str]) -> None:
+    """A parameter out of range is a 422 whose pointer names it."""
     client = service.open_client(service.create_project())
     parameters: dict[str, int | str] = {"metric": "tokens"}
     answer = client.get(f"/runs/{uuid.uuid4()}/series", params=parameters | wrong)

@@ -1,4 +1,4 @@
-"""Values that a reader lets pass or a database may choke on: taken, or refused with a problem, never a fault."""
+"""Unusual values in bodies, queries and paths are accepted or refused, and never cause an internal error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expe
 from tests.service.web.api.conftest import Service, client_for_route
 
 ON_POSTGRESQL = pytest.mark.parametrize("service", ["postgresql"], indirect=True)
-"""It refuses all that SQLite does, and more."""
+"""PostgreSQL refuses every value that SQLite refuses, and more."""
 
-TWISTED: list[Any] = [
+UNUSUAL_VALUES: list[Any] = [
     None,
     True,
     [],
@@ -64,23 +64,25 @@ TWISTED: list[Any] = [
 
 @ON_POSTGRESQL
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_twisted_values(
+def test_unusual_values_in_bodies_cause_no_internal_error(
     service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
 ) -> None:
-    """Whatever stands in the place of a value: it is taken, or refused with a problem, and never a fault."""
+    """Each value of a valid body is replaced by unusual ones; the response is a success or a problem."""
     client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
     with closing(HTTPConnection(client.base_url.host, client.base_url.port)) as connection:
-        for where in places(BODIES[route]):
-            for value in TWISTED:
-                response = send(connection, client, route[0], path, json.dumps(put(BODIES[route], where, value)))
+        for value_path in iterate_paths(BODIES[route]):
+            for value in UNUSUAL_VALUES:
+                response = send(
+                    connection, client, route[0], path, json.dumps(replace_value(BODIES[route], value_path, value))
+                )
                 if response.status_code >= 400:
                     expect_problem(response)
                 else:
-                    assert response.status_code in (200, 201, 202), (where, value)
+                    assert response.status_code in (200, 201, 202), (value_path, value)
 
 
 def send(connection: HTTPConnection, client: httpx.Client, method: str, path: str, body: str) -> httpx.Response:
-    """The answer to a request of this client, sent by what takes a fifth of its processor time."""
+    """Send a request by `http.client`, which takes a fifth of httpx's CPU time."""
     url = client.base_url.path.rstrip("/") + path
     headers = {"content-type": "application/json", "authorization": client.headers["authorization"]}
     connection.request(method, url, body, headers)
@@ -89,22 +91,22 @@ def send(connection: HTTPConnection, client: httpx.Client, method: str, path: st
     return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read(), request=request)
 
 
-def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a document."""
+def iterate_paths(document: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each value in a document."""
     items = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in items:
-        yield (*at, key)
+        yield (*prefix, key)
         if isinstance(value, (dict, list)):
-            yield from places(value, (*at, key))
+            yield from iterate_paths(value, (*prefix, key))
 
 
-def put(document: Any, where: tuple[Any, ...], value: Any) -> Any:
-    changed = deepcopy(document)
-    inner = changed
-    for key in where[:-1]:
-        inner = inner[key]
-    inner[where[-1]] = value
-    return changed
+def replace_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    copy = deepcopy(document)
+    parent = copy
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    return copy
 
 
 LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs/{run_id}/observations")
@@ -113,8 +115,10 @@ LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs
 @ON_POSTGRESQL
 @pytest.mark.parametrize("template", LISTS)
 @pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1e3", "9" * 30, "9" * 5000, "NaN", "\x00", "é", "0.0"])
-def test_absurd_queries(admin_and_resources: tuple[httpx.Client, Resources], template: str, value: str) -> None:
-    """An absurd limit, cursor or filter is a 422 that names the parameter, or finds what it says."""
+def test_invalid_query_parameters_are_named(
+    admin_and_resources: tuple[httpx.Client, Resources], template: str, value: str
+) -> None:
+    """A query parameter with an unusual value is refused by name, or the list is filtered by it."""
     client, resources = admin_and_resources
     path = resources.path(template).partition("?")[0]
     for parameter in ("limit", "cursor", "state", "status", "run_id", "endpoint_id", "metric", "name"):
@@ -125,8 +129,10 @@ def test_absurd_queries(admin_and_resources: tuple[httpx.Client, Resources], tem
 
 
 @pytest.mark.parametrize("cursor", ["9999999999999999.0", "0.999999999", "9007199254740991.2147483647", "0.9999999999"])
-def test_far_cursors(admin_and_resources: tuple[httpx.Client, Resources], cursor: str) -> None:
-    """A cursor of observations that lies beyond everything finds nothing or is refused."""
+def test_cursor_beyond_the_last_observation_is_harmless(
+    admin_and_resources: tuple[httpx.Client, Resources], cursor: str
+) -> None:
+    """The page is empty or the cursor is refused."""
     client, resources = admin_and_resources
     path = resources.path("/runs/{run_id}/observations")
     response = client.get(path.partition("?")[0], params={"metric": "eval", "cursor": cursor})
@@ -137,15 +143,15 @@ def test_far_cursors(admin_and_resources: tuple[httpx.Client, Resources], cursor
     "target",
     ["/api/v1/runs/%00", "/api/v1/runs/%ff%fe", "/api/v1/policies/%00", "/api/v1/policies/%ed%a0%80", "/api/v1//runs"],
 )
-def test_odd_paths(service: Service, admin: httpx.Client, target: str) -> None:
-    """Bytes in a path that are no text are nothing that is there."""
+def test_undecodable_paths_are_not_found(service: Service, admin: httpx.Client, target: str) -> None:
+    """Bytes in a path that are not valid text are answered with a problem."""
     response = admin.get(f"{service.url}{target}")
     assert response.status_code in (404, 422)
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_big_numbers_do_not_poison(admin: httpx.Client) -> None:
-    """The largest and smallest doubles go through every detector and come back in an answer that is JSON."""
+def test_extreme_numbers_pass_every_detector(admin: httpx.Client) -> None:
+    """The largest and smallest doubles are stored, and the run's response is valid JSON."""
     members = [
         {"detector": "k_decline"},
         {"detector": "k_below_best"},

@@ -1,11 +1,11 @@
-"""Bodies unpacked as they arrive: the same however they are cut, never much of them at once, and broken ones told."""
+"""Decompression of request bodies: in small pieces, however they are cut, and with damaged files refused."""
 
 from __future__ import annotations
 
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -14,104 +14,101 @@ from evalstop_service.web.api.reading.decompression import MOST_MEMBERS, PIECE_B
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.service.web.api.line_streams import COMPRESS
+
 MEBIBYTE = 2**20
 
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "identity": bytes,
-    "gzip": gzip.compress,
-    "zstd": zstd.compress,
-}
 
 contents = st.binary(max_size=300) | st.builds(
     bytes.__mul__, st.binary(max_size=3), st.integers(0, 2 * PIECE_BYTES // 3 + 100)
 )
 
 
-def made(encoding: str) -> Unpacker:
-    found = unpacker(encoding)
-    assert found is not None
-    return found
+def get_unpacker(encoding: str) -> Unpacker:
+    unpack = unpacker(encoding)
+    assert unpack is not None
+    return unpack
 
 
-def unpacked(encoding: str, parts: Iterable[bytes]) -> bytes:
-    unpack, found = made(encoding), []
+def decompress(encoding: str, parts: Iterable[bytes]) -> bytes:
+    unpack, pieces = get_unpacker(encoding), []
     for part in parts:
         for piece in unpack.pieces(part):
             assert 0 < len(piece) <= PIECE_BYTES
-            found.append(piece)
+            pieces.append(piece)
     unpack.end()
-    return b"".join(found)
+    return b"".join(pieces)
 
 
-def cut(body: bytes, places: Iterable[int]) -> list[bytes]:
-    at = [0, *sorted({place % (len(body) + 1) for place in places}), len(body)]
-    return [body[begin:end] for begin, end in pairwise(at)]
+def cut_at(body: bytes, places: Iterable[int]) -> list[bytes]:
+    offsets = [0, *sorted({place % (len(body) + 1) for place in places}), len(body)]
+    return [body[begin:end] for begin, end in pairwise(offsets)]
 
 
-@pytest.mark.parametrize("encoding", PACKED)
+@pytest.mark.parametrize("encoding", COMPRESS)
 @given(files=st.lists(contents, min_size=1, max_size=3), places=st.lists(st.integers(0, 10**6), max_size=6))
 @example(files=[b"", b"a", b""], places=[])
 @example(files=[b"x" * PIECE_BYTES], places=[3])
-def test_any_cutting(encoding: str, files: list[bytes], places: list[int]) -> None:
-    """However a body is cut on its way, the same comes out of it; files strung together are one."""
-    body = b"".join(map(PACKED[encoding], files))
-    assert unpacked(encoding, cut(body, places)) == b"".join(files)
+def test_content_does_not_depend_on_how_the_body_is_cut(encoding: str, files: list[bytes], places: list[int]) -> None:
+    """Whatever the parts of a body, the same content comes out, and concatenated files are one."""
+    body = b"".join(map(COMPRESS[encoding], files))
+    assert decompress(encoding, cut_at(body, places)) == b"".join(files)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 @given(content=contents, lost=st.integers(1, 10**6))
-def test_cut_off(encoding: str, content: bytes, lost: int) -> None:
-    """A packed body of which the end is missing, or all of it, is damaged."""
-    body = PACKED[encoding](content)
+def test_truncated_file_is_damaged(encoding: str, content: bytes, lost: int) -> None:
+    """A compressed body whose end is missing, or all of it, is refused."""
+    body = COMPRESS[encoding](content)
     with pytest.raises(Damaged):
-        unpacked(encoding, [body[: -(1 + lost % len(body))]])
+        decompress(encoding, [body[: -(1 + lost % len(body))]])
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 @given(content=contents, tail=st.binary(min_size=1, max_size=50))
-def test_something_else(encoding: str, content: bytes, tail: bytes) -> None:
-    """What is not packed as it says is damaged, at its beginning and after a whole file."""
-    for body in (b"\x00" + tail, PACKED[encoding](content) + b"\x00" + tail):
+def test_other_content_is_damaged(encoding: str, content: bytes, tail: bytes) -> None:
+    """A body that is not compressed as declared is refused, at its beginning and after a whole file."""
+    for body in (b"\x00" + tail, COMPRESS[encoding](content) + b"\x00" + tail):
         with pytest.raises(Damaged):
-            unpacked(encoding, [body])
+            decompress(encoding, [body])
 
 
-def test_a_flipped_bit() -> None:
-    """The checksum of gzip is checked."""
+def test_gzip_checksum_is_verified() -> None:
+    """A body with a flipped bit is refused."""
     body = bytearray(gzip.compress(b"observations" * 100))
     body[-6] ^= 1
     with pytest.raises(Damaged, match="incorrect data check"):
-        unpacked("gzip", [bytes(body)])
+        decompress("gzip", [bytes(body)])
 
 
-def test_files_without_end() -> None:
-    """Ten thousand files may be strung together, and not one more, though it is empty."""
+def test_number_of_concatenated_files_is_limited() -> None:
+    """10,000 concatenated files are read, and one more is refused even if it is empty."""
     for encoding in ("gzip", "zstd"):
-        empty = PACKED[encoding](b"")
-        assert unpacked(encoding, [empty * MOST_MEMBERS]) == b""
+        empty = COMPRESS[encoding](b"")
+        assert decompress(encoding, [empty * MOST_MEMBERS]) == b""
         with pytest.raises(Damaged, match="10000 compressed files"):
-            unpacked(encoding, [empty * (MOST_MEMBERS + 1)])
+            decompress(encoding, [empty * (MOST_MEMBERS + 1)])
 
 
-def test_a_large_window() -> None:
-    """A window of 8 MiB is enough for every usual level; one that asks for more memory is refused unread."""
+def test_zstd_window_is_limited_to_8_mib() -> None:
+    """A window of 8 MiB covers every usual level; a file that asks for a larger one is refused."""
     content = b"observations" * MEBIBYTE
     usual = zstd.compress(content, options={zstd.CompressionParameter.window_log: 23})
-    assert unpacked("zstd", [usual]) == content
-    assert unpacked("zstd", [zstd.compress(content, level=19)]) == content
+    assert decompress("zstd", [usual]) == content
+    assert decompress("zstd", [zstd.compress(content, level=19)]) == content
     huge = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27}).compress(content)
     with pytest.raises(Damaged, match="window is over 8 MiB"):
-        unpacked("zstd", [huge])
+        decompress("zstd", [huge])
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_bomb(encoding: str) -> None:
-    """Of a body that unpacks to a thousand times its size, little is held."""
+def test_decompression_bomb_takes_little_memory(encoding: str) -> None:
+    """Less than 1 MiB is held of a small body that decompresses to 100 MiB."""
     packer = zlib.compressobj(9, wbits=31) if encoding == "gzip" else zstd.ZstdCompressor()
     zeros = bytes(MEBIBYTE)
     bomb = b"".join([*(packer.compress(zeros) for _ in range(100)), packer.flush()])
     assert len(bomb) < MEBIBYTE / 4
-    unpack, size = made(encoding), 0
+    unpack, size = get_unpacker(encoding), 0
     tracemalloc.start()
     try:
         for piece in unpack.pieces(bomb):
@@ -125,13 +122,13 @@ def test_a_bomb(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "gzip, zstd", "*", "zstd;q=1"])
-def test_unknown_encodings(encoding: str) -> None:
-    """Nothing else is unpacked, and nothing twice."""
+def test_unsupported_encodings_have_no_unpacker(encoding: str) -> None:
+    """Other encodings, and two encodings on top of each other, are not supported."""
     assert unpacker(encoding) is None
     assert unpacker(encoding.split(",")[0].strip() + "x") is None
 
 
-def test_names_of_encodings() -> None:
-    """The names are those of HTTP, in any case."""
+def test_encoding_names_ignore_case() -> None:
+    """Names follow HTTP, with `x-gzip` as an alias."""
     for encoding in ("", "identity", "GZIP", " x-gzip", "Zstd"):
         assert unpacker(encoding) is not None

@@ -1,0 +1,101 @@
+"""Decisions over HTTP: a stop is requested, reported, vetoed and undone."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import httpx
+
+from tests.service.web.api.api_calls import FALLING, create_resources, expect_json, expect_problem, open_run
+from tests.service.web.api.conftest import Service
+
+
+def test_posted_evals_lead_to_a_stop(admin: httpx.Client) -> None:
+    """The response has the verdict and its reason, the best checkpoint and `should_stop`; a decision is recorded."""
+    run = open_run(admin)
+    path = f"/runs/{run['id']}"
+    saved = expect_json(admin.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    assert saved == {"step": 1, "uri": "file:///1", "created": True, "best_checkpoint": None}
+    receipt = expect_json(admin.post(f"{path}/observations", json={"observations": FALLING + FALLING[:1]}), 200)
+    assert (receipt["accepted"], receipt["duplicates"], receipt["conflict_count"]) == (5, 1, 0)
+    assert receipt["should_stop"]
+    assert (receipt["verdict"]["verdict"], receipt["verdict"]["step"], receipt["verdict"]["turn_step"]) == (
+        "stop",
+        4,
+        1,
+    )
+    assert receipt["verdict"]["evidence"][0]["detector"] == "k_decline"
+    best = receipt["best_checkpoint"]
+    assert best["smoothed_stderr"] > 0
+    expected_fields = {"step": 1, "uri": "file:///1", "score": 0.9, "chosen_by": "smoothed_maximum"}
+    assert best == expected_fields | {name: best[name] for name in ("smoothed", "smoothed_stderr")}
+    stopped_run = expect_json(admin.get(path), 200)
+    assert stopped_run["should_stop"]
+    assert (stopped_run["best_checkpoint"], stopped_run["raw_maximum"], stopped_run["last_step"]) == (
+        best,
+        {"step": 1, "score": 0.9},
+        4,
+    )
+    decision = stopped_run["decision"]
+    assert (decision["state"], decision["step"], decision["run_name"]) == ("requested", 4, run["name"])
+    assert [change["state"] for change in decision["history"]] == ["requested"]
+    assert expect_json(admin.get(f"/decisions/{decision['id']}"), 200) == decision
+    assert expect_json(admin.get("/decisions", params={"run_id": run["id"], "state": "requested"}), 200)["items"] == [
+        decision
+    ]
+    assert expect_json(admin.get("/decisions", params={"state": "vetoed"}), 200)["items"] == []
+    assert expect_json(admin.get(f"{path}/checkpoints"), 200)["items"][0]["step"] == 1
+    verdicts = [item["verdict"]["verdict"] for item in expect_json(admin.get(f"{path}/verdicts"), 200)["items"]]
+    assert verdicts == ["stop", "suspect"]
+
+
+def test_report_of_the_job_end_confirms_the_decision(admin: httpx.Client) -> None:
+    """The run is stopped then, later reports and vetoes are refused, and outcomes can be posted."""
+    resources = create_resources(admin)
+    path = resources.path("/decisions/{decision_id}")
+    body = {"state": "confirmed", "actor": "receiver", "reason": "gone", "details": {"exit_status": -15}}
+    confirmed = expect_json(admin.post(f"{path}/report", json=body), 200)
+    assert confirmed["state"] == "confirmed"
+    assert confirmed["history"][-1]["details"] == {"exit_status": -15}
+    assert expect_json(admin.post(f"{path}/report", json=body), 200) == confirmed
+    expect_problem(admin.post(f"{path}/report", json={"state": "failed"}), 409)
+    expect_problem(admin.post(f"{path}/veto", json={"reason": "too late"}), 409)
+    assert expect_json(admin.get(resources.path("/runs/{run_id}")), 200)["status"] == "stopped"
+    for outcome in ("wrong", "right"):
+        decision = expect_json(admin.post(f"{path}/outcome", json={"outcome": outcome, "turn_step": 1}), 200)
+    assert (decision["outcome"]["outcome"], decision["outcome"]["actor"]) == ("right", "key test")
+
+
+def test_pending_stop_can_be_vetoed(service: Service) -> None:
+    """Within the veto window `should_stop` is false, and a veto cancels the delivery."""
+    client = service.open_client(service.create_project(veto_window_seconds=3600))
+    resources = create_resources(client)
+    assert not expect_json(client.get(resources.path("/runs/{run_id}")), 200)["should_stop"]
+    vetoed = expect_json(
+        client.post(resources.path("/decisions/{decision_id}/veto"), json={"reason": "broken eval"}), 200
+    )
+    assert vetoed["state"] == "vetoed"
+    assert vetoed["history"][-1]["actor"] == "key test"
+    stops = [item for item in expect_json(client.get("/deliveries"), 200)["items"] if item["decision_id"]]
+    assert [item["state"] for item in stops] == ["cancelled"]
+
+
+def test_acknowledged_stop_can_be_undone(admin: httpx.Client) -> None:
+    """A receiver states how long the stop takes, which moves its deadline, and a person undoes the stop."""
+    resources = create_resources(admin)
+    path = resources.path("/decisions/{decision_id}")
+    requested = expect_json(admin.get(path), 200)
+    assert requested["escalations"] == 0
+    body = {"state": "acknowledged", "reason": "found", "expected_seconds": 3600}
+    acknowledged = expect_json(admin.post(f"{path}/report", json=body), 200)
+    assert acknowledged["state"] == "acknowledged"
+    deadlines = [datetime.fromisoformat(decision["deadline_at"]) for decision in (requested, acknowledged)]
+    assert deadlines[1] - deadlines[0] >= timedelta(hours=1)
+    assert expect_json(admin.get("/decisions", params={"state": "acknowledged"}), 200)["items"] == [acknowledged]
+    error = expect_problem(admin.post(f"{path}/report", json=body | {"state": "confirmed"}), 422)["errors"][0]
+    assert "expected_seconds is allowed with acknowledged only" in error["detail"]
+    undone = expect_json(admin.post(f"{path}/undo", json={"reason": "broken eval", "actor": "dana"}), 200)
+    assert (undone["state"], undone["deadline_at"]) == ("undone", None)
+    assert not expect_json(admin.get(resources.path("/runs/{run_id}")), 200)["should_stop"]
+    refused = expect_problem(admin.post(f"{path}/release", json={"reason": "after all"}), 409)
+    assert "undone" in refused["detail"]

@@ -1,0 +1,112 @@
+"""Projects over HTTP: their settings, policies, keys and endpoints."""
+
+from __future__ import annotations
+
+import uuid
+
+import httpx
+
+from tests.service.web.api.api_calls import BODIES, FALLING, create_resources, expect_json, expect_problem, open_run
+from tests.service.web.api.conftest import Service
+
+
+def test_project_is_created_and_its_settings_changed(service: Service) -> None:
+    """A key to the installation creates projects; a project's own keys change its settings within limits."""
+    installation_admin = service.open_client(None, "admin")
+    name = uuid.uuid4().hex
+    project = expect_json(installation_admin.post("/projects", json={"name": name, "veto_window_seconds": 5}), 201)
+    assert project["default_mode"] == "shadow"
+    expect_problem(installation_admin.post("/projects", json={"name": name}), 409)
+    assert project in expect_json(installation_admin.get("/projects"), 200)["items"]
+    tenant = service.open_client(name)
+    assert expect_json(tenant.get("/project"), 200) == project
+    expect_problem(tenant.patch("/project", json={"default_mode": "enforce"}), 409)
+    run = expect_json(tenant.post("/runs", json={"name": "limited", "mode": "enforce"}), 201)
+    limit = {"field": "mode", "asked": "enforce", "given": "shadow", "setting": "max_mode"}
+    assert (run["mode"], run["limits"]) == ("shadow", [limit])
+    modes = {"default_mode": "enforce", "max_mode": "enforce"}
+    assert expect_json(tenant.patch("/project", json=modes), 200) == project | modes
+    assert expect_json(tenant.get("/project"), 200) == project | modes
+    assert open_run(tenant)["mode"] == "enforce"
+    expect_problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
+    changes = {"stops_per_hour": 3, "stops_share": None, "confirm_seconds": 60.0, "stale_seconds": 900.0}
+    changed = expect_json(tenant.patch("/project", json=changes), 200)
+    assert changed == project | modes | changes
+    assert expect_json(tenant.patch("/project", json={"confirm_seconds": None}), 200) == changed
+    for invalid in ({"stops_per_hour": 0}, {"stops_share": 1.5}, {"stops_share": 0}, {"stale_seconds": 0}):
+        assert (
+            next(iter(invalid)) in expect_problem(tenant.patch("/project", json=invalid), 422)["errors"][0]["pointer"]
+        )
+
+
+def test_paused_project_puts_stops_on_hold(service: Service) -> None:
+    """The project shows who paused it and why, and a stop cannot be released until it is resumed."""
+    tenant = service.open_client(service.create_project())
+    assert expect_json(tenant.get("/project"), 200)["paused_at"] is None
+    paused = expect_json(tenant.post("/project/pause", json={"actor": "dana", "reason": "broken evals"}), 200)
+    assert (paused["paused_by"], paused["paused_reason"]) == ("dana", "broken evals")
+    run = open_run(tenant)
+    expect_json(tenant.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
+    decision = expect_json(tenant.get(f"/runs/{run['id']}"), 200)["decision"]
+    assert decision["state"] == "on_hold"
+    detail = expect_problem(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 409)["detail"]
+    assert "paused" in detail
+    assert expect_json(tenant.post("/project/resume", json={}), 200)["paused_at"] is None
+    assert (
+        expect_json(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 200)["state"]
+        == "requested"
+    )
+
+
+def test_changed_policy_becomes_the_next_version(admin: httpx.Client) -> None:
+    """The same policy again keeps its version; runs use the latest or a given version; invalid policies are refused."""
+    body = BODIES["POST", "/policies"]
+    assert expect_json(admin.post("/policies", json=body), 201)["version"] == 1
+    assert expect_json(admin.post("/policies", json=body), 201)["version"] == 1
+    assert expect_json(admin.post("/policies", json=body | {"min_evals": 11}), 201)["version"] == 2
+    assert [item["version"] for item in expect_json(admin.get("/policies/patient"), 200)["items"]] == [2, 1]
+    assert {"paper", "default", "patient"} <= {
+        item["name"] for item in expect_json(admin.get("/policies"), 200)["items"]
+    }
+    assert open_run(admin, policy="patient@1")["policy"] == {"name": "patient", "version": 1}
+    assert open_run(admin, policy="patient")["policy"] == {"name": "patient", "version": 2}
+    assert "nosuch" in expect_problem(admin.post("/runs", json={"name": "x", "policy": "nosuch"}), 422)["detail"]
+    detail = expect_problem(admin.post("/policies", json=body | {"members": []}), 422)["detail"]
+    assert "members" in detail
+    out_of_reach = body | {"members": [{"detector": "posterior", "stop_at": 1.7}]}
+    detail = expect_problem(admin.post("/policies", json=out_of_reach), 422)["detail"]
+    assert "stop_at is 1.7, but the evidence of posterior is from 0 to 1" in detail
+
+
+def test_key_works_until_revoked_and_is_shown_once(service: Service, admin: httpx.Client) -> None:
+    """Lists do not include the secret."""
+    key = expect_json(admin.post("/keys", json={"name": "trainers", "scopes": ["read", "ingest", "read"]}), 201)
+    assert key["scopes"] == ["ingest", "read"]
+    trainer = service.open_client_with_key(key["key"])
+    expect_json(trainer.get("/runs"), 200)
+    items = expect_json(admin.get("/keys"), 200)["items"]
+    assert key["id"] in {item["id"] for item in items}
+    assert all("key" not in item for item in items)
+    assert admin.delete(f"/keys/{key['id']}").status_code == 204
+    expect_problem(trainer.get("/runs"), 401)
+    expect_problem(admin.delete(f"/keys/{key['id']}"), 404)
+
+
+def test_endpoint_secret_is_shown_on_creation_and_rotation_only(admin: httpx.Client) -> None:
+    """Changing and deleting an endpoint affect its deliveries."""
+    resources = create_resources(admin)
+    path = resources.path("/endpoints/{endpoint_id}")
+    rotated = expect_json(admin.post(f"{path}/rotate-secret"), 200)
+    assert rotated["secret"].startswith("whsec_")
+    assert rotated["previous_secret_until"] is not None
+    assert "secret" not in expect_json(admin.get("/endpoints"), 200)["items"][0]
+    changed = expect_json(admin.patch(path, json={"enabled": False, "event_types": ["run.stopped"]}), 200)
+    assert (changed["enabled"], changed["event_types"]) == (False, ["run.stopped"])
+    waiting = expect_json(
+        admin.get("/deliveries", params={"endpoint_id": resources.ids["endpoint_id"], "state": "waiting"}), 200
+    )
+    assert "run.stop_requested" in {item["event_type"] for item in waiting["items"]}
+    expect_problem(admin.post(resources.path("/deliveries/{delivery_id}/retry")), 409)
+    assert admin.delete(path).status_code == 204
+    expect_problem(admin.patch(path, json={}), 404)
+    assert expect_json(admin.get("/deliveries"), 200)["items"][0]["state"] == "cancelled"
