@@ -13,8 +13,8 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
 from tests.conftest import ClonePostgres
-from tests.faults.callers import Caller
-from tests.faults.records import installed
+from tests.faults.retrying_clients import Caller
+from tests.faults.run_records import installed
 from tests.faults.servers import Replicas, Restartable, restartable, serving
 from tests.service.project_fixture import ProjectFixture
 

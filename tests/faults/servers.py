@@ -17,7 +17,7 @@ import psycopg
 import sqlalchemy as sa
 
 from tests.acceptance.programs import Program
-from tests.faults.callers import DEADLINE_SECONDS, wait_until
+from tests.faults.retrying_clients import DEADLINE_SECONDS, wait_until
 from tests.fixtures.postgres_server import open_connection, start_postgres
 
 

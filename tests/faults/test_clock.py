@@ -20,8 +20,8 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import tables, verdicts
 from evalstop_service.store.database import Database
 
-from tests.faults.callers import Caller, batch, told
-from tests.faults.records import assert_nothing_lost, history, installed, run_of, stands, undisturbed, values
+from tests.faults.retrying_clients import Caller, batch, told
+from tests.faults.run_records import assert_nothing_lost, history, installed, run_of, stands, undisturbed, values
 from tests.faults.servers import serving
 from tests.service.project_fixture import NOW, set_up_project
 

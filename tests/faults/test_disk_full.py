@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.programs import Program
-from tests.faults.callers import Caller, batch, helpful, told
+from tests.faults.retrying_clients import Caller, batch, helpful, told
 
 pytestmark = pytest.mark.real
 

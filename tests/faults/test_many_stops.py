@@ -28,9 +28,9 @@ from evalstop_service.store.database import Database
 from tests.acceptance.programs import Program
 from tests.clients.programs import running_program
 from tests.conftest import ClonePostgres
-from tests.faults.callers import Caller, wait_until
 from tests.faults.fake_cluster import FakeCluster, FakeJob
-from tests.faults.roads import TROUBLE, Road
+from tests.faults.retrying_clients import Caller, wait_until
+from tests.faults.unreliable_proxy import TROUBLE, Road
 from tests.fixtures.projects import create_project
 
 pytestmark = pytest.mark.real

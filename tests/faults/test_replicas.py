@@ -17,8 +17,8 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
-from tests.faults.callers import Caller, batch, wait_until
-from tests.faults.records import deadlocks, history, installed, run_of, stands, undisturbed, values
+from tests.faults.retrying_clients import Caller, batch, wait_until
+from tests.faults.run_records import deadlocks, history, installed, run_of, stands, undisturbed, values
 from tests.faults.servers import Replicas, replicas
 from tests.fixtures.certificates import get_ssl_context
 

@@ -13,8 +13,8 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
-from tests.faults.callers import DEADLINE_SECONDS, Caller, batch, helpful, told, wait_until
-from tests.faults.records import assert_nothing_lost, installed, run_of, values
+from tests.faults.retrying_clients import DEADLINE_SECONDS, Caller, batch, helpful, told, wait_until
+from tests.faults.run_records import assert_nothing_lost, installed, run_of, values
 from tests.faults.servers import replicas
 from tests.service.project_fixture import ProjectFixture
 

@@ -19,7 +19,7 @@ from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.web.decision_paths import is_decision_path, is_veto_path
 
-from tests.faults.callers import wait_until
+from tests.faults.retrying_clients import wait_until
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project

@@ -33,7 +33,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.problems import problem_of
 
-from tests.faults.records import deadlocks
+from tests.faults.run_records import deadlocks
 from tests.service.committers import run_on_loop
 from tests.service.project_fixture import (
     DECLINING_EVALS,

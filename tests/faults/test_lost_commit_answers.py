@@ -13,10 +13,10 @@ import pytest
 from evalstop_service.store.database import Database
 
 from tests.conftest import ClonePostgres
-from tests.faults.callers import Caller, batch, told
+from tests.faults.commit_proxy import CommitCutter, commit_cutter
 from tests.faults.conftest import OWN
-from tests.faults.proxies import CommitCutter, commit_cutter
-from tests.faults.records import assert_nothing_lost, installed
+from tests.faults.retrying_clients import Caller, batch, told
+from tests.faults.run_records import assert_nothing_lost, installed
 from tests.faults.servers import Replicas, serving
 from tests.service.project_fixture import ProjectFixture
 

@@ -18,10 +18,10 @@ import pytest
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.faults import raw
-from tests.faults.callers import DEADLINE_SECONDS, Trainer, batch, more, told, training, wait_until
+from tests.faults import raw_sockets
 from tests.faults.conftest import Installation
-from tests.faults.records import installed
+from tests.faults.retrying_clients import DEADLINE_SECONDS, Trainer, batch, more, told, training, wait_until
+from tests.faults.run_records import installed
 from tests.faults.servers import serving
 
 pytestmark = pytest.mark.real
@@ -57,36 +57,36 @@ def hasty(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path) -> Iter
 def others_are_served(installation: Installation, name: str) -> Iterator[None]:
     """While the block lasts, and after it, a trainer is served; no connection is left behind."""
     (program,) = installation.service.programs
-    before, end = raw.open_sockets(program.pid), threading.Event()
+    before, end = raw_sockets.open_sockets(program.pid), threading.Event()
     trainer = Trainer(installation.caller(), name, end, pause_seconds=0.03)  # or it would be what costs most here
     with training([trainer], end):
         more([trainer], 3)
         yield
         more([trainer], 3)
     assert trainer.caller.refusals == []
-    wait_until(lambda: raw.open_sockets(program.pid) <= before + 3, "all connections are closed")
+    wait_until(lambda: raw_sockets.open_sockets(program.pid) <= before + 3, "all connections are closed")
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_one_byte_at_a_time(hasty: Installation, part: str) -> None:
     """Whoever never gets to the end of a request is answered 408 with what to do, however steadily it sends."""
     path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/observations"
-    whole = raw.head("POST", path, hasty.key, Content_Type="application/json", Content_Length="100000")
+    whole = raw_sockets.head("POST", path, hasty.key, Content_Type="application/json", Content_Length="100000")
     begun = whole[:20] if part == "head" else whole + b'{"observations":['
     with others_are_served(hasty, f"beside-slow-{part}"), ExitStack() as stack:
-        ends = [stack.enter_context(raw.connected(hasty.service.url)) for _ in range(20)]
+        ends = [stack.enter_context(raw_sockets.connected(hasty.service.url)) for _ in range(20)]
         for end in ends:
             end.sendall(begun)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while raw.ended(ends) < len(ends):
+        while raw_sockets.ended(ends) < len(ends):
             assert time.monotonic() < deadline
             for end in ends:
-                if not raw.ended([end]):
+                if not raw_sockets.ended([end]):
                     with suppress(ConnectionError):
                         end.send(b"a" if part == "head" else b" ")
             time.sleep(0.1)
         for end in ends:
-            status, problem = raw.answered(end)
+            status, problem = raw_sockets.answered(end)
             if status:  # a byte that comes after the end undoes the answer
                 assert status == problem["status"] == 408
                 assert "send the same again" in problem["detail"]
@@ -95,8 +95,8 @@ def test_one_byte_at_a_time(hasty: Installation, part: str) -> None:
 def test_nothing_at_all(hasty: Installation) -> None:
     """Whoever connects and says nothing is cut off."""
     with others_are_served(hasty, "beside-silence"), ExitStack() as stack:
-        ends = [stack.enter_context(raw.connected(hasty.service.url)) for _ in range(100)]
-        wait_until(lambda: raw.ended(ends) == len(ends), "all are cut off")
+        ends = [stack.enter_context(raw_sockets.connected(hasty.service.url)) for _ in range(100)]
+        wait_until(lambda: raw_sockets.ended(ends) == len(ends), "all are cut off")
         assert [end.recv(1) for end in ends] == [b""] * len(ends)
 
 
@@ -107,15 +107,15 @@ def test_never_reads(hasty: Installation) -> None:
         caller.post(
             f"/runs/{run_id}/observations", batch([PostedObservation("eval", step, 0.5) for step in range(10_000)])
         )
-    ask = raw.head("GET", f"/api/v1/runs/{run_id}/observations?metric=eval&limit=10000", hasty.key)
+    ask = raw_sockets.head("GET", f"/api/v1/runs/{run_id}/observations?metric=eval&limit=10000", hasty.key)
     (program,) = hasty.service.programs
     with others_are_served(hasty, "beside-the-deaf"), ExitStack() as stack:
-        before = raw.resident_mb(program.pid)
-        ends = [stack.enter_context(raw.connected(hasty.service.url, 4096)) for _ in range(12)]
+        before = raw_sockets.resident_mb(program.pid)
+        ends = [stack.enter_context(raw_sockets.connected(hasty.service.url, 4096)) for _ in range(12)]
         for end in ends:
             end.sendall(ask * 5)
-        wait_until(lambda: all(map(raw.is_closed, ends)), "all are cut off")
-        assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
+        wait_until(lambda: all(map(raw_sockets.is_closed, ends)), "all are cut off")
+        assert raw_sockets.resident_mb(program.pid, peak=True) - before < MOST_MB
 
 
 def test_endless_headers(tmp_path: Path, migrated_file: Path) -> None:
@@ -124,15 +124,15 @@ def test_endless_headers(tmp_path: Path, migrated_file: Path) -> None:
         patient = stack.enter_context(embedded(tmp_path, migrated_file, EVALSTOP_REQUEST_SECONDS="600"))
         (program,) = patient.service.programs
         stack.enter_context(others_are_served(patient, "beside-headers"))
-        before = raw.resident_mb(program.pid)
+        before = raw_sockets.resident_mb(program.pid)
         for number in range(4):
-            end = stack.enter_context(raw.connected(patient.service.url))
+            end = stack.enter_context(raw_sockets.connected(patient.service.url))
             line = b"X-Long: " + b"x" * 60_000 + b"\r\n" if number % 2 else b"x" * 60_000
-            end.sendall(raw.head("GET", "/livez", patient.key)[:-2] + b"X-Very-Long: ")
+            end.sendall(raw_sockets.head("GET", "/livez", patient.key)[:-2] + b"X-Very-Long: ")
             with pytest.raises(ConnectionError):
                 end.sendall(line * 5000)
-            assert raw.answered(end)[0] in (0, 431)  # what comes after the end undoes the answer
-        assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
+            assert raw_sockets.answered(end)[0] in (0, 431)  # what comes after the end undoes the answer
+        assert raw_sockets.resident_mb(program.pid, peak=True) - before < MOST_MB
 
 
 def bombs() -> dict[str, bytes]:
@@ -162,7 +162,7 @@ def test_bombs(hasty: Installation) -> None:
     made = bombs()
     answers: dict[str, list[int]] = {}
     with others_are_served(hasty, "beside-bombs"):
-        before = raw.resident_mb(program.pid)
+        before = raw_sockets.resident_mb(program.pid)
 
         def throw(name: str, secret: bool) -> None:
             sent = headers if secret else headers | {"Authorization": "Bearer esk_nobody"}
@@ -176,7 +176,7 @@ def test_bombs(hasty: Installation) -> None:
             for thread in threads:
                 thread.join()
         assert all(status in (400, 401, 413, 422, 429, 503) for given in answers.values() for status in given)
-        assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
+        assert raw_sockets.resident_mb(program.pid, peak=True) - before < MOST_MB
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known-key", "unknown-key"])
@@ -187,20 +187,20 @@ def test_many_large_bodies(hasty: Installation, known: bool) -> None:
     path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/observations"
     most = b" " * (LIMIT_BYTES - 1)
     with others_are_served(hasty, f"beside-large-{known}"), ExitStack() as stack:
-        before = raw.resident_mb(program.pid)
-        ends = [stack.enter_context(raw.connected(hasty.service.url)) for _ in range(80)]
+        before = raw_sockets.resident_mb(program.pid)
+        ends = [stack.enter_context(raw_sockets.connected(hasty.service.url)) for _ in range(80)]
 
         def send(end: socket.socket) -> None:
-            end.sendall(raw.head("POST", path, hasty.key if known else "esk_nobody", **headers))
+            end.sendall(raw_sockets.head("POST", path, hasty.key if known else "esk_nobody", **headers))
             with suppress(ConnectionError):
                 end.sendall(most)
 
         with ThreadPoolExecutor(len(ends)) as threads:
             list(threads.map(send, ends))
-        wait_until(lambda: raw.ended(ends) > len(ends) // 4, "what does not fit is refused")
+        wait_until(lambda: raw_sockets.ended(ends) > len(ends) // 4, "what does not fit is refused")
         if known:  # who has no key is held no large body at all
-            assert raw.ended(ends) < len(ends)
-        assert raw.resident_mb(program.pid) - before < MOST_MB
+            assert raw_sockets.ended(ends) < len(ends)
+        assert raw_sockets.resident_mb(program.pid) - before < MOST_MB
 
 
 def test_compressed_bombs(hasty: Installation) -> None:
@@ -208,13 +208,13 @@ def test_compressed_bombs(hasty: Installation) -> None:
     (program,) = hasty.service.programs
     bomb = gzip.compress(b'{"observations":[' + b" " * 64 * 2**20)
     with others_are_served(hasty, "beside-gzip"):
-        before = raw.resident_mb(program.pid)
+        before = raw_sockets.resident_mb(program.pid)
         url = f"{hasty.service.url}/api/v1/runs/0198c0de-0000-7000-8000-000000000000/observations"
         headers = {"Authorization": f"Bearer {hasty.key}", "Content-Type": "application/json"}
         response = httpx.post(url, content=bomb, headers=headers | {"Content-Encoding": "gzip"}, trust_env=False)
         assert response.status_code == 415
         assert "Content-Encoding" in response.json()["detail"]
-        assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
+        assert raw_sockets.resident_mb(program.pid, peak=True) - before < MOST_MB
 
 
 @pytest.mark.timeout(240)
@@ -232,7 +232,7 @@ def test_many_connections(tmp_path: Path, migrated_file: Path, connections: int)
         ExitStack() as stack,
     ):
         (program,) = installation.service.programs
-        before = raw.resident_mb(program.pid)
+        before = raw_sockets.resident_mb(program.pid)
         ends: list[socket.socket] = []
 
         def served(name: str) -> None:
@@ -242,11 +242,11 @@ def test_many_connections(tmp_path: Path, migrated_file: Path, connections: int)
                 assert (caller.refusals, caller.cut) == ([], 0)
 
         while len(ends) < count + 500:
-            ends += [stack.enter_context(raw.connected(installation.service.url)) for _ in range(500)]
+            ends += [stack.enter_context(raw_sockets.connected(installation.service.url)) for _ in range(500)]
             served(f"beside-{len(ends)}")
-        assert raw.open_sockets(program.pid) > count * 0.9
-        assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
+        assert raw_sockets.open_sockets(program.pid) > count * 0.9
+        assert raw_sockets.resident_mb(program.pid, peak=True) - before < MOST_MB
         stack.close()
-        wait_until(lambda: raw.open_sockets(program.pid) < 200, "all connections are closed")
+        wait_until(lambda: raw_sockets.open_sockets(program.pid) < 200, "all connections are closed")
         served("after all")
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

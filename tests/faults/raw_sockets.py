@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.faults.callers import DEADLINE_SECONDS
+from tests.faults.retrying_clients import DEADLINE_SECONDS
 
 
 def connected(url: str, receive_bytes: int | None = None) -> socket.socket:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 from evalstop_service.store.database import Database
 
-from tests.faults.callers import Trainer, batch, helpful, more, told, training, wait_until
 from tests.faults.conftest import Installation
-from tests.faults.records import assert_nothing_lost, run_of, values
+from tests.faults.retrying_clients import Trainer, batch, helpful, more, told, training, wait_until
+from tests.faults.run_records import assert_nothing_lost, run_of, values
 from tests.faults.servers import Restartable
 
 pytestmark = pytest.mark.real
