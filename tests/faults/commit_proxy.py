@@ -1,4 +1,4 @@
-"""A way between the service and PostgreSQL that can be cut right behind a commit."""
+"""A proxy in front of PostgreSQL that can close a connection right after a commit."""
 
 from __future__ import annotations
 
@@ -10,106 +10,106 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-COMMIT = (b"COMMIT\x00", b"COMMIT;\x00")
-POINTS = b"\x00\x00\x00\x05proxy"
-"""The name of a metric, in a statement that stores points, which may be a transaction of its own."""
+COMMIT_MESSAGES = (b"COMMIT\x00", b"COMMIT;\x00")
+OBSERVATIONS = b"\x00\x00\x00\x05proxy"
+"""A metric's name in a statement that inserts observations, which may be a transaction by itself."""
 IDLE, IN_TRANSACTION = b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05T"
-"""How PostgreSQL ends an answer: nothing is uncommitted, or something is."""
+"""ReadyForQuery, which ends an answer: outside a transaction, or inside one."""
 
 
-class CommitCutter:
-    """A TCP proxy in front of a PostgreSQL that listens on a socket in a folder.
+class CommitProxy:
+    """A TCP proxy in front of a PostgreSQL that listens on a Unix socket.
 
-    Armed, it lets the next commit through, be it said or that of a statement which stores points by itself, waits until
-    PostgreSQL says that it is done, keeps that to itself, does what it was armed with, and cuts the connection.
+    When armed, it forwards the next commit (a COMMIT, or a statement that inserts observations by itself), waits for
+    PostgreSQL's answer, does not forward it, calls `action` and closes the connection. `cut_count` counts these.
     """
 
-    def __init__(self, listening: socket.socket, server: Path) -> None:
-        self._listening, self._server = listening, server
+    def __init__(self, listener: socket.socket, server: Path) -> None:
+        self._listener, self._server = listener, server
         self._lock = threading.Lock()
-        self._act: Callable[[], None] | None = None
-        self._ends: list[socket.socket] = []
-        self.cuts = 0
+        self._action: Callable[[], None] | None = None
+        self._sockets: list[socket.socket] = []
+        self.cut_count = 0
 
-    def arm(self, act: Callable[[], None] = lambda: None) -> None:
-        """Cut the next connection that commits, after `act`."""
+    def arm(self, action: Callable[[], None] = lambda: None) -> None:
+        """Close the next connection that commits, after calling `action`."""
         with self._lock:
-            self._act = act
+            self._action = action
 
     def accept(self) -> None:
-        """Carry connections until the listening socket is closed."""
+        """Forward connections until the listening socket is closed."""
         while True:
             try:
-                near = self._listening.accept()[0]
+                client = self._listener.accept()[0]
             except OSError:
                 return
-            far = socket.socket(socket.AF_UNIX)
+            server_socket = socket.socket(socket.AF_UNIX)
             with self._lock:
-                self._ends += [near, far]
+                self._sockets += [client, server_socket]
             try:
-                far.connect(str(self._server))
+                server_socket.connect(str(self._server))
             except OSError:
-                near.close()
+                client.close()
                 continue
-            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+            threading.Thread(target=self._forward_requests, args=(client, server_socket), daemon=True).start()
 
     def close(self) -> None:
-        """Cut everything."""
-        for end in (self._listening, *self._ends):
+        """Close all connections."""
+        for each in (self._listener, *self._sockets):
             with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
-    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+    def _forward_requests(self, client: socket.socket, server_socket: socket.socket) -> None:
         commit = threading.Event()
-        back = threading.Thread(target=self._back, args=(far, near, commit), daemon=True)
-        back.start()
+        answers = threading.Thread(target=self._forward_answers, args=(server_socket, client, commit), daemon=True)
+        answers.start()
         with suppress(OSError):
-            while data := near.recv(65536):
-                if (data.endswith(COMMIT) or POINTS in data) and self._is_armed():
+            while data := client.recv(65536):
+                if (data.endswith(COMMIT_MESSAGES) or OBSERVATIONS in data) and self._is_armed():
                     commit.set()
-                far.sendall(data)
-        _cut(near, far)
+                server_socket.sendall(data)
+        _shut_down(client, server_socket)
 
-    def _back(self, far: socket.socket, near: socket.socket, commit: threading.Event) -> None:
+    def _forward_answers(self, server_socket: socket.socket, client: socket.socket, commit: threading.Event) -> None:
         with suppress(OSError):
-            while data := far.recv(65536):
+            while data := server_socket.recv(65536):
                 if data.endswith(IN_TRANSACTION):
                     commit.clear()
                 if commit.is_set() and data.endswith(IDLE):
                     with self._lock:
-                        act, self._act = self._act, None
-                    if act is not None:
-                        act()
-                        self.cuts += 1
+                        action, self._action = self._action, None
+                    if action is not None:
+                        action()
+                        self.cut_count += 1
                         break
-                near.sendall(data)
-        _cut(near, far)
+                client.sendall(data)
+        _shut_down(client, server_socket)
 
     def _is_armed(self) -> bool:
         with self._lock:
-            return self._act is not None
+            return self._action is not None
 
 
-def _cut(*ends: socket.socket) -> None:
-    for end in ends:
+def _shut_down(*sockets: socket.socket) -> None:
+    for each in sockets:
         with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+            each.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def commit_cutter(database_url: str) -> Iterator[tuple[CommitCutter, str]]:
-    """A proxy in front of this database, and the URL that leads through it."""
+def start_commit_proxy(database_url: str) -> Iterator[tuple[CommitProxy, str]]:
+    """Start a proxy in front of this database; yields it and the database's URL through it."""
     url = sa.make_url(database_url)
     server = Path(str(url.query["host"])) / ".s.PGSQL.5432"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        cutter = CommitCutter(listening, server)
-        thread = threading.Thread(target=cutter.accept)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = CommitProxy(listener, server)
+        thread = threading.Thread(target=proxy.accept)
         thread.start()
-        port: int = listening.getsockname()[1]
-        through = url.set(drivername="postgresql", host="127.0.0.1", port=port, query={"sslmode": "disable"})
+        port: int = listener.getsockname()[1]
+        proxied = url.set(drivername="postgresql", host="127.0.0.1", port=port, query={"sslmode": "disable"})
         try:
-            yield cutter, through.render_as_string(hide_password=False)
+            yield proxy, proxied.render_as_string(hide_password=False)
         finally:
-            cutter.close()
+            proxy.close()
             thread.join()

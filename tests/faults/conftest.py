@@ -1,4 +1,4 @@
-"""A service on PostgreSQL to do harm to, and a PostgreSQL that may be restarted."""
+"""Fixtures: a service on PostgreSQL, and a PostgreSQL that tests restart."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
 from tests.conftest import ClonePostgres
-from tests.faults.retrying_clients import Caller
-from tests.faults.run_records import installed
-from tests.faults.servers import Replicas, Restartable, restartable, serving
+from tests.faults.retrying_clients import RetryingClient
+from tests.faults.run_records import create_project_and_key
+from tests.faults.servers import Replicas, RestartablePostgres, start_replica, start_restartable_postgres
 from tests.service.project_fixture import ProjectFixture
 
-OWN = "this needs a PostgreSQL of its own, not the one that TEST_DATABASE_URL names"
+NEEDS_OWN_POSTGRES = "needs a PostgreSQL of its own, not the one of TEST_DATABASE_URL"
 
 
 @dataclass(frozen=True)
 class Installation:
-    """One `evalstop serve`, its project as it stands in the database, and a key to that."""
+    """A running `evalstop serve`, a project in its database, and an API key of the project."""
 
     project: ProjectFixture
     service: Replicas
     key: str
 
-    def caller(self) -> Caller:
-        return Caller(self.key, lambda: self.service.url)
+    def open_client(self) -> RetryingClient:
+        return RetryingClient(self.key, lambda: self.service.url)
 
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory, clone_postgres: ClonePostgres) -> Iterator[Installation]:
-    """A service on a database of its own, which the tests of a module do harm to one after the other."""
-    yield from _installed(tmp_path_factory.mktemp("service"), clone_postgres())
+    """A service on a database of its own, shared by the tests of a module."""
+    yield from _install(tmp_path_factory.mktemp("service"), clone_postgres())
 
 
 @pytest.fixture
-def own_postgres(postgres_url: str) -> Iterator[Restartable]:
-    """A PostgreSQL that nobody else uses."""
+def restartable_postgres(postgres_url: str) -> Iterator[RestartablePostgres]:
+    """A PostgreSQL of the test's own."""
     if "TEST_DATABASE_URL" in os.environ:
-        pytest.skip(OWN)
-    with restartable() as server:
+        pytest.skip(NEEDS_OWN_POSTGRES)
+    with start_restartable_postgres() as server:
         yield server
 
 
 @pytest.fixture
-def on_own_postgres(tmp_path: Path, own_postgres: Restartable) -> Iterator[Installation]:
-    """A service on the PostgreSQL that nobody else uses."""
-    database = Database(own_postgres.url)
+def restartable_installation(tmp_path: Path, restartable_postgres: RestartablePostgres) -> Iterator[Installation]:
+    """A service on `restartable_postgres`."""
+    database = Database(restartable_postgres.url)
     schema.upgrade_schema(database)
     database.close()
-    yield from _installed(tmp_path, own_postgres.url)
+    yield from _install(tmp_path, restartable_postgres.url)
 
 
-def _installed(folder: Path, url: str) -> Iterator[Installation]:
+def _install(folder: Path, url: str) -> Iterator[Installation]:
     with ExitStack() as stack:
         database = Database(url)
         stack.callback(database.close)
-        project, key = installed(database)
-        yield Installation(project, stack.enter_context(serving(folder, url)), key)
+        project, key = create_project_and_key(database)
+        yield Installation(project, stack.enter_context(start_replica(folder, url)), key)

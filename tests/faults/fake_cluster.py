@@ -1,7 +1,7 @@
-"""A fake cluster of a thousand jobs: a folder a job, a shell script for a scheduler, and trainers that save when asked.
+"""A fake cluster of up to 1,000 jobs: a folder per job, a shell script as scheduler, trainers that save on request.
 
-The files of a job, each written once, at the time that matters: `running` (there while it holds its GPU), `asked`,
-`saved`, `cancelled`; and `ends`, a line for each time that it ended.
+A job's files, whose modification times are when it happened: `running` (exists while the job holds its GPU),
+`asked` (to save a checkpoint), `saved`, `cancelled`, and `ends` (one line for each time that the job ended).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCRIPT = """
 cd {folder}/$2 || exit 1
 case $1 in
 save) [ -e asked ] || : > asked;;
-cancel) [ -e cancelled ] || : > cancelled; mv running ended 2> /dev/null && echo ended >> ends;;
+cancel) [ -e cancelled ] || : > cancelled; mv running ended 2> /dev/null && echo cancelled >> ends;;
 check) [ -e running ] || exit 3;;
 esac
 exit 0
@@ -26,89 +26,89 @@ exit 0
 
 @dataclass(frozen=True)
 class FakeJob:
-    """A job of the cluster, as its folder tells."""
+    """A job of the cluster; its state is in the files of its folder."""
 
     folder: Path
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return (self.folder / "running").exists()
 
     @property
-    def ends(self) -> int:
-        """How often it ended."""
+    def end_count(self) -> int:
+        """How often the job ended; must never exceed 1."""
         file = self.folder / "ends"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
-    def at(self, name: str) -> float | None:
-        """When something happened to it."""
+    def time_of(self, name: str) -> float | None:
+        """When this file of the job was written; None if it does not exist."""
         file = self.folder / name
         return file.stat().st_mtime if file.exists() else None
 
-    def quit(self) -> None:
-        """End by itself, unless it was ended."""
+    def complete(self) -> None:
+        """End the job by itself, unless it was cancelled."""
         try:
             (self.folder / "running").rename(self.folder / "ended")
         except FileNotFoundError:
             return
         with (self.folder / "ends").open("a") as ends:
-            ends.write("quit\n")
+            ends.write("completed\n")
 
 
 class FakeCluster:
-    """Jobs, their scheduler's script, and their trainers; `saved` tells the service of a checkpoint."""
+    """Jobs, the scheduler's script and the jobs' trainers, which call `report_checkpoint` when they have saved."""
 
-    def __init__(self, folder: Path, chance: random.Random, saved: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, rng: random.Random, report_checkpoint: Callable[[str], None]) -> None:
         self.jobs: dict[str, FakeJob] = {}
         self.script = folder / "scheduler.sh"
         self._folder = folder / "jobs"
         self._folder.mkdir()
         self.script.write_text(SCRIPT.format(folder=self._folder))
-        self._chance, self._saved = chance, saved
+        self._rng, self._report_checkpoint = rng, report_checkpoint
         self._asked: set[str] = set()
         self._end = threading.Event()
-        self._watch = threading.Thread(target=self._train, name="trainers")
+        self._trainers = threading.Thread(target=self._run_trainers, name="trainers")
 
-    def submit(self, name: str) -> FakeJob:
-        """Start a job."""
+    def submit_job(self, name: str) -> FakeJob:
+        """Start a job with this name."""
         folder = self._folder / name
         folder.mkdir()
         (folder / "running").touch()
         self.jobs[name] = FakeJob(folder)
         return self.jobs[name]
 
-    def has_asked(self, count: int) -> bool:
-        """Whether the trainers of so many jobs have seen that they are to save."""
+    def has_asked_jobs(self, count: int) -> bool:
+        """Whether `count` trainers have seen the request to save."""
         return len(self._asked) >= count
 
     def __enter__(self) -> FakeCluster:
-        self._watch.start()
+        self._trainers.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._watch.join()
+        self._trainers.join()
 
-    def _train(self) -> None:
-        """Have each job that was asked save, but for a few that are deaf; a few of the others end after that."""
+    def _run_trainers(self) -> None:
+        """Save a checkpoint for each job that was asked; a few ignore it, and a few end after saving."""
         with ThreadPoolExecutor(8) as trainers:
-            while not self._end.wait(LISTEN_SECONDS):
+            while not self._end.wait(POLL_SECONDS):
                 for name in [name for name in self.jobs if name not in self._asked]:
-                    if self.jobs[name].at("asked") is not None:
+                    if self.jobs[name].time_of("asked") is not None:
                         self._asked.add(name)
-                        if self._chance.random() > DEAF:
-                            trainers.submit(self._save, name, self._chance.random() < QUITTING)
+                        if self._rng.random() > IGNORE_SHARE:
+                            trainers.submit(self._save, name, self._rng.random() < COMPLETE_SHARE)
 
-    def _save(self, name: str, quits: bool) -> None:
-        self._saved(name)
+    def _save(self, name: str, completes: bool) -> None:
+        self._report_checkpoint(name)
         job = self.jobs[name]
         (job.folder / "saved").touch()
-        if quits:
-            job.quit()
+        if completes:
+            job.complete()
 
 
-LISTEN_SECONDS = 0.2
-"""Between two looks of the trainers at who was asked: with a thousand of them each look takes its time."""
+POLL_SECONDS = 0.2
+"""Time between two scans of the jobs' folders, which take a while with 1,000 jobs."""
 
-DEAF, QUITTING = 0.05, 0.1
-"""Shares of the trainers that do not save when they are asked, and that end when they have saved."""
+IGNORE_SHARE, COMPLETE_SHARE = 0.05, 0.1
+"""Shares of the trainers that ignore a request to save, and that end after saving."""

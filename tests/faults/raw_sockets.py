@@ -1,4 +1,4 @@
-"""Clients that no library would be: bytes on sockets, and what a process holds open for them."""
+"""Raw bytes on sockets, for clients that break HTTP, and the resources that a process uses for them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from urllib.parse import urlsplit
 from tests.faults.retrying_clients import DEADLINE_SECONDS
 
 
-def connected(url: str, receive_bytes: int | None = None) -> socket.socket:
-    """A connection to a server; with so small a buffer for what it answers."""
+def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
+    """Connect to a server, with a receive buffer of this size."""
     parts = urlsplit(url)
     assert parts.hostname is not None
-    end = socket.socket()
+    connection = socket.socket()
     if receive_bytes is not None:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    end.settimeout(DEADLINE_SECONDS)
-    end.connect((parts.hostname, parts.port))
-    return end
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(DEADLINE_SECONDS)
+    connection.connect((parts.hostname, parts.port))
+    return connection
 
 
-def head(method: str, path: str, key: str, **headers: str) -> bytes:
-    """A request up to its body."""
+def build_request_head(method: str, path: str, key: str, **headers: str) -> bytes:
+    """The request line and the headers of a request."""
     lines = [f"{method} {path} HTTP/1.1", "Host: evalstop", f"Authorization: Bearer {key}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def answered(end: socket.socket) -> tuple[int, dict[str, Any]]:
-    """The status and the document of an answer after which the server closes the connection; 0 for none at all."""
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Status and JSON body of an answer, read until the server closes the connection; status 0 without an answer."""
     received = b""
     try:
-        while data := end.recv(65536):
+        while data := connection.recv(65536):
             received += data
     except ConnectionError:
         pass
@@ -47,23 +47,23 @@ def answered(end: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(status.split()[1]), json.loads(body)
 
 
-def is_closed(end: socket.socket) -> bool:
-    """Whether the server has given up the connection, whatever has not been read yet."""
-    watching = select.poll()
-    watching.register(end, 0)  # errors and hangups alone
-    return bool(watching.poll(0))
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed the connection, unread data or not."""
+    poll = select.poll()
+    poll.register(connection, 0)  # errors and hangups alone
+    return bool(poll.poll(0))
 
 
-def ended(ends: Sequence[socket.socket]) -> int:
-    """How many of these connections the server has ended; nothing is expected to be read from them."""
-    watching = select.poll()
-    for end in ends:
-        watching.register(end, select.POLLIN | select.POLLRDHUP)
-    return len(watching.poll(0))
+def count_closed(connections: Sequence[socket.socket]) -> int:
+    """How many connections the server has closed or answered."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLIN | select.POLLRDHUP)
+    return len(poll.poll(0))
 
 
-def open_sockets(pid: int) -> int:
-    """How many sockets a process has open."""
+def count_open_sockets(pid: int) -> int:
+    """Count the open sockets of a process."""
     count = 0
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -71,8 +71,8 @@ def open_sockets(pid: int) -> int:
     return count
 
 
-def resident_mb(pid: int, peak: bool = False) -> float:
-    """Memory of a process, now or at its most so far."""
+def read_resident_mb(pid: int, peak: bool = False) -> float:
+    """Resident memory of a process, now or at its peak."""
     name = "VmHWM:" if peak else "VmRSS:"
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):

@@ -1,4 +1,4 @@
-"""What is on record of a run, and where it would stand had nothing ever gone wrong."""
+"""The stored records of a run, and the records it would have without any fault."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from evalstop_service.store.runs import Run
 from tests.service.project_fixture import ProjectFixture, lift_stop_limits, set_up_project
 
 
-def installed(database: Database) -> tuple[ProjectFixture, str]:
-    """A new project, which may have all its runs stopped, with a key that may do everything in it."""
+def create_project_and_key(database: Database) -> tuple[ProjectFixture, str]:
+    """Create a project without limits on stops and an API key with all scopes."""
     project = set_up_project(database)
     lift_stop_limits(database)
     with database.reading() as tx:
@@ -30,58 +30,62 @@ def installed(database: Database) -> tuple[ProjectFixture, str]:
     ]
 
 
-def run_of(project: ProjectFixture, run_id: str) -> Run:
+def find_run(project: ProjectFixture, run_id: str) -> Run:
     with project.database.reading() as tx:
-        found = runs.find_run(tx, project.id, UUID(run_id))
-    assert found is not None
-    return found
+        run = runs.find_run(tx, project.id, UUID(run_id))
+    assert run is not None
+    return run
 
 
-def stands(run: Run) -> dict[str, Any]:
-    """Where a run stands."""
+def summarize_run(run: Run) -> dict[str, Any]:
+    """The fields of a run that depend on its observations alone."""
     names = ("verdict", "best_checkpoint", "raw_maximum", "last_step", "attempt", "status")
     return {name: getattr(run, name) for name in names}
 
 
-def history(project: ProjectFixture, run: Run) -> dict[str, Any]:
-    """How a run came there: its verdicts, decisions and events, times and ids apart."""
+def load_history(project: ProjectFixture, run: Run) -> dict[str, Any]:
+    """The verdicts, decisions and events of a run, without times and ids."""
     changes = sorted(project.load_rows(tables.verdicts, run), key=itemgetter("sequence"))
-    made = sorted(project.load_rows(tables.decisions, run), key=itemgetter("attempt"))
+    decisions = sorted(project.load_rows(tables.decisions, run), key=itemgetter("attempt"))
     return {
         "verdicts": [(row["attempt"], row["verdict"]) for row in changes],
-        "decisions": [(row["attempt"], row["state"], row["step"], row["verdict"]) for row in made],
+        "decisions": [(row["attempt"], row["state"], row["step"], row["verdict"]) for row in decisions],
         "events": sorted(row["type"] for row in project.load_rows(tables.events, run)),
     }
 
 
-def values(project: ProjectFixture, run: Run) -> list[tuple[int, str, int, float]]:
-    """Every stored observation: attempt, metric, step and value; superseded ones too."""
+def load_observations(project: ProjectFixture, run: Run) -> list[tuple[int, str, int, float]]:
+    """All stored observations as (attempt, metric, step, value), superseded ones included."""
     rows = project.load_rows(tables.observations, run)
     return sorted((row["attempt"], row["metric"], row["step"], row["value"]) for row in rows)
 
 
-def undisturbed(database: Database, news: Iterable[Content], policy: str = "paper") -> tuple[ProjectFixture, Run]:
-    """The run as one process takes it in that nothing ever happens to."""
+def ingest_without_faults(
+    database: Database, messages: Iterable[Content], policy: str = "paper"
+) -> tuple[ProjectFixture, Run]:
+    """Submit the messages in order in this process; returns the project and its run."""
     project = set_up_project(database)
     run = project.open_run(policy=policy, mode="enforce")
-    for item in news:
-        project.submit(run, item)
+    for message in messages:
+        project.submit(run, message)
     return project, project.load_run(run)
 
 
 def assert_nothing_lost(
-    project: ProjectFixture, run_id: str, told: Sequence[Sequence[PostedObservation]], embedded: Database
+    project: ProjectFixture, run_id: str, acknowledged: Sequence[Sequence[PostedObservation]], embedded: Database
 ) -> None:
-    """Each acknowledged observation is stored once and no other is, and the run stands where it would undisturbed."""
-    run = run_of(project, run_id)
-    assert values(project, run) == sorted((1, p.metric, p.step, p.value) for points in told for p in points)
-    other, expected = undisturbed(embedded, [Observations(tuple(points)) for points in told])
-    assert stands(run) == stands(expected)
-    assert history(project, run) == history(other, expected)
+    """Check that exactly the acknowledged observations are stored, and that the run is as without faults."""
+    run = find_run(project, run_id)
+    assert load_observations(project, run) == sorted(
+        (1, p.metric, p.step, p.value) for points in acknowledged for p in points
+    )
+    other, expected = ingest_without_faults(embedded, [Observations(tuple(points)) for points in acknowledged])
+    assert summarize_run(run) == summarize_run(expected)
+    assert load_history(project, run) == load_history(other, expected)
 
 
-def deadlocks(database: Database) -> int:
-    """How many transactions of this database PostgreSQL has broken off to end a deadlock."""
+def count_deadlocks(database: Database) -> int:
+    """Count the transactions of this database that PostgreSQL cancelled because of a deadlock."""
     with database.reading() as tx:
         query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
         count: int = tx.execute(sa.text(query)).scalar_one()

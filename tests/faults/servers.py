@@ -1,4 +1,4 @@
-"""Real processes to do harm to: replicas of the service, and a PostgreSQL that can be restarted."""
+"""Server processes that tests kill: replicas of the service, and a PostgreSQL that can be restarted."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.fixtures.postgres_server import open_connection, start_postgres
 
 
 @contextmanager
-def serving(folder: Path, database_url: str, under: Sequence[str] = (), **environment: str) -> Iterator[Replicas]:
-    """One `evalstop serve`."""
-    with replicas(folder, database_url, 1, under, **environment) as one:
-        yield one
+def start_replica(folder: Path, database_url: str, under: Sequence[str] = (), **environment: str) -> Iterator[Replicas]:
+    """Start one `evalstop serve`."""
+    with start_replicas(folder, database_url, 1, under, **environment) as service:
+        yield service
 
 
 @contextmanager
-def replicas(
+def start_replicas(
     folder: Path, database_url: str, count: int, under: Sequence[str] = (), **environment: str
 ) -> Iterator[Replicas]:
-    """So many `evalstop serve` on one database, killed at the end of the block."""
+    """Start `count` processes of `evalstop serve` on one database; they are killed at the end of the block."""
     environment = {"EVALSTOP_DATABASE_URL": database_url, "EVALSTOP_DATABASE_CONNECTIONS": "8", **environment}
     programs = [
         Program(folder / f"serve-{number}.log", "serve", "--json", "--port", "0", under=under, **environment)
@@ -46,7 +46,7 @@ def replicas(
 
 
 class Replicas:
-    """Some servers, of which one may be away for a while."""
+    """Running replicas; one of them may be down for a while."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.programs = programs
@@ -55,70 +55,70 @@ class Replicas:
 
     @property
     def url(self) -> str:
-        """Of the first."""
+        """The URL of the first replica."""
         return self._urls[self.programs[0]]
 
-    def any(self, chance: random.Random) -> str:
-        """The address of any one, be it up or not."""
+    def choose_url(self, rng: random.Random) -> str:
+        """The URL of a random replica, up or down."""
         with self._lock:
-            return self._urls[chance.choice(self.programs)]
+            return self._urls[rng.choice(self.programs)]
 
     def restart(self, program: Program) -> None:
-        """kill -9, and start it again."""
+        """Kill a replica with SIGKILL and start it again."""
         program.kill()
         url = str(program.start_server()["url"])
         with self._lock:
             self._urls[program] = url
 
-    def end(self) -> None:
-        """SIGTERM to all of them, which then end well."""
+    def stop(self) -> None:
+        """Send SIGTERM to all replicas and check their exit codes."""
         for program in self.programs:
             program.terminate()
         for program in self.programs:
-            code = program.wait(DEADLINE_SECONDS)
-            assert code in (0, -signal.SIGTERM), f"a replica ended with {code}"
+            exit_code = program.wait(DEADLINE_SECONDS)
+            assert exit_code in (0, -signal.SIGTERM), f"a replica exited with {exit_code}"
 
 
-class Restartable:
-    """A PostgreSQL of one's own."""
+class RestartablePostgres:
+    """A PostgreSQL server that a test may stop and start."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.folder = Path(str(sa.make_url(url).query["host"]))
         self._data = self.folder / "data"
-        self._started: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def stop(self, how: signal.Signals) -> None:
-        """SIGINT ends all sessions (`fast`), SIGQUIT everything where it stands (`immediate`)."""
+    def stop(self, stop_signal: signal.Signals) -> None:
+        """Stop the server: SIGINT is a fast shutdown, SIGQUIT an immediate one."""
         pid = int((self._data / "postmaster.pid").read_text().split()[0])
-        os.kill(pid, how)
-        if self._started is not None:
-            self._started.wait(DEADLINE_SECONDS)
+        os.kill(pid, stop_signal)
+        if self._process is not None:
+            self._process.wait(DEADLINE_SECONDS)
             return
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
     def start(self) -> None:
-        """Start it as it was started before."""
+        """Start the server with the options of its last start."""
         owner = pwd.getpwuid(self._data.stat().st_uid)
-        words = ["setpriv", "--pdeathsig", "QUIT"]
+        command = ["setpriv", "--pdeathsig", "QUIT"]
         if owner.pw_uid != os.geteuid():
-            words += ["--reuid", owner.pw_name, "--regid", str(owner.pw_gid), "--clear-groups"]
-        words += shlex.split((self._data / "postmaster.opts").read_text())
+            command += ["--reuid", owner.pw_name, "--regid", str(owner.pw_gid), "--clear-groups"]
+        command += shlex.split((self._data / "postmaster.opts").read_text())
         with (self.folder / "log").open("ab") as log:
-            self._started = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder)
-        wait_until(self._answers, "PostgreSQL answers again")
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder)
+        wait_until(self._accepts_connections, "PostgreSQL accepts connections")
 
-    def restart(self, how: signal.Signals) -> None:
-        self.stop(how)
+    def restart(self, stop_signal: signal.Signals) -> None:
+        self.stop(stop_signal)
         self.start()
 
-    def end(self) -> None:
-        """Stop what was started here."""
-        if self._started is not None and self._started.poll() is None:
+    def close(self) -> None:
+        """Stop the server if it was restarted here."""
+        if self._process is not None and self._process.poll() is None:
             self.stop(signal.SIGQUIT)
 
-    def _answers(self) -> bool:
+    def _accepts_connections(self) -> bool:
         try:
             with open_connection(self.url):
                 return True
@@ -127,11 +127,11 @@ class Restartable:
 
 
 @contextmanager
-def restartable() -> Iterator[Restartable]:
-    """A PostgreSQL of one's own, gone at the end of the block."""
+def start_restartable_postgres() -> Iterator[RestartablePostgres]:
+    """Start a PostgreSQL for one test; it is removed at the end of the block."""
     with start_postgres() as url:
-        server = Restartable(url)
+        server = RestartablePostgres(url)
         try:
             yield server
         finally:
-            server.end()
+            server.close()

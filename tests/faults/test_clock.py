@@ -1,6 +1,6 @@
-"""The clock stepping back an hour, or standing still: what came last is told by counting, never by the time.
+"""A system clock that steps back an hour or stands still: the service orders changes by counters, not by time.
 
-The clock of a real process is put back by a library of a few lines that is loaded before all others.
+A small preloaded library sets the clock of a real process back.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import tables, verdicts
 from evalstop_service.store.database import Database
 
-from tests.faults.retrying_clients import Caller, batch, told
-from tests.faults.run_records import assert_nothing_lost, history, installed, run_of, stands, undisturbed, values
-from tests.faults.servers import serving
+from tests.faults.retrying_clients import RetryingClient, build_batch, create_observations
+from tests.faults.run_records import (
+    assert_nothing_lost,
+    create_project_and_key,
+    find_run,
+    ingest_without_faults,
+    load_history,
+    load_observations,
+    summarize_run,
+)
+from tests.faults.servers import start_replica
 from tests.service.project_fixture import NOW, set_up_project
 
 pytestmark = pytest.mark.real
@@ -50,44 +58,42 @@ STEPS = 120
 HOUR = timedelta(hours=1)
 
 
-def stepping_back() -> Clock:
-    """A clock that goes back an hour at every third look, and stands still between."""
-    looks = itertools.count()
-    return lambda: NOW - HOUR * (next(looks) // 3)
+def create_stepping_clock() -> Clock:
+    """A clock that steps back an hour at every third reading and stands still in between."""
+    readings = itertools.count()
+    return lambda: NOW - HOUR * (next(readings) // 3)
 
 
-def test_back_by_an_hour(database: Database, embedded_database: Database) -> None:
-    """Two processes whose clock steps back again and again, and shows each moment thrice, store and judge what one with
-    a good clock does; every change of the run is told from every other.
-    """
-    project, clock = set_up_project(database), stepping_back()
+def test_clock_steps_in_two_processes_change_nothing(database: Database, embedded_database: Database) -> None:
+    """Two processes whose clock keeps stepping back store the same run and verdicts as one with a correct clock."""
+    project, clock = set_up_project(database), create_stepping_clock()
     run = project.open_run(policy="paper", mode="enforce")
     processes = [Committer(database, RunCache(), clock, ServiceMetrics()) for _ in range(2)]
-    middle, steps = STEPS // 2, [Observations(tuple(told(step))) for step in range(STEPS)]
-    news: list[Content] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
-    stamps = []
+    middle, steps = STEPS // 2, [Observations(tuple(create_observations(step))) for step in range(STEPS)]
+    messages: list[Content] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
+    versions = []
     with running_in_thread(processes[0]), running_in_thread(processes[1]):
-        for step, item in enumerate(news):
-            receipt = processes[step % 2].submit_and_wait(Message(project.id, run.id, item))
-            stamps.append((receipt.run.version, receipt.run.updated_at))
-    other, expected = undisturbed(embedded_database, news)
-    assert len({version for version, _ in stamps}) == len(stamps)
-    assert stamps == sorted(stamps, key=lambda stamp: stamp[0])
-    assert stands(project.load_run(run)) == stands(expected)
-    assert values(project, run) == values(other, expected)
-    assert history(project, run) == history(other, expected)
+        for number, message in enumerate(messages):
+            receipt = processes[number % 2].submit_and_wait(Message(project.id, run.id, message))
+            versions.append((receipt.run.version, receipt.run.updated_at))
+    other, expected = ingest_without_faults(embedded_database, messages)
+    assert len({version for version, _ in versions}) == len(versions)
+    assert versions == sorted(versions, key=lambda version: version[0])
+    assert summarize_run(project.load_run(run)) == summarize_run(expected)
+    assert load_observations(project, run) == load_observations(other, expected)
+    assert load_history(project, run) == load_history(other, expected)
     with database.reading() as tx:
-        told_last = [change.verdict for change in verdicts.list_verdicts(tx, run.id)]
+        verdict_names = [change.verdict for change in verdicts.list_verdicts(tx, run.id)]
         times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
     assert times == sorted(times, reverse=True)
-    assert told_last == [verdict for _, verdict in history(other, expected)["verdicts"]][::-1]
+    assert verdict_names == [verdict for _, verdict in load_history(other, expected)["verdicts"]][::-1]
 
 
-def a_clock(folder: Path) -> tuple[Path, Path]:
-    """The library, and the file that holds by how many seconds its clock is behind; skips without a compiler."""
+def build_clock_library(folder: Path) -> tuple[Path, Path]:
+    """Compile the library; returns it and the file with the seconds to subtract. Skips without a C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("no C compiler")
     source, library, file = folder / "clock.c", folder / "clock.so", folder / "clock"
     source.write_text(SOURCE)
     file.write_bytes(struct.pack("l", 0))
@@ -96,26 +102,28 @@ def a_clock(folder: Path) -> tuple[Path, Path]:
     return library, file
 
 
-def test_a_process_steps_back(tmp_path: Path, migrated_file: Path, embedded_database: Database) -> None:
-    """A service whose clock steps back an hour amid posts goes on as if nothing had happened."""
-    library, file = a_clock(tmp_path)
+def test_clock_step_during_posts_changes_nothing(
+    tmp_path: Path, migrated_file: Path, embedded_database: Database
+) -> None:
+    """A service whose clock steps back an hour between posts stores the same run and verdicts as without the step."""
+    library, file = build_clock_library(tmp_path)
     shutil.copyfile(migrated_file, tmp_path / "evalstop.db")
     database = Database(f"sqlite:///{tmp_path / 'evalstop.db'}")
-    project, key = installed(database)
+    project, key = create_project_and_key(database)
     with (
-        serving(tmp_path, f"sqlite:///{tmp_path / 'evalstop.db'}", LD_PRELOAD=str(library)) as service,
-        Caller(key, lambda: service.url) as caller,
+        start_replica(tmp_path, f"sqlite:///{tmp_path / 'evalstop.db'}", LD_PRELOAD=str(library)) as service,
+        RetryingClient(key, lambda: service.url) as client,
     ):
-        run_id = caller.post("/runs", {"name": "back", "policy": "paper", "mode": "enforce"})["id"]
+        run_id = client.post("/runs", {"name": "clock-step", "policy": "paper", "mode": "enforce"})["id"]
         for step in range(STEPS):
-            if step in (33, 60):  # right before the verdict turns, and long after
-                with file.open("r+b") as behind:
-                    behind.write(struct.pack("l", int(HOUR.total_seconds()) * (1 + step // 60)))
-            assert caller.post(f"/runs/{run_id}/observations", batch(told(step)))["accepted"] == 3
-        told_last = [change["verdict"]["verdict"] for change in caller.get(f"/runs/{run_id}/verdicts")["items"]]
-        assert (caller.refusals, caller.cut) == ([], 0)
-    run = run_of(project, run_id)
+            if step in (33, 60):  # just before the verdict changes, and long after
+                with file.open("r+b") as offset:
+                    offset.write(struct.pack("l", int(HOUR.total_seconds()) * (1 + step // 60)))
+            assert client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))["accepted"] == 3
+        verdict_names = [change["verdict"]["verdict"] for change in client.get(f"/runs/{run_id}/verdicts")["items"]]
+        assert (client.refusals, client.connection_errors) == ([], 0)
+    run = find_run(project, run_id)
     assert run.updated_at < run.created_at - HOUR
-    assert told_last == ["stop", "suspect"]
-    assert_nothing_lost(project, run_id, [told(step) for step in range(STEPS)], embedded_database)
+    assert verdict_names == ["stop", "suspect"]
+    assert_nothing_lost(project, run_id, [create_observations(step) for step in range(STEPS)], embedded_database)
     database.close()

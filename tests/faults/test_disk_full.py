@@ -1,4 +1,4 @@
-"""The disk under the embedded database is full: refused with the reason, and taken again once there is room."""
+"""With a full disk, posts are refused with the reason; once there is space, they are accepted again."""
 
 from __future__ import annotations
 
@@ -8,64 +8,66 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.programs import Program
-from tests.faults.retrying_clients import Caller, batch, helpful, told
+from tests.faults.retrying_clients import RetryingClient, build_batch, check_retryable_refusal, create_observations
 
 pytestmark = pytest.mark.real
 
 DISK = "4m"
 
 
-def on_a_small_disk(folder: Path) -> list[str]:
-    """The words under which a program finds a disk of its own in `folder`; skips where that is not allowed."""
+def build_small_disk_command(folder: Path) -> list[str]:
+    """The command prefix that mounts a small disk on `folder` for a program; skips without the right to mount."""
     script = f'mount -t tmpfs -o size={DISK} tmpfs "$0" && exec "$@"'
     for unshare in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
-        words = [*unshare, "sh", "-c", script, str(folder)]
+        command = [*unshare, "sh", "-c", script, str(folder)]
         try:
-            if subprocess.run([*words, "true"], capture_output=True).returncode == 0:
-                return words
+            if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+                return command
         except FileNotFoundError:
             break
-    pytest.skip("this system lets nobody mount a small disk")
+    pytest.skip("mounting a small disk is not permitted")
 
 
-def test_full(tmp_path: Path) -> None:
-    """With no room left, posts and new runs are refused and told why; nothing acknowledged is lost, and with room again
-    the same is taken, without anybody's help.
-    """
+def test_posts_are_refused_while_the_disk_is_full(tmp_path: Path) -> None:
+    """On a full disk, posts and new runs get a 503 with the reason; with space again, the same posts are accepted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     program = Program(
         tmp_path / "log",
         *("up", "--json", "--port", "0", "--data-folder", str(folder)),
-        under=on_a_small_disk(folder),
+        under=build_small_disk_command(folder),
     )
     try:
         started = program.start_server()
-        with Caller(started["key"], lambda: str(started["url"])) as caller:
-            run_id = caller.post("/runs", {"name": "full", "policy": "paper"})["id"]
+        with RetryingClient(started["key"], lambda: str(started["url"])) as client:
+            run_id = client.post("/runs", {"name": "full", "policy": "paper"})["id"]
             step = 0
             for step in range(5):
-                caller.post(f"/runs/{run_id}/observations", batch(told(step)))
+                client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))
             filler = Path(f"/proc/{program.pid}/root{folder}/filler")
-            fill(filler)
+            fill_disk(filler)
             step = 5
-            while (response := caller.try_once(f"/runs/{run_id}/observations", batch(told(step)))).status_code == 200:
+            while (
+                response := client.post_once(f"/runs/{run_id}/observations", build_batch(create_observations(step)))
+            ).status_code == 200:
                 step += 1
-            assert "disk" in helpful(response)["detail"]
+            assert "disk" in check_retryable_refusal(response)["detail"]
             for _ in range(3):
-                again = helpful(caller.try_once(f"/runs/{run_id}/observations", batch(told(step))))
-                assert "is full" in again["detail"]
-            assert "is full" in helpful(caller.try_once("/runs", {"name": "another"}))["detail"]
-            assert stored(caller, run_id) == step
+                problem = check_retryable_refusal(
+                    client.post_once(f"/runs/{run_id}/observations", build_batch(create_observations(step)))
+                )
+                assert "is full" in problem["detail"]
+            assert "is full" in check_retryable_refusal(client.post_once("/runs", {"name": "another"}))["detail"]
+            assert count_stored_evals(client, run_id) == step
             filler.unlink()
-            assert caller.post(f"/runs/{run_id}/observations", batch(told(step)))["accepted"] == 3
-            caller.post("/runs", {"name": "another"})
-            assert stored(caller, run_id) == step + 1
+            assert client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))["accepted"] == 3
+            client.post("/runs", {"name": "another"})
+            assert count_stored_evals(client, run_id) == step + 1
     finally:
         program.kill()
 
 
-def fill(file: Path) -> None:
+def fill_disk(file: Path) -> None:
     """Write until the disk is full."""
     with file.open("wb", buffering=0) as filler:
         for size in (65536, 4096, 1):
@@ -76,7 +78,7 @@ def fill(file: Path) -> None:
                 continue
 
 
-def stored(caller: Caller, run_id: str) -> int:
-    """How many evals the run has."""
-    document = caller.get(f"/runs/{run_id}/observations", metric="eval", limit="10000")
+def count_stored_evals(client: RetryingClient, run_id: str) -> int:
+    """Count the stored eval observations of a run."""
+    document = client.get(f"/runs/{run_id}/observations", metric="eval", limit="10000")
     return len(document["items"])

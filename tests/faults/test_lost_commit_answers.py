@@ -1,4 +1,4 @@
-"""A commit whose answer never arrives: the points are counted once, whoever is told or not told of them."""
+"""A commit whose answer is lost, at the service or at the client: the observations are stored once."""
 
 from __future__ import annotations
 
@@ -13,75 +13,81 @@ import pytest
 from evalstop_service.store.database import Database
 
 from tests.conftest import ClonePostgres
-from tests.faults.commit_proxy import CommitCutter, commit_cutter
-from tests.faults.conftest import OWN
-from tests.faults.retrying_clients import Caller, batch, told
-from tests.faults.run_records import assert_nothing_lost, installed
-from tests.faults.servers import Replicas, serving
+from tests.faults.commit_proxy import CommitProxy, start_commit_proxy
+from tests.faults.conftest import NEEDS_OWN_POSTGRES
+from tests.faults.retrying_clients import RetryingClient, build_batch, create_observations
+from tests.faults.run_records import assert_nothing_lost, create_project_and_key
+from tests.faults.servers import Replicas, start_replica
 from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real
 
-KNOWN_KEYS = {"EVALSTOP_KEY_CACHE_SECONDS": "600"}
-"""So that between two posts nothing else commits."""
+LONG_KEY_CACHE = {"EVALSTOP_KEY_CACHE_SECONDS": "600"}
+"""Keys stay cached, so that nothing commits between two posts."""
 
 STEPS = 45
 TERMS = {"policy": "paper", "mode": "enforce"}
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A service that reaches its database through a proxy that cuts it off, and a caller of it."""
+class ProxiedService:
+    """A service whose connections to its database go through a commit proxy, and a client of the service."""
 
     project: ProjectFixture
     service: Replicas
-    cutter: CommitCutter
-    caller: Caller
+    proxy: CommitProxy
+    client: RetryingClient
 
 
 @pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory, clone_postgres: ClonePostgres) -> Iterator[Cut]:
+def proxied(tmp_path_factory: pytest.TempPathFactory, clone_postgres: ClonePostgres) -> Iterator[ProxiedService]:
     if "TEST_DATABASE_URL" in os.environ:
-        pytest.skip(OWN)
+        pytest.skip(NEEDS_OWN_POSTGRES)
     url = clone_postgres()
     with ExitStack() as stack:
         database = Database(url)
         stack.callback(database.close)
-        project, key = installed(database)
-        cutter, through = stack.enter_context(commit_cutter(url))
-        service = stack.enter_context(serving(tmp_path_factory.mktemp("service"), through, **KNOWN_KEYS))
-        yield Cut(project, service, cutter, stack.enter_context(Caller(key, lambda: service.url)))
+        project, key = create_project_and_key(database)
+        proxy, proxied_url = stack.enter_context(start_commit_proxy(url))
+        service = stack.enter_context(start_replica(tmp_path_factory.mktemp("service"), proxied_url, **LONG_KEY_CACHE))
+        yield ProxiedService(project, service, proxy, stack.enter_context(RetryingClient(key, lambda: service.url)))
 
 
-def test_the_answer_to_a_commit_is_lost(cut: Cut, embedded_database: Database) -> None:
-    """The service that never hears of its commit finds the points on record, and says so; the run is judged once."""
-    run_id = cut.caller.post("/runs", TERMS | {"name": "cut off"})["id"]
-    cuts = cut.cutter.cuts
+def test_commit_without_an_answer_counts_observations_once(
+    proxied: ProxiedService, embedded_database: Database
+) -> None:
+    """If the service gets no answer to its commit, its retry reports duplicates and the run is as without a fault."""
+    run_id = proxied.client.post("/runs", TERMS | {"name": "answer-lost"})["id"]
+    cuts_before = proxied.proxy.cut_count
     for step in range(STEPS):
-        unheard = step % 4 == 3
-        if unheard:
-            cut.cutter.arm()
-        receipt = cut.caller.post(f"/runs/{run_id}/observations", batch(told(step)))
-        assert (receipt["accepted"], receipt["duplicates"]) == ((0, 3) if unheard else (3, 0))
-    assert cut.cutter.cuts == cuts + STEPS // 4
-    assert cut.caller.refusals == []
-    assert_nothing_lost(cut.project, run_id, [told(step) for step in range(STEPS)], embedded_database)
+        answer_lost = step % 4 == 3
+        if answer_lost:
+            proxied.proxy.arm()
+        receipt = proxied.client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))
+        assert (receipt["accepted"], receipt["duplicates"]) == ((0, 3) if answer_lost else (3, 0))
+    assert proxied.proxy.cut_count == cuts_before + STEPS // 4
+    assert proxied.client.refusals == []
+    assert_nothing_lost(
+        proxied.project, run_id, [create_observations(step) for step in range(STEPS)], embedded_database
+    )
 
 
-def test_a_replica_is_killed_behind_its_commit(cut: Cut, embedded_database: Database) -> None:
-    """Killed when the points are stored and nobody was told: sent again, they are known and change nothing."""
-    run_id = cut.caller.post("/runs", TERMS | {"name": "killed"})["id"]
-    (program,) = cut.service.programs
-    cuts = cut.cutter.cuts
+def test_replica_killed_after_its_commit_loses_nothing(proxied: ProxiedService, embedded_database: Database) -> None:
+    """If a replica is killed between commit and response, the repeated post reports duplicates and changes nothing."""
+    run_id = proxied.client.post("/runs", TERMS | {"name": "killed"})["id"]
+    (program,) = proxied.service.programs
+    cuts_before = proxied.proxy.cut_count
     for step in range(STEPS):
-        killed = step in (10, 32)  # the second one decides
+        killed = step in (10, 32)  # step 32 causes the stop
         if killed:
             pid = program.pid
-            cut.cutter.arm(lambda pid=pid: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
+            proxied.proxy.arm(lambda pid=pid: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
             with pytest.raises(httpx.TransportError):
-                cut.caller.try_once(f"/runs/{run_id}/observations", batch(told(step)))
-            cut.service.restart(program)
-        receipt = cut.caller.post(f"/runs/{run_id}/observations", batch(told(step)))
+                proxied.client.post_once(f"/runs/{run_id}/observations", build_batch(create_observations(step)))
+            proxied.service.restart(program)
+        receipt = proxied.client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))
         assert (receipt["accepted"], receipt["duplicates"]) == ((0, 3) if killed else (3, 0))
-    assert cut.cutter.cuts == cuts + 2
-    assert_nothing_lost(cut.project, run_id, [told(step) for step in range(STEPS)], embedded_database)
+    assert proxied.proxy.cut_count == cuts_before + 2
+    assert_nothing_lost(
+        proxied.project, run_id, [create_observations(step) for step in range(STEPS)], embedded_database
+    )

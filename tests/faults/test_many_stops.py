@@ -1,4 +1,4 @@
-"""Many decisions while services, workers, receivers and roads fail: each job ends once, or is left alone."""
+"""Many stops while services, workers, receivers and connections fail: each stopped_count job ends exactly once."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from tests.acceptance.programs import Program
 from tests.clients.programs import running_program
 from tests.conftest import ClonePostgres
 from tests.faults.fake_cluster import FakeCluster, FakeJob
-from tests.faults.retrying_clients import Caller, wait_until
-from tests.faults.unreliable_proxy import TROUBLE, Road
+from tests.faults.retrying_clients import RetryingClient, wait_until
+from tests.faults.unreliable_proxy import FAULTS, UnreliableProxy
 from tests.fixtures.projects import create_project
 
 pytestmark = pytest.mark.real
 
 SEED = 20261121
-WITHIN_BOUNDS = 5
-WINDOW_SECONDS = 4.0
-"""For a checkpoint, from the call for it to the cancel."""
-WRITTEN_SECONDS = 1.0
-"""The trainer tells the service before it writes to the cluster's folder that it has saved."""
+STOPS_PER_HOUR = 5
+GRACE_SECONDS = 4.0
+"""Time for a checkpoint, from the request to save to the cancel."""
+WRITE_DELAY_SECONDS = 1.0
+"""How much later than the event a job's file may be written: trainers report a checkpoint before they write `saved`."""
 CONFIRM_SECONDS = 20.0
-ENDED = {DecisionState.CONFIRMED, DecisionState.VETOED, DecisionState.MOOT}
+FINAL_STATES = {DecisionState.CONFIRMED, DecisionState.VETOED, DecisionState.MOOT}
 SCOPES = ("ingest", "read", "operate", "admin")
-FAST = {
+SHORT_TIMES = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8",
     "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.2",
     "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS": "2",
@@ -55,7 +55,7 @@ FAST = {
 
 @dataclass
 class Tenant:
-    """A project with a key to all of it and, behind a bad road, `evalstop-receiver command` in front of the cluster."""
+    """A project with a key of all scopes, and its `evalstop-receiver command` behind an unreliable proxy."""
 
     name: str
     key: str
@@ -65,8 +65,8 @@ class Tenant:
     secret: str = ""
     process: subprocess.Popen[str] | None = None
 
-    def start(self, stack: ExitStack, cluster: FakeCluster, service: str) -> None:
-        """Start the receiver, or start it again where the one before was killed."""
+    def start_receiver(self, stack: ExitStack, cluster: FakeCluster, service: str) -> None:
+        """Start the receiver; kill the previous one first if there is one."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -75,7 +75,7 @@ class Tenant:
         script = f"sh {cluster.script}"
         command = [sys.executable, "-m", "evalstop_client.receivers.cli", "command", "--url", service]
         command += ["--run", f"{script} cancel {{job_id}}", "--check", f"{script} check {{job_id}}"]
-        command += ["--signal", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(WINDOW_SECONDS)]
+        command += ["--signal", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(GRACE_SECONDS)]
         command += ["--poll-seconds", "1", "--state", str(self.folder / "state"), "--pattern", "job_id=[A-Za-z0-9_-]+"]
         command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         environment = {"EVALSTOP_WEBHOOK_SECRET": self.secret, "EVALSTOP_KEY": self.key}
@@ -83,42 +83,42 @@ class Tenant:
         wait_until(ready.exists, "the receiver listens")
         self.url = str(json.loads(ready.read_text())["url"])
 
-    def decisions(self, caller: Caller, state: DecisionState) -> list[str]:
-        """The decisions of the project in this state, at most a hundred."""
-        return [one["id"] for one in caller.get("/decisions", state=state, limit="100")["items"]]
+    def list_decisions(self, client: RetryingClient, state: DecisionState) -> list[str]:
+        """The ids of up to 100 decisions in this state."""
+        return [decision["id"] for decision in client.get("/decisions", state=state, limit="100")["items"]]
 
 
-def tenant(
+def create_tenant(
     database: Database, folder: Path, name: str, veto_window_seconds: float, stops_per_hour: int | None
 ) -> Tenant:
-    """A new project."""
+    """Create a project in enforce mode with these limits."""
     project = create_project(database, name, "enforce", veto_window_seconds, utc_now(), "paper")
     with database.transaction() as tx:
-        bounded = replace(project, stops_per_hour=stops_per_hour, stops_share=None, confirm_seconds=CONFIRM_SECONDS)
-        projects.update_project(tx, bounded)
+        changed = replace(project, stops_per_hour=stops_per_hour, stops_share=None, confirm_seconds=CONFIRM_SECONDS)
+        projects.update_project(tx, changed)
     (folder / name).mkdir()
     return Tenant(name, api_keys.create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
 
 
-def train(caller: Caller, one: Tenant, name: str) -> None:
-    """A run that gets better, saves its best, and gets worse three times."""
-    run_id = caller.post("/runs", {"name": name, "labels": {"job_id": name}})["id"]
-    one.runs[name] = run_id
-    caller.post(f"/runs/{run_id}/observations", scores(0, 1.0, 2.0, 3.0))
-    caller.post(f"/runs/{run_id}/checkpoints", {"step": 2, "uri": f"file:///{name}/2"})
-    assert caller.post(f"/runs/{run_id}/observations", scores(3, 2.0, 1.0, 0.0))["verdict"]["verdict"] == "stop"
+def train_run(client: RetryingClient, tenant: Tenant, name: str) -> None:
+    """Post a run that improves, saves its best checkpoint, and then declines three times."""
+    run_id = client.post("/runs", {"name": name, "labels": {"job_id": name}})["id"]
+    tenant.runs[name] = run_id
+    client.post(f"/runs/{run_id}/observations", build_scores(0, 1.0, 2.0, 3.0))
+    client.post(f"/runs/{run_id}/checkpoints", {"step": 2, "uri": f"file:///{name}/2"})
+    assert client.post(f"/runs/{run_id}/observations", build_scores(3, 2.0, 1.0, 0.0))["verdict"]["verdict"] == "stop"
 
 
-def scores(first: int, *values: float) -> dict[str, Any]:
+def build_scores(first: int, *values: float) -> dict[str, Any]:
     points = enumerate(values, first)
     return {"observations": [{"metric": "eval", "step": step, "value": value} for step, value in points]}
 
 
-def states(database: Database) -> Counter[str]:
-    """How many decisions are in each state."""
+def count_states(database: Database) -> Counter[str]:
+    """Count the decisions by state."""
     with database.reading() as tx:
-        counted = sa.select(tables.decisions.c.state, sa.func.count()).group_by(tables.decisions.c.state)
-        return Counter(dict(tx.execute(counted).all()))
+        query = sa.select(tables.decisions.c.state, sa.func.count()).group_by(tables.decisions.c.state)
+        return Counter(dict(tx.execute(query).all()))
 
 
 @pytest.fixture
@@ -129,104 +129,115 @@ def database(clone_postgres: ClonePostgres) -> Iterator[Database]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("count", "calm"), [(80, 12), pytest.param(1000, 25, marks=pytest.mark.chaos)])
-def test_many_stops(tmp_path: Path, database: Database, count: int, calm: int) -> None:
-    """Every job that was to end ended once, and after its checkpoint; none did that was vetoed or out of bounds.
+@pytest.mark.parametrize(("count", "jobs_per_fault"), [(80, 12), pytest.param(1000, 25, marks=pytest.mark.chaos)])
+def test_every_stopped_job_ends_once_despite_faults(
+    tmp_path: Path, database: Database, count: int, jobs_per_fault: int
+) -> None:
+    """Each job to be stopped_count ends once, after its checkpoint; vetoed jobs and those beyond the limit run on.
 
-    `calm`: so many jobs are asked to save between two faults, on a slow machine as on a quick one.
+    A fault happens each time that `jobs_per_fault` more jobs have been asked to save, whatever the machine's speed.
     """
-    stopped, vetoed, limited = count * 8 // 10, count // 10, count // 10
-    chance = random.Random(SEED)
-    hot = tenant(database, tmp_path, "hot", 0.0, None)
-    careful = tenant(database, tmp_path, "careful", 86_400.0, None)
-    bounded = tenant(database, tmp_path, "bounded", 0.0, WITHIN_BOUNDS)
-    tenants = (hot, careful, bounded)
+    stopped_count, vetoed_count, limited_count = count * 8 // 10, count // 10, count // 10
+    rng = random.Random(SEED)
+    immediate = create_tenant(database, tmp_path, "immediate", 0.0, None)
+    vetoing = create_tenant(database, tmp_path, "vetoing", 86_400.0, None)
+    limited_tenant = create_tenant(database, tmp_path, "limited", 0.0, STOPS_PER_HOUR)
+    tenants = (immediate, vetoing, limited_tenant)
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    environment = {"EVALSTOP_DATABASE_URL": url, "EVALSTOP_DATABASE_CONNECTIONS": "8", **FAST}
+    environment = {"EVALSTOP_DATABASE_URL": url, "EVALSTOP_DATABASE_CONNECTIONS": "8", **SHORT_TIMES}
     ports = [str(find_free_port()) for _ in range(2)]
-    serving = [
+    servers = [
         Program(tmp_path / f"serve-{port}.log", "serve", "--json", "--port", port, **environment) for port in ports
     ]
-    delivering = [Program(tmp_path / f"deliver-{number}.log", "deliver", **environment) for number in range(2)]
+    workers = [Program(tmp_path / f"deliver-{number}.log", "deliver", **environment) for number in range(2)]
 
     with ExitStack() as stack:
-        for process in (*serving, *delivering):
+        for process in (*servers, *workers):
             stack.callback(process.kill)
             process.start()
         services = [f"http://127.0.0.1:{port}" for port in ports]
-        callers = {one.name: stack.enter_context(Caller(one.key, lambda: chance.choice(services))) for one in tenants}
+        clients = {
+            tenant.name: stack.enter_context(RetryingClient(tenant.key, lambda: rng.choice(services)))
+            for tenant in tenants
+        }
 
-        def saved(name: str) -> None:
-            one = next(one for one in tenants if name in one.runs)
-            callers[one.name].post(f"/runs/{one.runs[name]}/checkpoints", {"step": 5, "uri": f"file:///{name}/5"})
+        def report_checkpoint(name: str) -> None:
+            tenant = next(tenant for tenant in tenants if name in tenant.runs)
+            clients[tenant.name].post(f"/runs/{tenant.runs[name]}/checkpoints", {"step": 5, "uri": f"file:///{name}/5"})
 
-        cluster = stack.enter_context(FakeCluster(tmp_path, random.Random(SEED), saved))
-        roads = []
-        for one in tenants:
-            road = stack.enter_context(Road(random.Random(SEED), partial(getattr, one, "url"), slow_seconds=6.0))
-            one.secret = callers[one.name].post("/endpoints", {"url": road.url})["secret"]
-            one.start(stack, cluster, services[0])
-            roads.append(road)
+        cluster = stack.enter_context(FakeCluster(tmp_path, random.Random(SEED), report_checkpoint))
+        proxies = []
+        for tenant in tenants:
+            proxy = stack.enter_context(
+                UnreliableProxy(random.Random(SEED), partial(getattr, tenant, "url"), slow_seconds=6.0)
+            )
+            tenant.secret = clients[tenant.name].post("/endpoints", {"url": proxy.url})["secret"]
+            tenant.start_receiver(stack, cluster, services[0])
+            proxies.append(proxy)
 
         jobs = [
-            (one, f"{one.name}-{n}")
-            for one, share in zip(tenants, (stopped, vetoed, limited), strict=True)
+            (tenant, f"{tenant.name}-{n}")
+            for tenant, share in zip(tenants, (stopped_count, vetoed_count, limited_count), strict=True)
             for n in range(share)
         ]
-        chance.shuffle(jobs)
+        rng.shuffle(jobs)
         for _, name in jobs:
-            cluster.submit(name)
+            cluster.submit_job(name)
 
-        def wreak_havoc() -> None:
-            mischief = random.Random(SEED)
-            for asked in range(calm, stopped, calm):
-                wait_until(partial(cluster.has_asked, asked), f"{asked} jobs are asked to save", 600)
-                if mischief.random() < 0.6:
-                    victim = mischief.choice((*serving, *delivering))
-                    victim.kill()
-                    victim.start()
+        def inject_faults() -> None:
+            fault_rng = random.Random(SEED)
+            for asked in range(jobs_per_fault, stopped_count, jobs_per_fault):
+                wait_until(partial(cluster.has_asked_jobs, asked), f"{asked} jobs are asked to save", 600)
+                if fault_rng.random() < 0.6:
+                    process = fault_rng.choice((*servers, *workers))
+                    process.kill()
+                    process.start()
                 else:
-                    mischief.choice(tenants).start(stack, cluster, services[0])
+                    fault_rng.choice(tenants).start_receiver(stack, cluster, services[0])
 
-        havoc = threading.Thread(target=wreak_havoc, name="havoc")
-        havoc.start()
+        fault_thread = threading.Thread(target=inject_faults, name="faults")
+        fault_thread.start()
         with ThreadPoolExecutor(6) as trainers:
-            list(trainers.map(lambda job: train(callers[job[0].name], *job), jobs))
+            list(trainers.map(lambda job: train_run(clients[job[0].name], *job), jobs))
 
-        caller = callers["careful"]
-        while pending := careful.decisions(caller, DecisionState.PENDING):
+        client = clients["vetoing"]
+        while pending := vetoing.list_decisions(client, DecisionState.PENDING):
             for decision_id in pending:
-                caller.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"})
-        havoc.join()
-        caller = callers["bounded"]
-        wait_until(lambda: set(states(database)) <= ENDED | {DecisionState.ON_HOLD}, "all stops are done with", 600)
-        on_hold = [run_id for name, run_id in bounded.runs.items() if cluster.jobs[name].at("asked") is None]
-        for run_id in on_hold:  # their trainers come to the end of what they had to do
-            caller.post(f"/runs/{run_id}/finish", {"status": "completed"})
-        ended = states(database)
-        assert sum(troubles[kind] for kind in TROUBLE for troubles in [road.troubles for road in roads]) > count // 20
+                client.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"})
+        fault_thread.join()
+        client = clients["limited"]
+        wait_until(
+            lambda: set(count_states(database)) <= FINAL_STATES | {DecisionState.ON_HOLD}, "all stops are finished", 600
+        )
+        on_hold = [
+            run_id for name, run_id in limited_tenant.runs.items() if cluster.jobs[name].time_of("asked") is None
+        ]
+        for run_id in on_hold:  # their trainers complete
+            client.post(f"/runs/{run_id}/finish", {"status": "completed"})
+        final_states = count_states(database)
+        assert sum(proxy.fault_counts[kind] for kind in FAULTS for proxy in proxies) > count // 20
 
-    assert ended == {
-        DecisionState.CONFIRMED: stopped + WITHIN_BOUNDS,
-        DecisionState.VETOED: vetoed,
-        DecisionState.MOOT: limited - WITHIN_BOUNDS,
+    assert final_states == {
+        DecisionState.CONFIRMED: stopped_count + STOPS_PER_HOUR,
+        DecisionState.VETOED: vetoed_count,
+        DecisionState.MOOT: limited_count - STOPS_PER_HOUR,
     }
     for name, job in cluster.jobs.items():
-        if name in careful.runs:
-            assert (job.runs, job.ends, job.at("asked")) == (True, 0, None), name
-        elif name in hot.runs or job.at("asked") is not None:
-            assert (job.runs, job.ends) == (False, 1), name
+        if name in vetoing.runs:
+            assert (job.is_running, job.end_count, job.time_of("asked")) == (True, 0, None), name
+        elif name in immediate.runs or job.time_of("asked") is not None:
+            assert (job.is_running, job.end_count) == (False, 1), name
             assert was_saved_first(job), name
         else:
-            assert (job.runs, job.ends) == (True, 0), name
-    assert sum(not cluster.jobs[name].runs for name in bounded.runs) == WITHIN_BOUNDS
+            assert (job.is_running, job.end_count) == (True, 0), name
+    assert sum(not cluster.jobs[name].is_running for name in limited_tenant.runs) == STOPS_PER_HOUR
 
 
 def was_saved_first(job: FakeJob) -> bool:
-    """Whether nobody cancelled the job before it had saved, or had had its time to."""
-    asked, saved, cancelled = job.at("asked"), job.at("saved"), job.at("cancelled")
+    """Whether the job was cancelled only after it had saved or its grace time was over."""
+    asked, saved, cancelled = job.time_of("asked"), job.time_of("saved"), job.time_of("cancelled")
     if asked is None or cancelled is None:
         return asked is not None
-    # The receiver counts from when it starts the script, which takes its time to write down that it was asked.
-    waited = cancelled - asked + WRITTEN_SECONDS
-    return waited >= WINDOW_SECONDS or (saved is not None and cancelled >= saved - WRITTEN_SECONDS)
+    # The receiver counts from the start of the script, which writes `asked` a little later.
+    waited = cancelled - asked + WRITE_DELAY_SECONDS
+    return waited >= GRACE_SECONDS or (saved is not None and cancelled >= saved - WRITE_DELAY_SECONDS)

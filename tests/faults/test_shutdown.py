@@ -1,4 +1,4 @@
-"""SIGTERM under load: what was admitted is answered, the rest is refused, and what was answered is what is stored."""
+"""SIGTERM under load: admitted requests are answered, later ones refused, and exactly the answered ones are stored."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
-from tests.faults.retrying_clients import DEADLINE_SECONDS, Caller, batch, helpful, told, wait_until
-from tests.faults.run_records import assert_nothing_lost, installed, run_of, values
-from tests.faults.servers import replicas
+from tests.faults.retrying_clients import (
+    DEADLINE_SECONDS,
+    RetryingClient,
+    build_batch,
+    check_retryable_refusal,
+    create_observations,
+    wait_until,
+)
+from tests.faults.run_records import assert_nothing_lost, create_project_and_key, find_run, load_observations
+from tests.faults.servers import start_replicas
 from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real
@@ -26,66 +33,68 @@ CLIENTS = 8
 @pytest.fixture
 def project_and_key(clone_postgres: ClonePostgres) -> Iterator[tuple[ProjectFixture, str]]:
     database = Database(clone_postgres())
-    yield installed(database)
+    yield create_project_and_key(database)
     database.close()
 
 
-def url_of(project: ProjectFixture) -> str:
+def database_url_of(project: ProjectFixture) -> str:
     return project.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-def test_nothing_but_what_was_answered(
+def test_only_answered_posts_are_stored(
     tmp_path: Path, project_and_key: tuple[ProjectFixture, str], embedded_database: Database
 ) -> None:
-    """Told to end amid posts, the service answers all that it stores, and refuses the rest in a way that helps."""
+    """A service that gets SIGTERM amid posts answers all that it stores and refuses the rest with a retryable 503."""
     project, key = project_and_key
-    with replicas(tmp_path, url_of(project), 1) as service, ThreadPoolExecutor(CLIENTS) as threads:
-        enough, acknowledged = threading.Event(), [0] * CLIENTS
+    with start_replicas(tmp_path, database_url_of(project), 1) as service, ThreadPoolExecutor(CLIENTS) as threads:
+        all_posted, acknowledged = threading.Event(), [0] * CLIENTS
 
         def post_until_refused(number: int) -> tuple[str, list[list[PostedObservation]]]:
             stored: list[list[PostedObservation]] = []
-            with Caller(key, lambda: service.url) as caller:
+            with RetryingClient(key, lambda: service.url) as client:
                 terms = {"name": f"run-{number}", "policy": "paper", "mode": "enforce"}
-                run_id: str = caller.post("/runs", terms)["id"]
+                run_id: str = client.post("/runs", terms)["id"]
                 while True:
-                    points = told(len(stored))
+                    points = create_observations(len(stored))
                     try:
-                        response = caller.try_once(f"/runs/{run_id}/observations", batch(points))
+                        response = client.post_once(f"/runs/{run_id}/observations", build_batch(points))
                     except httpx.TransportError:
                         return run_id, stored
                     if response.status_code != 200:
-                        helpful(response)
+                        check_retryable_refusal(response)
                         return run_id, stored
                     stored.append(points)
                     acknowledged[number] += 1
                     if min(acknowledged) >= 10:
-                        enough.set()
+                        all_posted.set()
 
         clients = [threads.submit(post_until_refused, number) for number in range(CLIENTS)]
-        wait_until(lambda: enough.is_set() or any(client.done() for client in clients), "all have posted")
-        service.end()
+        wait_until(lambda: all_posted.is_set() or any(client.done() for client in clients), "all have posted")
+        service.stop()
         results = [client.result() for client in clients]
     for run_id, stored in results:
         assert len(stored) >= 10
         assert_nothing_lost(project, run_id, stored, embedded_database)
 
 
-def test_what_waits_is_answered(tmp_path: Path, project_and_key: tuple[ProjectFixture, str]) -> None:
-    """Requests that wait for the database when the service is told to end are answered; nobody new is let in."""
+def test_requests_waiting_for_the_database_are_answered(
+    tmp_path: Path, project_and_key: tuple[ProjectFixture, str]
+) -> None:
+    """Requests that wait for the database at SIGTERM are answered, while new connections are refused."""
     project, key = project_and_key
     with (
-        replicas(tmp_path, url_of(project), 1) as service,
+        start_replicas(tmp_path, database_url_of(project), 1) as service,
         ThreadPoolExecutor(CLIENTS) as threads,
-        Caller(key, lambda: service.url) as caller,
+        RetryingClient(key, lambda: service.url) as client,
     ):
         (program,) = service.programs
-        run_ids = [caller.post("/runs", {"name": f"run-{number}"})["id"] for number in range(CLIENTS)]
+        run_ids = [client.post("/runs", {"name": f"run-{number}"})["id"] for number in range(CLIENTS)]
 
         def post(run_id: str) -> int:
-            with Caller(key, lambda: service.url) as own:
+            with RetryingClient(key, lambda: service.url) as client:
                 try:
-                    response = own.try_once(f"/runs/{run_id}/observations", batch(told(0)))
-                except httpx.TransportError:  # it came too late to be admitted
+                    response = client.post_once(f"/runs/{run_id}/observations", build_batch(create_observations(0)))
+                except httpx.TransportError:  # sent too late to be admitted
                     return 0
                 assert response.status_code == 200
                 accepted: int = response.json()["accepted"]
@@ -93,24 +102,24 @@ def test_what_waits_is_answered(tmp_path: Path, project_and_key: tuple[ProjectFi
 
         with project.database.transaction() as tx:
             tx.exec_driver_sql("LOCK TABLE observations IN SHARE MODE")
-            posted = [threads.submit(post, run_id) for run_id in run_ids]
-            wait_until(lambda: _waiting(project) > 0, "the service waits for the table")
+            posts = [threads.submit(post, run_id) for run_id in run_ids]
+            wait_until(lambda: _count_waiting(project) > 0, "the service waits for the table")
             program.terminate()
-            wait_until(lambda: _is_shut(service.url), "nobody new is let in")
-        accepted = [answer.result() for answer in posted]
+            wait_until(lambda: _refuses_connections(service.url), "new connections are refused")
+        accepted = [post_result.result() for post_result in posts]
         program.wait(DEADLINE_SECONDS)
     assert any(accepted)
-    assert [len(values(project, run_of(project, run_id))) for run_id in run_ids] == accepted
+    assert [len(load_observations(project, find_run(project, run_id))) for run_id in run_ids] == accepted
 
 
-def _waiting(project: ProjectFixture) -> int:
+def _count_waiting(project: ProjectFixture) -> int:
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with project.database.reading() as tx:
         count: int = tx.exec_driver_sql(query).scalar_one()
     return count
 
 
-def _is_shut(url: str) -> bool:
+def _refuses_connections(url: str) -> bool:
     try:
         httpx.get(f"{url}/livez", trust_env=False)
     except httpx.ConnectError:

@@ -1,4 +1,4 @@
-"""A road between the service's workers and a receiver on which events are lost, held up, repeated and out of order."""
+"""An HTTP proxy in front of a receiver that loses, delays, repeats and reorders events."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ import httpx
 
 from tests.fixtures.certificates import get_ssl_context
 
-TROUBLE = {"lost": 0.06, "unanswered": 0.06, "twice": 0.06, "later": 0.06, "slow": 0.02}
-"""Of a hundred events: answered 500 without arriving; arrived and answered 500; arrived twice; arrived half a second
-after it was answered 503; held up for longer than the sender waits."""
+FAULTS = {"lost": 0.06, "unanswered": 0.06, "twice": 0.06, "later": 0.06, "slow": 0.02}
+"""Probability of each fault: answered 500 and not delivered; delivered and answered 500; delivered twice; answered 503
+and delivered 0.5 s later; delayed for longer than the sender waits."""
 
 
-class Road:
-    """An HTTP proxy in front of whatever listens at `receiver()`; `troubles` counts what it did."""
+class UnreliableProxy:
+    """A proxy in front of the URL that `receiver_url()` returns; `fault_counts` counts the faults by kind."""
 
-    def __init__(self, chance: random.Random, receiver: Callable[[], str], slow_seconds: float) -> None:
-        self.troubles: Counter[str] = Counter()
-        self._chance, self._receiver, self._slow_seconds = chance, receiver, slow_seconds
+    def __init__(self, rng: random.Random, receiver_url: Callable[[], str], slow_seconds: float) -> None:
+        self.fault_counts: Counter[str] = Counter()
+        self._rng, self._receiver_url, self._slow_seconds = rng, receiver_url, slow_seconds
         self._lock = threading.Lock()
         self._client = httpx.Client(verify=get_ssl_context(), timeout=30, trust_env=False)
-        road = self
+        proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                status = road.carry(dict(self.headers), body)
+                status = proxy.deliver(dict(self.headers), body)
                 try:
                     self.send_response(status)
                     self.send_header("content-length", "0")
                     self.end_headers()
                 except OSError:
-                    pass  # the sender has gone meanwhile
+                    pass  # the sender timed out
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass
@@ -63,27 +63,29 @@ class Road:
         self._server.server_close()
         self._client.close()
 
-    def carry(self, headers: dict[str, str], body: bytes) -> int:
-        """Take an event to the receiver, or not; gives what its sender is answered."""
-        kinds = [*TROUBLE, "none"]
+    def deliver(self, headers: dict[str, str], body: bytes) -> int:
+        """Deliver an event with a random fault; returns the status for its sender."""
+        kinds = [*FAULTS, "none"]
         with self._lock:
-            (kind,) = self._chance.choices(kinds, [*TROUBLE.values(), 1 - sum(TROUBLE.values())])
-            self.troubles[kind] += 1
+            (kind,) = self._rng.choices(kinds, [*FAULTS.values(), 1 - sum(FAULTS.values())])
+            self.fault_counts[kind] += 1
         if kind == "lost":
             return 500
         if kind == "later":
-            threading.Timer(0.5, self._pass_on, (headers, body)).start()
+            threading.Timer(0.5, self._forward, (headers, body)).start()
             return 503
         if kind == "slow":
             time.sleep(self._slow_seconds)
-        status = self._pass_on(headers, body)
+        status = self._forward(headers, body)
         if kind == "twice":
-            self._pass_on(headers, body)
+            self._forward(headers, body)
         return 500 if kind == "unanswered" else status
 
-    def _pass_on(self, headers: dict[str, str], body: bytes) -> int:
-        kept = {name: value for name, value in headers.items() if name.lower().startswith(("webhook-", "content-type"))}
+    def _forward(self, headers: dict[str, str], body: bytes) -> int:
+        forwarded = {
+            name: value for name, value in headers.items() if name.lower().startswith(("webhook-", "content-type"))
+        }
         try:
-            return self._client.post(self._receiver(), content=body, headers=kept).status_code
-        except (httpx.TransportError, RuntimeError):  # it is away, or this road has been closed
+            return self._client.post(self._receiver_url(), content=body, headers=forwarded).status_code
+        except (httpx.TransportError, RuntimeError):  # the receiver is down, or the proxy is closed
             return 502

@@ -33,7 +33,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.problems import problem_of
 
-from tests.faults.run_records import deadlocks
+from tests.faults.run_records import count_deadlocks
 from tests.service.committers import run_on_loop
 from tests.service.project_fixture import (
     DECLINING_EVALS,
@@ -341,4 +341,4 @@ def test_a_deadlock_is_tried_again(postgres_database: Database) -> None:
             runs.lock_runs(tx, [low.id])
         receipts = answers.result(DEADLINE_SECONDS)
     assert [receipt.accepted for receipt in receipts if isinstance(receipt, Receipt)] == [1, 1]
-    assert deadlocks(postgres_database) == 1
+    assert count_deadlocks(postgres_database) == 1
