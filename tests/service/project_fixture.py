@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
@@ -104,11 +105,17 @@ class ProjectFixture:
         return [row for row in self.load_rows(tables.events, run) if row["type"] == event_type]
 
 
+_default_caches: WeakKeyDictionary[Database, RunCache] = WeakKeyDictionary()
+
+
 def submit_message(
     database: Database, project_id: UUID, run_id: UUID, content: Content, now: datetime, cache: RunCache | None = None
 ) -> Receipt:
-    """Commit one message, with an empty run cache by default; raises the error if it is refused."""
-    running = get_committer(database, RunCache() if cache is None else cache)
+    """Commit one message, by default with the run not in the cache; raises the error if it is refused."""
+    if cache is None:
+        cache = _default_caches.setdefault(database, RunCache())
+        cache.drop_states([run_id])
+    running = get_committer(database, cache)
     (answer,) = running.submit_all([Message(project_id, run_id, content)], now)
     if isinstance(answer, Exception):
         raise answer

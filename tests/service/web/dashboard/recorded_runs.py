@@ -12,7 +12,7 @@ from uuid import UUID
 
 from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import CheckpointSaved, Observations, Receipt
+from evalstop_service.ingest import CheckpointSaved, Observations, Receipt, RunCache
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported
 from evalstop_service.store import keys, policies, projects
@@ -111,6 +111,7 @@ def open_run(database: Database, tenant: Tenant, now: datetime, name: str, **ter
 
 def post_evals(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> Receipt:
     """Post evals and their checkpoints one by one, as a trainer does; returns the last receipt."""
+    cache = RunCache()
     for row in evals:
         points = (
             PostedObservation("reward/gold", row.step, row.gold, row.gold_stderr),
@@ -118,8 +119,8 @@ def post_evals(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Ev
             PostedObservation("policy/kl", row.step, row.kl),
         )
         checkpoint = CheckpointSaved(row.step, f"file:///checkpoints/step-{row.step:06d}")
-        submit_message(database, tenant.project.id, run_id, checkpoint, now)
-        receipt = submit_message(database, tenant.project.id, run_id, Observations(points), now)
+        submit_message(database, tenant.project.id, run_id, checkpoint, now, cache)
+        receipt = submit_message(database, tenant.project.id, run_id, Observations(points), now, cache)
     return receipt
 
 
