@@ -225,7 +225,7 @@ def _create_projects() -> None:
         sa.Column("argument", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("proposed_by", sa.Text(), nullable=False),
-        sa.Column("words", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("approvals", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),

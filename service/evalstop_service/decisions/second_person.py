@@ -149,10 +149,10 @@ def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: s
     if not proposal.is_open(author.at):
         raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it again")
     approval = _make_approval(author)
-    if any(other.identity == approval.identity for other in proposal.words):
+    if any(other.identity == approval.identity for other in proposal.approvals):
         return proposal
-    proposal = replace(proposal, words=(*proposal.words, approval))
-    if not has_enough_approvals(proposal.words, _count_needed_approvals(tx, proposal)):
+    proposal = replace(proposal, approvals=(*proposal.approvals, approval))
+    if not has_enough_approvals(proposal.approvals, _count_needed_approvals(tx, proposal)):
         proposals.save_approvals(tx, proposal)
         details = {"summary": proposal.summary} | ({"reason": reason} if reason else {})
         author.record(tx, "proposal.supported", f"proposal {proposal.id}", details)

@@ -18,7 +18,7 @@ class Proposal:
     """What is proposed, by whom and why.
 
     `subject`: see `ProposalKind`. `summary`: what would be done, for people. `argument`: what carrying it out needs
-    beyond the subject. `words`: the approvals, the proposer's first; the service gives none.
+    beyond the subject. `approvals`: those given so far, the proposer's first; the service gives none.
     """
 
     id: UUID
@@ -29,7 +29,7 @@ class Proposal:
     argument: str
     reason: str
     proposed_by: str
-    words: tuple[Approval, ...]
+    approvals: tuple[Approval, ...]
     state: ProposalState
     created_at: datetime
     closed_at: datetime | None = None
@@ -56,13 +56,13 @@ def add_proposal(tx: Transaction, proposal: Proposal) -> None:
 
 def save_approvals(tx: Transaction, proposal: Proposal) -> None:
     """Store the approvals."""
-    tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(words=proposal.words))
+    tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(approvals=proposal.approvals))
 
 
 def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, now: datetime) -> bool:
     """Close an open proposal, with its approvals; False if it was closed already."""
     query = proposals.update().where(*_of(proposal.project_id, proposal.id), proposals.c.state == ProposalState.OPEN)
-    return tx.execute(query.values(state=state, words=proposal.words, closed_at=now)).rowcount > 0
+    return tx.execute(query.values(state=state, approvals=proposal.approvals, closed_at=now)).rowcount > 0
 
 
 def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal | None:

@@ -117,7 +117,7 @@ proposals = sa.Table(
     sa.Column("argument", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("proposed_by", sa.Text, nullable=False),
-    sa.Column("words", StructJson(tuple[Approval, ...]), nullable=False),
+    sa.Column("approvals", StructJson(tuple[Approval, ...]), nullable=False),
     sa.Column("state", EnumText(ProposalState), nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("closed_at", UtcTime),

@@ -43,7 +43,7 @@ class ProposalOut(Answer):
     )
     reason: str = Field(description="the proposer's reason")
     proposed_by: str = Field(description="`evalstop` for the service, else `key NAME` or `user NAME`")
-    words: list[ApprovalOut] = Field(description="approvals, beginning with the proposer's")
+    approvals: list[ApprovalOut] = Field(description="those given so far, beginning with the proposer's")
     state: ProposalState = Field(description="withdrawn: its numbers no longer hold")
     created_at: Time = Field(description="when it was proposed")
     open_until: Time | None = Field(description="it can be confirmed until then; null: as long as its numbers hold")

@@ -104,7 +104,7 @@ class Visitor:
 
     def has_spoken_for(self, proposal: Proposal) -> bool:
         """Whether they proposed or approved it."""
-        return any(approval.identity == self.identity for approval in proposal.words)
+        return any(approval.identity == self.identity for approval in proposal.approvals)
 
     def author(self, now: datetime) -> Author:
         """The author of a change that is made now."""
