@@ -1,4 +1,4 @@
-"""What costs more than its share: runs that late points have stepped again, and detectors past their budget."""
+"""Limits on what one key may cost: replays by late observations, and detectors over their budget."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def project(database: Database) -> ProjectFixture:
     return set_up_project(database)
 
 
-POINT = PostedObservation("eval", 1, 0.5)
-REPLAYING = Needs(series=(("eval", 0),))
+OBSERVATION = PostedObservation("eval", 1, 0.5)
+NEEDS_REPLAY = Needs(series=(("eval", 0),))
 OWED_SECONDS = 2 * REPLAYS.burst / 1000
 
 
-def test_a_key_pays_for_the_replays_of_its_late_points() -> None:
-    """A key that had runs stepped again too much waits with the next late point, and with nothing else."""
+def test_key_over_its_replay_share_waits_with_late_observations() -> None:
+    """Its observations in order, other keys and requests without a key are not delayed."""
     shares, sender, other = ReplayShares(), uuid4(), uuid4()
-    message = Message(uuid4(), uuid4(), Observations((POINT,)), sender)
-    assert shares.find_objection(message, REPLAYING) is None
+    message = Message(uuid4(), uuid4(), Observations((OBSERVATION,)), sender)
+    assert shares.find_objection(message, NEEDS_REPLAY) is None
     shares.charge(message, OWED_SECONDS)
-    objection = shares.find_objection(message, REPLAYING)
+    objection = shares.find_objection(message, NEEDS_REPLAY)
     assert isinstance(objection, TooOften)
     assert objection.seconds > 0
     assert shares.find_objection(message, Needs(decision=True)) is None
-    assert shares.find_objection(Message(uuid4(), uuid4(), message.content, other), REPLAYING) is None
-    assert shares.find_objection(Message(uuid4(), uuid4(), message.content), REPLAYING) is None
+    assert shares.find_objection(Message(uuid4(), uuid4(), message.content, other), NEEDS_REPLAY) is None
+    assert shares.find_objection(Message(uuid4(), uuid4(), message.content), NEEDS_REPLAY) is None
 
 
-def test_a_late_point_past_the_share_waits_and_others_are_stored(project: ProjectFixture) -> None:
-    """The late point of a key in debt is refused with the time to wait; points in order, and other keys, are taken."""
+def test_late_observation_over_the_share_is_refused(project: ProjectFixture) -> None:
+    """The refusal is counted; observations in order and those of other keys are stored."""
     cache, sender = RunCache(), uuid4()
     committer = Committer(project.database, cache, lambda: NOW, metrics := ServiceMetrics())
     run = project.open_run()
@@ -59,7 +59,7 @@ def test_a_late_point_past_the_share_waits_and_others_are_stored(project: Projec
     with running_in_thread(committer):
         assert post(10) == 1
         assert post(20) == 1
-        committer.replays.charge(Message(project.id, run.id, Observations((POINT,)), sender), OWED_SECONDS)
+        committer.replays.charge(Message(project.id, run.id, Observations((OBSERVATION,)), sender), OWED_SECONDS)
         with pytest.raises(TooOften, match="late"):
             post(5)
         assert post(30) == 1
@@ -67,8 +67,8 @@ def test_a_late_point_past_the_share_waits_and_others_are_stored(project: Projec
     assert metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "replays"}) == 1
 
 
-def test_a_key_pays_for_the_processor_that_its_late_points_take(project: ProjectFixture) -> None:
-    """One late point takes more than a share that is as good as none, so that the next has to wait."""
+def test_replay_is_charged_by_its_cpu_time(project: ProjectFixture) -> None:
+    """With a minimal share, one late observation delays the next."""
     limits = Limits(replays=Rate(burst=1.0, per_second=1e-9))
     committer, sender = Committer(project.database, RunCache(), lambda: NOW, ServiceMetrics(), limits), uuid4()
     run = project.open_run()
@@ -83,8 +83,8 @@ def test_a_key_pays_for_the_processor_that_its_late_points_take(project: Project
             post(4)
 
 
-def test_a_replay_holds_up_no_other_run(postgres_database: Database) -> None:
-    """While a late point has a long run stepped again, the post of another run is committed and answered."""
+def test_replay_does_not_delay_other_runs(postgres_database: Database) -> None:
+    """While a late observation has a long run replayed, the post of another run is committed and answered."""
     project = set_up_project(postgres_database)
     committer = Committer(project.database, RunCache(), lambda: NOW, ServiceMetrics(), Limits(slow_seconds=3600.0))
     long, other = project.open_run(), project.open_run()
@@ -107,8 +107,8 @@ def test_a_replay_holds_up_no_other_run(postgres_database: Database) -> None:
     assert asyncio.run(post())
 
 
-def test_steps_are_weighed() -> None:
-    """A run is costly from a step past the budget on, until one is well within it."""
+def test_run_is_costly_until_a_step_is_within_the_budget() -> None:
+    """A step over the budget marks the run, and a step well within it removes the mark."""
     costly, run_id = CostlyRuns(0.2), uuid4()
     assert [costly.weigh_step(run_id, seconds) for seconds in (0.2, 0.3, 0.1)] == [False, True, False]
     assert run_id in costly
@@ -119,8 +119,10 @@ def test_steps_are_weighed() -> None:
 
 
 @pytest.mark.parametrize(("step_seconds", "commits"), [(0.0, 2), (60.0, 1)])
-def test_a_costly_run_is_committed_apart_and_marked(project: ProjectFixture, step_seconds: float, commits: int) -> None:
-    """Past the budget a run is counted and marked, and its next messages share no commit with those of other runs."""
+def test_costly_run_is_committed_separately_and_marked(
+    project: ProjectFixture, step_seconds: float, commits: int
+) -> None:
+    """Messages of a run over the budget share no commit with those of other runs."""
     metrics = ServiceMetrics()
     committer = Committer(project.database, RunCache(), lambda: NOW, metrics, Limits(step_seconds=step_seconds))
     costly, other = project.open_run(), project.open_run()

@@ -1,4 +1,4 @@
-"""A key that fills the event loop waits while others send requests, and for as long as it used more than its half."""
+"""Shares of the event loop: a key over its half waits while other keys are active."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BUSY, OTHER = "busy", "other"
 
 
 class RecordedCharges(RateLimit):
-    """Records what is charged; nobody has to wait."""
+    """Records what is charged and delays nobody."""
 
     def __init__(self) -> None:
         super().__init__(Rate(burst=1e9, per_second=1.0))
@@ -41,7 +41,7 @@ class RecordedCharges(RateLimit):
 
 @dataclass
 class Loop:
-    """A clock and a thread's processor time that move when told to, and the shares measured by them."""
+    """A clock and CPU time that tests advance, and the shares measured by them."""
 
     now: float = 0.0
     computed: float = 0.0
@@ -55,18 +55,18 @@ class Loop:
         self.delayed += 1
 
     def send(self, key: str, milliseconds: float) -> None:
-        """A request of this key that computes for so long and begins at once."""
-        begun = asyncio.run(self.shares.begin(key))
+        """A request of this key that takes so much CPU time."""
+        started = asyncio.run(self.shares.begin(key))
         self.compute(milliseconds)
-        self.shares.end(key, begun)
+        self.shares.end(key, started)
 
     def compute(self, milliseconds: float) -> None:
         self.computed += milliseconds / 1000
         self.now += milliseconds / 1000
 
 
-def test_a_lone_key_never_waits() -> None:
-    """It may use all of the loop while nobody else sends requests, and owes nothing for it when somebody does."""
+def test_single_active_key_never_waits() -> None:
+    """A key may use the whole loop while no other key sends requests."""
     loop = Loop()
     for _ in range(20):
         loop.send(BUSY, 100.0)
@@ -75,8 +75,8 @@ def test_a_lone_key_never_waits() -> None:
     assert loop.delayed == 0
 
 
-def test_a_key_over_its_half_waits_while_another_is_active() -> None:
-    """After 100 ms of computing, ten of them free, it waits for twice the rest; the other one does not wait."""
+def test_key_over_its_half_waits_while_another_is_active() -> None:
+    """After 100 ms, of which 10 ms are free, it waits for twice the rest, and the other key does not wait."""
     loop = Loop()
     loop.shares.note_sender(OTHER)
     loop.send(BUSY, 100.0)
@@ -85,8 +85,8 @@ def test_a_key_over_its_half_waits_while_another_is_active() -> None:
     assert 0.15 <= loop.shares.find_wait(BUSY) <= 0.2
 
 
-def test_the_wait_ends_when_the_others_are_silent() -> None:
-    """However much it has computed: a second after the last request of another sender it begins."""
+def test_wait_ends_once_other_keys_are_inactive() -> None:
+    """One second after the last request of another key it may send, whatever it used."""
     loop = Loop()
     loop.shares.note_sender(OTHER)
     loop.send(BUSY, 60_000.0)
@@ -96,39 +96,39 @@ def test_the_wait_ends_when_the_others_are_silent() -> None:
     assert loop.shares.find_wait(BUSY) == 0
 
 
-def test_waiting_for_the_database_costs_nothing() -> None:
-    """A key that always has requests in progress is charged for what the loop computes, not for their duration."""
+def test_waiting_for_the_database_is_not_charged() -> None:
+    """A key is charged for CPU time of the loop, not for the duration of its requests."""
     loop = Loop()
     loop.shares.note_sender(OTHER)
-    begun = asyncio.run(loop.shares.begin(BUSY))
-    assert begun is not None
+    started = asyncio.run(loop.shares.begin(BUSY))
+    assert started is not None
     loop.now += 60.0
-    loop.shares.end(BUSY, begun)
+    loop.shares.end(BUSY, started)
     loop.shares.note_sender(OTHER)
     assert loop.shares.find_wait(BUSY) == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from([BUSY, OTHER]), st.floats(0.0, 50.0)), min_size=1, max_size=20))
-def test_requests_in_progress_divide_the_time(steps: list[tuple[str, float]]) -> None:
-    """While several keys are active, all of the loop's time is charged once, however requests overlap."""
+def test_overlapping_requests_are_charged_once(steps: list[tuple[str, float]]) -> None:
+    """The charges add up to the CPU time of the loop, however requests overlap."""
     charges = RecordedCharges()
     loop = Loop(limit=charges)
 
     async def overlap() -> None:
-        begun = []
+        started_requests = []
         for key, milliseconds in steps:
             loop.shares.note_sender(BUSY if key == OTHER else OTHER)
-            begun.append((key, await loop.shares.begin(key)))
+            started_requests.append((key, await loop.shares.begin(key)))
             loop.compute(milliseconds)
-        for key, at in begun:
-            loop.shares.end(key, at)
+        for key, started in started_requests:
+            loop.shares.end(key, started)
 
     asyncio.run(overlap())
     assert sum(charges.costs) == pytest.approx(sum(milliseconds for _, milliseconds in steps), abs=1e-6)
 
 
-def test_posts_of_a_busy_key_wait_for_its_share(embedded_database: Database) -> None:
-    """The endpoint charges each key for its posts: the post of one in debt waits while another key's is answered."""
+def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
+    """The endpoint charges each key for its posts, and another key's post is answered meanwhile."""
     create_project(embedded_database, "p", "shadow", 0.0, utc_now())
     busy, other = (api_keys.create_named_key(embedded_database, "p", name, ["admin"], utc_now()) for name in "ab")
     run_id, limit = uuid4(), RateLimit(Rate(burst=1.0, per_second=1e-9))
@@ -173,5 +173,5 @@ def test_posts_of_a_busy_key_wait_for_its_share(embedded_database: Database) -> 
 
 
 async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
-    """The app behind the endpoint, which is not asked."""
+    """The app behind the endpoint, which must not be called."""
     raise AssertionError(scope["path"])

@@ -1,4 +1,4 @@
-"""Nobody else on the machine reads the embedded database, and a copy of it gives no webhook secret away."""
+"""File permissions of the SQLite database and its keys, and encryption of webhook secrets in it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from tests.acceptance.programs import Program
 
 
 def read_modes(folder: Path) -> dict[str, int]:
-    """The permissions of a folder and of all that is in it, by name."""
+    """The permissions of a folder and of all files in it, by name."""
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
 
 
 @pytest.mark.real
-def test_the_embedded_database_is_its_owner_s_alone(tmp_path: Path) -> None:
-    """The folder that `up` makes is 0700, all files in it 0600, those of a backup that was put there included; what a
-    copy of the database holds of a webhook's secret opens with the key beside it alone."""
+def test_sqlite_files_are_private_and_secrets_encrypted(tmp_path: Path) -> None:
+    """`up` creates a folder with mode 0700 and files with 0600, also for a restored copy; secrets need the key file."""
     folder = tmp_path / "data"
     key = ""
     service = Program(tmp_path / "log", "up", "--port", "0", "--json", EVALSTOP_DATA_FOLDER=str(folder))
@@ -33,8 +32,8 @@ def test_the_embedded_database_is_its_owner_s_alone(tmp_path: Path) -> None:
         with httpx.Client(base_url=ready["url"], headers=headers, trust_env=False) as client:
             body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stopped"]}
             secret = client.post("/api/v1/endpoints", json=body).raise_for_status().json()["secret"]
-            tested = client.get("/api/v1/endpoints").raise_for_status().json()
-            assert len(tested["items"]) == 1 + start
+            listed = client.get("/api/v1/endpoints").raise_for_status().json()
+            assert len(listed["items"]) == 1 + start
         modes = read_modes(folder)
         assert {"evalstop.db", "session.secret", "encryption.key"} < set(modes)
         assert modes.pop("data") == 0o700
@@ -42,13 +41,15 @@ def test_the_embedded_database_is_its_owner_s_alone(tmp_path: Path) -> None:
         service.terminate()
         service.wait(60)
         with sqlite3.connect(folder / "evalstop.db") as copy:
-            kept = [row[0] for row in copy.execute("SELECT secret FROM endpoints")]
-        assert all(one.startswith("encrypted:") and secret not in one for one in kept)
+            stored_secrets = [row[0] for row in copy.execute("SELECT secret FROM endpoints")]
+        assert all(
+            stored_secret.startswith("encrypted:") and secret not in stored_secret for stored_secret in stored_secrets
+        )
         (folder / "evalstop.db").chmod(0o644)
 
 
 @pytest.mark.parametrize("secret", ["", "secret", "x" * 31])
-def test_a_short_session_secret_is_refused(secret: str) -> None:
-    """Sessions are signed with 32 characters at least: a short secret could be guessed from any cookie."""
+def test_short_session_secret_is_refused(secret: str) -> None:
+    """Sessions are signed with at least 32 characters, as a short secret could be guessed from a cookie."""
     with pytest.raises(ValidationError, match="32"):
         Settings(session_secret=secret)

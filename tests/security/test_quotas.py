@@ -1,4 +1,4 @@
-"""A project has so much of each thing: past it requests are refused, say so, and are counted."""
+"""Quotas of a project: requests over a quota are refused with its name, and counted."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
-from tests.fixtures.certificates import get_ssl_context
-from tests.fixtures.http_server import start_server
-from tests.fixtures.projects import create_project
+from tests.security.served_project import PROJECT, ServedProject, serve_project
 from tests.service.project_fixture import set_up_project
 from tests.service.web.api.api_calls import BODIES, ENDPOINT, expect_json, expect_problem
 
 NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=3)
 
 
-def limit(database: Database, name: str, quotas: Quotas) -> None:
+def set_quotas(database: Database, name: str, quotas: Quotas) -> None:
     with database.transaction() as tx:
         project_row = projects.find_project_by_name(tx, name)
         assert project_row is not None
@@ -35,32 +33,24 @@ def limit(database: Database, name: str, quotas: Quotas) -> None:
 
 
 @pytest.fixture
-def client(embedded_database: Database) -> Iterator[httpx.Client]:
-    """A client with the only key of a project whose quotas are narrow."""
-    create_project(embedded_database, "p", "enforce", 3600.0, utc_now(), "paper")
-    limit(embedded_database, "p", NARROW)
-    key = api_keys.create_named_key(embedded_database, "p", "all", ["admin"], utc_now())[1]
-    headers = {"Authorization": f"Bearer {key}"}
-    with (
-        start_server(embedded_database) as url,
-        httpx.Client(
-            verify=get_ssl_context(), base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False
-        ) as client,
-    ):
-        yield client
+def project(embedded_database: Database) -> Iterator[ServedProject]:
+    """A project with narrow quotas."""
+    with serve_project(embedded_database, veto_window_seconds=3600.0) as project:
+        set_quotas(embedded_database, PROJECT, NARROW)
+        yield project
 
 
-def count_refused(client: httpx.Client, quota: Quota) -> float:
-    lines = httpx.get(client.base_url.copy_with(path="/metrics"), trust_env=False).text.splitlines()
-    found = [line for line in lines if line.startswith(f'evalstop_refused_requests_total{{reason="quota {quota}"}}')]
-    return float(found[0].split()[-1]) if found else 0.0
+@pytest.fixture
+def client(project: ServedProject) -> httpx.Client:
+    """A client with the only key of the project."""
+    return project.open_client(name="all")
 
 
-def test_each_quota_is_refused_by_its_name(client: httpx.Client) -> None:
-    """What is past a quota is refused with one code, 429 where waiting helps; what was there before still works."""
+def test_request_over_a_quota_names_it(project: ServedProject, client: httpx.Client) -> None:
+    """The code is `quota_reached`, with 429 if waiting helps; what existed before still works."""
     runs = [expect_json(client.post("/runs", json={"name": f"r{index}"}), 201)["id"] for index in range(2)]
     policy = BODIES["POST", "/policies"]
-    past: dict[Quota, tuple[int, Callable[[], httpx.Response]]] = {
+    requests_over_quota: dict[Quota, tuple[int, Callable[[], httpx.Response]]] = {
         Quota.OPEN_RUNS: (429, lambda: client.post("/runs", json={"name": "one more"})),
         Quota.KEYS: (409, lambda: client.post("/keys", json={"name": "k3", "scopes": ["read"]})),
         Quota.ENDPOINTS: (409, lambda: client.post("/endpoints", json=ENDPOINT | {"url": "http://127.0.0.1:8/"})),
@@ -72,20 +62,20 @@ def test_each_quota_is_refused_by_its_name(client: httpx.Client) -> None:
     for evals in (10, 20):
         expect_json(client.post("/policies", json=policy | {"min_evals": evals}), 201)
     expect_json(post_metrics(client, runs[0], 100), 200)
-    for quota, (status, call_route) in past.items():
-        refused = expect_problem(call_route(), status)
+    for quota, (status, send_request) in requests_over_quota.items():
+        refused = expect_problem(send_request(), status)
         assert refused["code"] == "quota_reached"
         assert quota in refused["detail"]
-        assert count_refused(client, quota) == 1
+        assert project.count_refused(f"quota {quota}") == 1
     expect_json(client.post("/policies", json=policy | {"min_evals": 20}), 201)  # the latest once more
     expect_json(client.post("/runs", json={"name": "r0"}), 200)
     expect_json(post_metrics(client, runs[0], 100, step=2), 200)
     expect_json(client.post(f"/runs/{runs[0]}/finish", json={"status": "completed"}), 200)
     expect_json(client.post("/runs", json={"name": "r2"}), 201)
     expect_json(client.post(f"/runs/{runs[1]}/finish", json={"status": "completed"}), 200)
-    late = client.post("/runs", json={"name": "r3"})
-    assert Quota.RUNS_PER_DAY in expect_problem(late, 429)["detail"]
-    assert 0 < int(late.headers["retry-after"]) <= 86_400
+    last_run = client.post("/runs", json={"name": "r3"})
+    assert Quota.RUNS_PER_DAY in expect_problem(last_run, 429)["detail"]
+    assert 0 < int(last_run.headers["retry-after"]) <= 86_400
 
 
 def post_metrics(client: httpx.Client, run_id: str, count: int, step: int = 1) -> httpx.Response:
@@ -93,25 +83,25 @@ def post_metrics(client: httpx.Client, run_id: str, count: int, step: int = 1) -
     return client.post(f"/runs/{run_id}/observations", json={"observations": points})
 
 
-def test_nothing_of_a_batch_past_the_quota_is_stored(database: Database) -> None:
-    """A batch with one metric too many is refused whole, however many came before; known metrics go on."""
+def test_batch_over_the_metrics_quota_is_refused_whole(database: Database) -> None:
+    """A batch with one new metric too many stores nothing; known metrics are still accepted."""
     project = set_up_project(database)
     with database.transaction() as tx:
         project_row = projects.get_project(tx, project.id)
         projects.update_project(tx, replace(project_row, quotas=Quotas(metrics_per_run=150)))
     run = project.open_run()
 
-    def points(first: int, last: int, step: int) -> list[PostedObservation]:
+    def build_observations(first: int, last: int, step: int) -> list[PostedObservation]:
         return [PostedObservation(f"m{index}", step, 0.5) for index in range(first, last)]
 
-    assert project.post_observations(run, points(0, 150, 1)).accepted == 150
+    assert project.post_observations(run, build_observations(0, 150, 1)).accepted == 150
     with pytest.raises(QuotaReached, match="metrics_per_run"):
-        project.post_observations(run, points(140, 151, 2))
-    assert project.post_observations(run, points(140, 150, 2)).accepted == 10
+        project.post_observations(run, build_observations(140, 151, 2))
+    assert project.post_observations(run, build_observations(140, 150, 2)).accepted == 10
 
 
-def test_use_is_counted_by_project(database: Database) -> None:
-    """What a project uses is its own, to the present day; a project at its quota stands out among all."""
+def test_quota_use_is_counted_per_project(database: Database) -> None:
+    """Runs per day start at zero the next day, and the highest use of all projects is found."""
     project, other = set_up_project(database), set_up_project(database)
     now = datetime.now(UTC)
     project.open_run()
@@ -133,8 +123,8 @@ def test_use_is_counted_by_project(database: Database) -> None:
         assert quota_use.find_highest_use(tx, now)[Quota.OPEN_RUNS] == 1.0
 
 
-def test_a_day_ends_at_midnight() -> None:
-    """Ids made at a moment are not below the lowest of that moment, and a day's quota is free the next day in UTC."""
+def test_daily_quota_is_reset_at_midnight_utc() -> None:
+    """Ids of a moment are not below the first id of that moment."""
     assert (
         first_id(datetime.now(UTC) - timedelta(seconds=1))
         < new_id()
@@ -145,8 +135,8 @@ def test_a_day_ends_at_midnight() -> None:
     assert seconds_to_wait(Quota.KEYS, noon) is None
 
 
-def test_a_project_does_not_raise_its_quotas(client: httpx.Client, embedded_database: Database) -> None:
-    """Whoever runs the installation does, by a key of its own."""
+def test_project_key_cannot_raise_its_quotas(client: httpx.Client, embedded_database: Database) -> None:
+    """Only a key to the installation can."""
     project_id = expect_json(client.get("/project"), 200)["id"]
     path, wanted = f"/projects/{project_id}/quotas", {"open_runs": 5}
     expect_problem(client.put(path, json=wanted), 403)

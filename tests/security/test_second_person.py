@@ -1,4 +1,4 @@
-"""In a project that asks for a second person, nobody ends jobs, or lets more be ended, alone."""
+"""Projects with a second-person rule: starting stops, or allowing more of them, takes two people."""
 
 from __future__ import annotations
 
@@ -24,146 +24,153 @@ from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, 
 
 @pytest.fixture
 def project(database: Database) -> ProjectFixture:
-    """A project that asks for a second person."""
+    """A project with the second-person rule."""
     project = set_up_project(database, "shadow")
     narrow = ProjectChange(second_person=True, max_mode=Mode.SHADOW)
-    second_person.change_project(database, by(project, "ada"), narrow)
+    second_person.change_project(database, author_named(project, "ada"), narrow)
     return project
 
 
-def by(project: ProjectFixture, name: str, identity: str = "", seconds: float = 0.0) -> Author:
+def author_named(project: ProjectFixture, name: str, identity: str = "", seconds: float = 0.0) -> Author:
     return Author(project.id, name, NOW + timedelta(seconds=seconds), identity)
 
 
-def order(author: Author) -> StopOrdered:
+def build_stop_order(author: Author) -> StopOrdered:
     return StopOrdered(author.at, author.actor, "it diverged")
 
 
-def project_of(project: ProjectFixture) -> Project:
+def load_project(project: ProjectFixture) -> Project:
     with project.database.reading() as tx:
         return projects.get_project(tx, project.id)
 
 
-def actions(project: ProjectFixture, kind: str) -> list[tuple[str, str]]:
+def list_actions(project: ProjectFixture, kind: str) -> list[tuple[str, str]]:
     with project.database.reading() as tx:
-        return [(one.action, one.actor) for one in audit.list_entries(tx, project.id, action=kind)]
+        return [(entry.action, entry.actor) for entry in audit.list_entries(tx, project.id, action=kind)]
 
 
-def state(project: ProjectFixture, run: Run) -> str | None:
+def find_state(project: ProjectFixture, run: Run) -> str | None:
     decision = project.find_decision(run)
     return None if decision is None else decision.state
 
 
-def test_nobody_stops_a_run_alone(project: ProjectFixture) -> None:
-    """One person's order is a proposal, however often they say it and under whatever name; another's word stops."""
+def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
+    """Repeating an order, also under another name with the same key, remains a proposal until another person confirms
+    it."""
     run = project.open_run()
     for name in ("ada", "ada again"):
-        ada = by(project, name, "key 1")
-        proposed = second_person.stop_run(project.database, ada, run.id, order(ada))
+        ada = author_named(project, name, "key 1")
+        proposed = second_person.stop_run(project.database, ada, run.id, build_stop_order(ada))
         assert proposed is not None
         waiting = second_person.confirm_proposal(project.database, ada, proposed.id)
         assert waiting.state == "open"
-    assert state(project, run) is None
-    ben = by(project, "ada", "key 2")
+    assert find_state(project, run) is None
+    ben = author_named(project, "ada", "key 2")
     assert second_person.confirm_proposal(project.database, ben, waiting.id).state == "confirmed"
-    assert state(project, run) == "requested"
+    assert find_state(project, run) == "requested"
     decision = project.find_decision(run)
     assert decision is not None
     assert "it diverged (proposed by ada)" in decision.verdict.reason
-    assert actions(project, "proposal") == [("proposal.confirmed", "ada"), ("proposal.made", "ada")]
+    assert list_actions(project, "proposal") == [("proposal.confirmed", "ada"), ("proposal.made", "ada")]
 
 
-def test_the_same_order_of_another_is_the_second_word(project: ProjectFixture) -> None:
-    """Two people who press Stop now have stopped the run."""
+def test_same_order_by_another_person_confirms_the_first(project: ProjectFixture) -> None:
+    """Two people who each stop the run have stopped it."""
     run = project.open_run()
-    ada, ben = by(project, "ada"), by(project, "ben")
-    assert second_person.stop_run(project.database, ada, run.id, order(ada)) is not None
-    assert second_person.stop_run(project.database, ben, run.id, order(ben)) is None
-    assert state(project, run) == "requested"
+    ada, ben = author_named(project, "ada"), author_named(project, "ben")
+    assert second_person.stop_run(project.database, ada, run.id, build_stop_order(ada)) is not None
+    assert second_person.stop_run(project.database, ben, run.id, build_stop_order(ben)) is None
+    assert find_state(project, run) == "requested"
 
 
-def test_a_proposal_can_be_refused_and_expires(project: ProjectFixture) -> None:
-    """Nothing is done by a word that comes after another's refusal, or a day later."""
-    refused, late = project.open_run(), project.open_run()
-    ada, ben = by(project, "ada"), by(project, "ben")
-    first = second_person.stop_run(project.database, ada, refused.id, order(ada))
-    second = second_person.stop_run(project.database, ada, late.id, order(ada))
+def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture) -> None:
+    """A confirmation after a refusal, or a day later, is a conflict and changes nothing."""
+    refused, expired = project.open_run(), project.open_run()
+    ada, ben = author_named(project, "ada"), author_named(project, "ben")
+    first = second_person.stop_run(project.database, ada, refused.id, build_stop_order(ada))
+    second = second_person.stop_run(project.database, ada, expired.id, build_stop_order(ada))
     assert first is not None
     assert second is not None
     second_person.refuse_proposal(project.database, ben, first.id)
     with pytest.raises(Conflict, match="refused"):
         second_person.confirm_proposal(project.database, ben, first.id)
-    tomorrow = by(project, "ben", seconds=OPEN_FOR.total_seconds())
+    tomorrow = author_named(project, "ben", seconds=OPEN_FOR.total_seconds())
     with pytest.raises(Conflict, match="expired"):
         second_person.confirm_proposal(project.database, tomorrow, second.id)
-    assert [state(project, run) for run in (refused, late)] == [None, None]
-    assert second_person.stop_run(project.database, tomorrow, late.id, order(tomorrow)) is not None
+    assert [find_state(project, run) for run in (refused, expired)] == [None, None]
+    assert second_person.stop_run(project.database, tomorrow, expired.id, build_stop_order(tomorrow)) is not None
 
 
-def test_nobody_releases_a_stop_alone(database: Database) -> None:
-    """A stop on hold stays so until a second person wants it carried out."""
+def test_release_needs_a_second_person(database: Database) -> None:
+    """A stop stays on hold until a second person confirms its release."""
     project = set_up_project(database, "enforce")
-    second_person.change_project(database, by(project, "ada"), ProjectChange(second_person=True))
+    second_person.change_project(database, author_named(project, "ada"), ProjectChange(second_person=True))
     pause.pause_project(database, project.id, "ada", "", NOW)
     run = project.open_run()
     decision = project.post_observations(run, DECLINING_EVALS).decision
     assert decision is not None
     pause.resume_project(database, project.id, "ada", NOW)
-    waiting = second_person.release_stop(database, by(project, "ada"), decision.id, Released(NOW, "ada", "known"))
+    waiting = second_person.release_stop(
+        database, author_named(project, "ada"), decision.id, Released(NOW, "ada", "known")
+    )
     assert waiting is not None
-    assert state(project, run) == "on_hold"
-    second_person.confirm_proposal(database, by(project, "ben"), waiting.id)
-    assert state(project, run) == "requested"
+    assert find_state(project, run) == "on_hold"
+    second_person.confirm_proposal(database, author_named(project, "ben"), waiting.id)
+    assert find_state(project, run) == "requested"
 
 
-def test_nobody_lets_more_be_ended_alone(project: ProjectFixture) -> None:
-    """Raising max_mode, and doing without a second person, take two; what narrows, and all else, is done at once."""
-    ada, ben = by(project, "ada"), by(project, "ben")
+def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> None:
+    """Raising max_mode and removing the rule need two people; other changes take effect at once."""
+    ada, ben = author_named(project, "ada"), author_named(project, "ben")
     for change in (ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=3), ProjectChange(second_person=False)):
-        before = project_of(project)
+        before = load_project(project)
         waiting = second_person.change_project(project.database, ada, change)
         assert waiting is not None
-        assert project_of(project) == before
+        assert load_project(project) == before
         second_person.confirm_proposal(project.database, ben, waiting.id)
-        assert project_of(project) != before
-    assert (project_of(project).max_mode, project_of(project).stops_per_hour) == ("enforce", 3)
+        assert load_project(project) != before
+    assert (load_project(project).max_mode, load_project(project).stops_per_hour) == ("enforce", 3)
     second_person.change_project(project.database, ada, ProjectChange(second_person=True))
     assert second_person.change_project(project.database, ada, ProjectChange(max_mode=Mode.SHADOW)) is None
-    assert project_of(project).max_mode == "shadow"
+    assert load_project(project).max_mode == "shadow"
 
 
-def test_a_confirmed_change_is_only_what_was_changed(project: ProjectFixture) -> None:
-    """A form names every setting: what is the same on the day of the proposal is not set back by its confirmation."""
+def test_confirmed_change_sets_only_the_changed_fields(project: ProjectFixture) -> None:
+    """A form sends every setting, and one that was equal then is not reverted by the confirmation."""
     form = ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=30)
-    waiting = second_person.change_project(project.database, by(project, "ada"), form)
+    waiting = second_person.change_project(project.database, author_named(project, "ada"), form)
     assert waiting is not None
-    second_person.change_project(project.database, by(project, "ada"), ProjectChange(stops_per_hour=2))
-    second_person.confirm_proposal(project.database, by(project, "ben"), waiting.id)
-    assert project_of(project).stops_per_hour == 2
+    second_person.change_project(project.database, author_named(project, "ada"), ProjectChange(stops_per_hour=2))
+    second_person.confirm_proposal(project.database, author_named(project, "ben"), waiting.id)
+    assert load_project(project).stops_per_hour == 2
 
 
-def test_the_step_to_enforce_takes_two_admins(project: ProjectFixture) -> None:
-    """A canary takes one word, as ever; the step that the service proposes next takes two, and so does its removal."""
+def test_promotion_to_enforce_needs_two_admins(project: ProjectFixture) -> None:
+    """The step to canary needs one confirmation, that to enforce two, and so does removing the stage."""
     with project.database.transaction() as tx:
         rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.8, 0.25, NOW)
-    run, ada, ben = project.open_run(policy="watch-all-roles"), by(project, "ada"), by(project, "ben")
+    run, ada, ben = (
+        project.open_run(policy="watch-all-roles"),
+        author_named(project, "ada"),
+        author_named(project, "ben"),
+    )
 
-    def held() -> str:
+    def find_stage() -> str:
         with project.database.reading() as tx:
-            found = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
-        return "none" if found is None else found.stage
+            stage = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
+        return "none" if stage is None else stage.stage
 
     def confirm(author: Author) -> str:
         rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", NOW)
         with project.database.reading() as tx:
-            (one,) = proposals.list_open(tx, project.id, NOW)
-        second_person.confirm_proposal(project.database, author, one.id)
-        return held()
+            (proposal,) = proposals.list_open(tx, project.id, NOW)
+        second_person.confirm_proposal(project.database, author, proposal.id)
+        return find_stage()
 
     insert_cases(project.database, run, 60)
     assert confirm(ada) == Stage.CANARY
     assert [confirm(ada), confirm(ada), confirm(ben)] == ["canary", "canary", "enforce"]
     assert second_person.remove_stage(project.database, ada, "watch-all-roles") is not None
-    assert held() == Stage.ENFORCE
+    assert find_stage() == Stage.ENFORCE
     assert second_person.remove_stage(project.database, ben, "watch-all-roles") is None
-    assert held() == "none"
+    assert find_stage() == "none"

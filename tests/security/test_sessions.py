@@ -1,4 +1,4 @@
-"""Who is signed in to the pages can be signed out, and what lets more be ended needs a fresh sign-in."""
+"""Dashboard sessions: they can be ended, and sensitive changes need a recent sign-in."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from tests.service.web.api.api_calls import expect_json, expect_problem, sign_in
 
 
 class People:
-    """People with keys to one project, whose clock can be moved."""
+    """Clients with a key each to one project, and a clock that tests move."""
 
     def __init__(self, database: Database) -> None:
-        self.database, self.now, self.url, self.opened = database, utc_now(), "", ExitStack()
+        self.database, self.now, self.url, self.stack = database, utc_now(), "", ExitStack()
 
     def clock(self) -> datetime:
         return self.now
 
-    def person(self, name: str, *scopes: str) -> httpx.Client:
-        """A person who has signed in with a key of their own."""
+    def sign_in_client(self, name: str, *scopes: str) -> httpx.Client:
+        """A client that has signed in with its own key."""
         secret = api_keys.create_named_key(self.database, "p", name, scopes, self.now)[1]
         headers = {"Authorization": f"Bearer {secret}"}
         client = httpx.Client(verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
-        sign_in(self.opened.enter_context(client))
+        sign_in(self.stack.enter_context(client))
         return client
 
-    def page(self, client: httpx.Client, path: str) -> int:
-        """What a page answers to somebody's cookie."""
+    def get_page_status(self, client: httpx.Client, path: str) -> int:
+        """The status of a page for the client's cookie."""
         return client.get(f"{self.url}{path}").status_code
 
     def post(self, client: httpx.Client, path: str, **form: str) -> httpx.Response:
-        """Send a form of the settings page."""
+        """Submit a form of the settings page."""
         token = client.get(f"{self.url}/settings").text.split('name="csrf" value="')[1].split('"')[0]
         return client.post(f"{self.url}{path}", data={"csrf": token} | form)
 
@@ -55,35 +55,37 @@ def people(embedded_database: Database) -> Iterator[People]:
     people = People(embedded_database)
     create_project(embedded_database, "p", "enforce", 0.0, people.now, "paper")
     app = create_app(Settings(), embedded_database, people.clock, session_secret="s" * 32)
-    with serve_app(app) as people.url, people.opened:
+    with serve_app(app) as people.url, people.stack:
         yield people
 
 
-def test_signing_out_ends_the_cookie(people: People) -> None:
-    """A cookie that somebody kept opens nothing once its owner has signed out."""
-    dana = people.person("dana", "admin")
+def test_sign_out_ends_the_session(people: People) -> None:
+    """A copied cookie is no longer valid after its owner signed out."""
+    dana = people.sign_in_client("dana", "admin")
     stolen = dana.cookies[SESSION]
-    assert people.page(dana, "/runs") == 200
+    assert people.get_page_status(dana, "/runs") == 200
     assert people.post(dana, "/logout").status_code == 303
     thief = httpx.Client(verify=get_ssl_context(), cookies={SESSION: stolen}, trust_env=False)
     with thief:
-        assert people.page(thief, "/runs") == 303
+        assert people.get_page_status(thief, "/runs") == 303
 
 
-def test_sessions_are_listed_and_ended(people: People) -> None:
-    """An admin sees who is signed in and ends a session, by the API or on the page; others see and end none."""
-    dana, eve = people.person("dana", "admin"), people.person("eve", "read")
-    listed = {one["name"]: one["id"] for one in expect_json(dana.get("/sessions"), 200)["items"]}
-    assert set(listed) == {"dana", "eve"}
+def test_admin_lists_and_ends_sessions(people: People) -> None:
+    """An admin ends sessions by the API and on the page; other scopes can do neither."""
+    dana, eve = people.sign_in_client("dana", "admin"), people.sign_in_client("eve", "read")
+    session_ids = {session["name"]: session["id"] for session in expect_json(dana.get("/sessions"), 200)["items"]}
+    assert set(session_ids) == {"dana", "eve"}
     expect_problem(eve.get("/sessions"), 403)
-    expect_problem(eve.delete(f"/sessions/{listed['dana']}"), 403)
-    assert dana.delete(f"/sessions/{listed['eve']}").status_code == 204
-    assert (people.page(eve, "/runs"), people.page(dana, "/runs")) == (303, 200)
+    expect_problem(eve.delete(f"/sessions/{session_ids['dana']}"), 403)
+    assert dana.delete(f"/sessions/{session_ids['eve']}").status_code == 204
+    assert (people.get_page_status(eve, "/runs"), people.get_page_status(dana, "/runs")) == (303, 200)
     sign_in(eve)
-    (again,) = [one["id"] for one in expect_json(dana.get("/sessions"), 200)["items"] if one["name"] == "eve"]
-    assert people.post(dana, f"/settings/sessions/{again}/end").status_code == 303
-    assert people.page(eve, "/runs") == 303
-    expect_problem(dana.delete(f"/sessions/{again}"), 404)
+    (new_session,) = [
+        session["id"] for session in expect_json(dana.get("/sessions"), 200)["items"] if session["name"] == "eve"
+    ]
+    assert people.post(dana, f"/settings/sessions/{new_session}/end").status_code == 303
+    assert people.get_page_status(eve, "/runs") == 303
+    expect_problem(dana.delete(f"/sessions/{new_session}"), 404)
     assert len(expect_json(dana.get("/audit", params={"action": "session.ended"}), 200)["items"]) == 2
 
 
@@ -96,9 +98,9 @@ def test_sessions_are_listed_and_ended(people: People) -> None:
         (f"/webhooks/endpoints/{UUID(int=1)}/rotate-secret", {}),
     ],
 )
-def test_where_stops_go_and_what_judges_needs_a_fresh_sign_in(people: People, path: str, form: dict[str, str]) -> None:
-    """So do patterns of roles, and endpoints whose secret would be shown or to which stops would go."""
-    dana = people.person("dana", "admin")
+def test_role_and_endpoint_changes_need_a_recent_sign_in(people: People, path: str, form: dict[str, str]) -> None:
+    """Role patterns, and endpoints that would receive stops, cannot be changed in an old session."""
+    dana = people.sign_in_client("dana", "admin")
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
     before = expect_json(dana.get("/audit"), 200)["items"]
     refused = people.post(dana, path, **form)
@@ -111,9 +113,9 @@ def test_where_stops_go_and_what_judges_needs_a_fresh_sign_in(people: People, pa
     ("path", "form"),
     [("/settings", {"default_mode": "enforce"}), ("/settings/keys", {"name": "k", "scopes": "admin"})],
 )
-def test_what_lets_more_be_ended_needs_a_fresh_sign_in(people: People, path: str, form: dict[str, str]) -> None:
-    """Enforcing and keys need a sign-in of the last minutes: the page asks for one, and nothing is changed before."""
-    dana = people.person("dana", "admin")
+def test_enforcing_and_keys_need_a_recent_sign_in(people: People, path: str, form: dict[str, str]) -> None:
+    """The page asks for a sign-in and changes nothing before."""
+    dana = people.sign_in_client("dana", "admin")
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
     before = expect_json(dana.get("/audit"), 200)["items"]
     refused = people.post(dana, path, **form)
@@ -125,9 +127,9 @@ def test_what_lets_more_be_ended_needs_a_fresh_sign_in(people: People, path: str
     assert len(expect_json(dana.get("/audit"), 200)["items"]) == len(before) + (path != "/settings")
 
 
-def test_letting_more_be_ended_by_a_second_word_needs_a_fresh_sign_in(people: People) -> None:
-    """So does an admin's word for another's proposal; after it the page shows the proposal again."""
-    dana, eve = people.person("dana", "admin"), people.person("eve", "admin")
+def test_confirming_a_proposal_needs_a_recent_sign_in(people: People) -> None:
+    """After the sign-in the page shows the proposal again."""
+    dana, eve = people.sign_in_client("dana", "admin"), people.sign_in_client("eve", "admin")
     expect_json(
         dana.patch("/project", json={"max_mode": "shadow", "default_mode": "shadow", "second_person": True}), 200
     )

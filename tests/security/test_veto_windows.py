@@ -1,101 +1,87 @@
-"""If vetoes cannot be heard, stops are not sent: the window in which one can be said is extended."""
+"""A veto window is extended while the service cannot record vetoes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from uuid import UUID
 
-import httpx
-import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints, tables
+from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules, settle_and_claim
 
-from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
-from tests.security.stops import create_pending_decision
-from tests.service.web.api.api_calls import expect_json
+from tests.security.served_project import ServedProject, create_pending_decision, serve_project
+from tests.service.web.api.api_calls import ENDPOINT, expect_json
 
 WAIT_SECONDS = 30.0
+STOPS = ["run.stop_requested"]
 
 
-def end_window(database: Database, at: datetime) -> None:
-    """Have all veto windows end then."""
+def end_windows(database: Database, at: datetime) -> None:
+    """Set the end of all veto windows."""
     with database.transaction() as tx:
         tx.execute(tables.decisions.update().values(due_at=at))
         tx.execute(tables.deliveries.update().values(due_at=at))
 
 
-def read_window(database: Database, decision_id: UUID) -> tuple[DecisionState, datetime]:
+def read_state_and_due_at(database: Database, decision_id: UUID) -> tuple[DecisionState, datetime]:
     with database.reading() as tx:
         query = sa.select(tables.decisions.c.state, tables.decisions.c.due_at)
         state, due_at = tx.execute(query.where(tables.decisions.c.id == decision_id)).one()
     return state, due_at
 
 
-def claim(database: Database) -> list[ClaimedDelivery]:
+def claim_deliveries(database: Database) -> list[ClaimedDelivery]:
     rules = DeliveryRules(BreakerLimits(), Encryption())
     return list(settle_and_claim(database, utc_now, rules, (), ClaimLimits(10, 10, {}, 30.0)).claimed)
 
 
-@pytest.fixture
-def client_key(database: Database) -> str:
-    """A key to a project that has one endpoint for stops, and an hour for a veto."""
-    project = create_project(database, "p", "enforce", 3600.0, utc_now(), "paper")
-    with database.transaction() as tx:
-        endpoints.add_endpoint(
-            tx, project.id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=utc_now()
-        )
-    return api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
+@contextmanager
+def serve_pending_stops(database: Database) -> Iterator[ServedProject]:
+    """Serve a project with an hour for a veto and an endpoint for stops."""
+    with serve_project(database, veto_window_seconds=3600.0) as project:
+        expect_json(project.open_client().post("/endpoints", json=ENDPOINT | {"event_types": STOPS}), 201)
+        yield project
 
 
-def test_a_window_that_ended_unseen_is_extended(database: Database, client_key: str) -> None:
-    """A window that ended while nothing could be written, as when the service was down, is open again for a minute."""
-    headers = {"Authorization": f"Bearer {client_key}"}
-    with (
-        start_server(database) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
-    ):
+def test_window_that_ended_during_an_outage_is_extended(database: Database) -> None:
+    """A window that ended while nothing could be written, as when the service was down, is open for another minute."""
+    with serve_pending_stops(database) as project:
+        client = project.open_client()
         decision_id = UUID(create_pending_decision(client))
-        end_window(database, utc_now() - timedelta(seconds=600))
-        assert claim(database) == []
-        state, due_at = read_window(database, decision_id)
+        end_windows(database, utc_now() - timedelta(seconds=600))
+        assert claim_deliveries(database) == []
+        state, due_at = read_state_and_due_at(database, decision_id)
         assert state == DecisionState.PENDING
         assert due_at > utc_now() + timedelta(seconds=30)
-        assert claim(database) == []
+        assert claim_deliveries(database) == []
         expect_json(client.post(f"/decisions/{decision_id}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 
 
-def test_a_window_that_ended_just_now_is_over(database: Database, client_key: str) -> None:
-    """A window that ends while the service is well is not extended."""
-    headers = {"Authorization": f"Bearer {client_key}"}
-    with (
-        start_server(database) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
-    ):
-        decision_id = UUID(create_pending_decision(client))
-        end_window(database, utc_now() - timedelta(seconds=1))
-        assert len(claim(database)) == 1
-        assert read_window(database, decision_id)[0] == DecisionState.REQUESTED
+def test_window_that_just_ended_is_not_extended(database: Database) -> None:
+    """The stop is delivered when its window ends while the service is available."""
+    with serve_pending_stops(database) as project:
+        decision_id = UUID(create_pending_decision(project.open_client()))
+        end_windows(database, utc_now() - timedelta(seconds=1))
+        assert len(claim_deliveries(database)) == 1
+        assert read_state_and_due_at(database, decision_id)[0] == DecisionState.REQUESTED
 
 
-def test_a_veto_that_could_not_be_written_extends_the_window(database: Database, client_key: str) -> None:
-    """Whoever is answered that the service failed has a minute to veto again."""
-    headers = {"Authorization": f"Bearer {client_key}"}
-    if not database.embedded:
-        pytest.skip("the fault is written as a trigger of SQLite")
-    with (
-        start_server(database) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client,
-    ):
+def test_failed_veto_extends_the_window(embedded_database: Database) -> None:
+    """A person whose veto was answered with a 5xx has another minute; the windows of other projects do not move."""
+    database = embedded_database
+    with serve_pending_stops(database) as project:
+        client = project.open_client()
         decision_id = UUID(create_pending_decision(client))
         with database.transaction() as tx:
             tx.exec_driver_sql(
@@ -104,18 +90,16 @@ def test_a_veto_that_could_not_be_written_extends_the_window(database: Database,
             )
         create_project(database, "other", "enforce", 3600.0, utc_now(), "paper")
         other_key = api_keys.create_named_key(database, "other", "k", ["admin"], utc_now())[1]
-        client.headers["Authorization"] = f"Bearer {other_key}"
-        other_id = UUID(create_pending_decision(client))
-        client.headers.update(headers)
-        end_window(database, utc_now() + timedelta(seconds=10))
-        before = read_window(database, decision_id)[1]
+        other_id = UUID(create_pending_decision(project.open_client_with_key(other_key)))
+        end_windows(database, utc_now() + timedelta(seconds=10))
+        before = read_state_and_due_at(database, decision_id)[1]
         answer = client.post(f"/decisions/{decision_id}/veto", json={"actor": "dana", "reason": "broken eval"})
         assert answer.status_code >= 500
         deadline = time.monotonic() + WAIT_SECONDS
-        while read_window(database, decision_id)[1] == before and time.monotonic() < deadline:
+        while read_state_and_due_at(database, decision_id)[1] == before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert read_window(database, decision_id)[1] > before + timedelta(seconds=30)
-        assert read_window(database, other_id)[1] == before, "of another project, whose people were heard"
+        assert read_state_and_due_at(database, decision_id)[1] > before + timedelta(seconds=30)
+        assert read_state_and_due_at(database, other_id)[1] == before, "vetoes of the other project did not fail"
         with database.reading() as tx:
             due = tx.execute(sa.select(tables.deliveries.c.due_at)).scalars().one()
-        assert due == read_window(database, decision_id)[1]
+        assert due == read_state_and_due_at(database, decision_id)[1]

@@ -329,3 +329,11 @@ def list_pages(client: httpx.Client, path: str, **query: Any) -> list[dict[str, 
         if page["next_cursor"] is None:
             return items
         query["cursor"] = page["next_cursor"]
+
+
+def create_decision(client: httpx.Client) -> str:
+    """The id of a decision to stop a new run, which has a checkpoint at its best step."""
+    path = f"/runs/{open_run(client, mode='enforce')['id']}"
+    expect_json(client.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    expect_json(client.post(f"{path}/observations", json={"observations": FALLING}), 200)
+    return str(expect_json(client.get(path), 200)["decision"]["id"])

@@ -16,7 +16,7 @@ from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimi
 from standardwebhooks import Webhook
 
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
+from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, reach
 
@@ -41,15 +41,6 @@ def run_worker_until(service: Service, condition: Callable[[], bool]) -> None:
     asyncio.run(run())
 
 
-def stop_a_run(admin: httpx.Client) -> str:
-    """Open a run that the policy `paper` stops, and return the id of its decision."""
-    run = expect_json(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)
-    expect_json(admin.post(f"/runs/{run['id']}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
-    expect_json(admin.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
-    decision: str = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
-    return decision
-
-
 def no_delivery_waits(admin: httpx.Client) -> Callable[[], bool]:
     return lambda: not expect_json(admin.get("/deliveries", params={"state": "waiting"}), 200)["items"]
 
@@ -59,7 +50,7 @@ def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: ht
     with FakeEndpoint(lambda _request, number: Reply(503 if number == 0 else 200, body=b"thanks")) as fake:
         types = ["run.stop_requested"]
         secret = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
-        stop_a_run(admin)
+        create_decision(admin)
         run_worker_until(service, no_delivery_waits(admin))
     (listed,) = expect_json(admin.get("/deliveries"), 200)["items"]
     delivery = expect_json(admin.get(f"/deliveries/{listed['id']}"), 200)
@@ -77,7 +68,7 @@ def test_replay_of_a_delivery_repeats_the_event(service: Service, admin: httpx.C
     """The replay is a new delivery of the same event."""
     with FakeEndpoint(Reply()) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
-        stop_a_run(admin)
+        create_decision(admin)
         run_worker_until(service, no_delivery_waits(admin))
         (first,) = expect_json(admin.get("/deliveries"), 200)["items"]
         replayed = expect_json(admin.post(f"/deliveries/{first['id']}/replay"), 201)
@@ -89,7 +80,7 @@ def test_replay_of_a_delivery_repeats_the_event(service: Service, admin: httpx.C
 
 def test_replay_of_a_period_sends_missed_events(service: Service, admin: httpx.Client) -> None:
     """A new endpoint gets the events since the given time, filtered by type; the response counts them."""
-    stop_a_run(admin)
+    create_decision(admin)
     with FakeEndpoint(Reply()) as fake:
         late = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": EVERY_EVENT}), 201)
         path = f"/endpoints/{late['id']}/replay"
@@ -112,7 +103,7 @@ def test_vetoed_stop_is_not_replayed(service: Service) -> None:
     admin = service.open_client(service.create_project(veto_window_seconds=3600))
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
     endpoint = expect_json(admin.post("/endpoints", json=body), 201)
-    decision = stop_a_run(admin)
+    decision = create_decision(admin)
     path = f"/endpoints/{endpoint['id']}/replay"
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
     pending = expect_json(admin.post(path, json=stops), 200)
@@ -127,7 +118,7 @@ def test_undone_stop_is_not_retried(service: Service, admin: httpx.Client) -> No
     """A dead delivery of a stop that was undone cannot be retried."""
     with FakeEndpoint(Reply(400)) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
-        decision = stop_a_run(admin)
+        decision = create_decision(admin)
         run_worker_until(service, no_delivery_waits(admin))
         (dead,) = expect_json(admin.get("/deliveries"), 200)["items"]
         assert dead["state"] == "dead"
@@ -140,7 +131,7 @@ def test_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> None
     """After a resume the stop of the previous attempt is skipped."""
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
     endpoint = expect_json(admin.post("/endpoints", json=body), 201)
-    stop_a_run(admin)
+    create_decision(admin)
     run = expect_json(admin.get("/runs"), 200)["items"][0]
     expect_json(admin.post(f"/runs/{run['id']}/resume", json={"step": 1}), 200)
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
