@@ -24,7 +24,7 @@ _KEYS: list[str] = _UPSTREAM["keys"]
 
 
 def _start_project() -> str:
-    """Use the next project from now on; the URL of the service."""
+    """Switch to the next project; returns the URL of the service."""
     key = _KEYS.pop()
     os.environ["MLFLOW_TRACKING_TOKEN"] = key
     Path(os.environ["NETRC"]).write_text(f"machine 127.0.0.1 login key password {key}\n")
@@ -32,7 +32,7 @@ def _start_project() -> str:
 
 
 class _Server:
-    """In place of a thread or a process with MLflow's server."""
+    """A replacement of MLflow's server in a thread or process."""
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         pass
@@ -45,7 +45,7 @@ class _Server:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of tests that run on several of MLflow's stores, keep those on its database: here both are the same."""
+    """Keep one variant of tests that run on several of MLflow's stores: here all are the same."""
     items[:] = [
         item for item in items if not hasattr(item, "callspec") or item.callspec.params.get("store_type") != "file"
     ]
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Point tests that use MLflow's own database to the service instead, after their fixtures chose that."""
+    """Point tests on MLflow's own database to the service, after their fixtures chose that database."""
     import mlflow
 
     if item.name == NAMES_ITS_DATABASE:
@@ -70,7 +70,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @contextmanager
 def _redirected(mlflow: Any) -> Iterator[None]:
-    """Let every database that is named as tracking URI be a fresh project."""
+    """Replace each database URI that is set as tracking URI by a fresh project."""
     original = mlflow.set_tracking_uri
 
     def set_tracking_uri(uri: Any) -> None:

@@ -1,4 +1,4 @@
-"""Spans arrive at a real receiver of OTLP where one is named, and cost nothing where none is."""
+"""Tracing: spans are exported to an OTLP collector if one is configured, and cost nothing otherwise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collector() -> Iterator[FakeCollector]:
 
 @pytest.fixture
 def tracer(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
-    """A tracer as the environment asks for it; closed by the test when it wants to look."""
+    """A tracer configured by the environment; tests close it to flush its spans."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
@@ -41,20 +41,20 @@ def tracer(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch) -> Iterato
     tracer.close()
 
 
-def place(span: Span) -> str:
-    """Its trace and its id."""
-    return traceparent(span)[3:52]
+def format_context(span: Span) -> str:
+    """The span's trace id and span id."""
+    return format_traceparent(span)[3:52]
 
 
-def traceparent(span: Span) -> str:
-    """It as a header."""
+def format_traceparent(span: Span) -> str:
+    """The span as a `traceparent` header."""
     headers: dict[str, str] = {}
     tracing.PROPAGATOR.inject(headers, set_span_in_context(span))
     return headers["traceparent"]
 
 
-def test_spans_arrive(tracer: Tracer, collector: FakeCollector) -> None:
-    """A span comes with its name, its kind, its attributes and its parent, under the name of the service."""
+def test_exported_span_has_kind_attributes_and_parent(tracer: Tracer, collector: FakeCollector) -> None:
+    """Spans are exported under the service's name, with the last name and all attributes."""
     with tracer.span("outer", kind=SpanKind.SERVER, request_id="r-1") as outer:
         assert get_current_span() is outer
         with tracer.span("inner", observations=120, result="hit") as inner:
@@ -71,12 +71,12 @@ def test_spans_arrive(tracer: Tracer, collector: FakeCollector) -> None:
         "evalstop.result": "hit",
         "db.system": "postgresql",
     }
-    assert (place(outer), place(inner)) == (sent_outer.context, sent_inner.context)
+    assert (format_context(outer), format_context(inner)) == (sent_outer.context, sent_inner.context)
     assert not sent_outer.failed
 
 
-def test_spans_go_on_elsewhere(tracer: Tracer, collector: FakeCollector) -> None:
-    """A span goes on in another thread: as the parent of one, by its header, and as links of one that serves many."""
+def test_spans_continue_in_another_thread(tracer: Tracer, collector: FakeCollector) -> None:
+    """A span is continued as the parent of a span by its header, and as links of one that serves several."""
     requests = []
     for number in range(3):
         with tracer.span(f"request {number}") as request:
@@ -86,22 +86,22 @@ def test_spans_go_on_elsewhere(tracer: Tracer, collector: FakeCollector) -> None
         links = [request.get_span_context() for request in (*requests, INVALID_SPAN)]
         with tracer.span("commit", links=links):
             pass
-        with tracer.span("child", traceparent=traceparent(requests[0])):
+        with tracer.span("child", traceparent=format_traceparent(requests[0])):
             pass
 
     thread = threading.Thread(target=commit)
     thread.start()
     thread.join()
     tracer.close()
-    assert collector.find_span("commit").links == tuple(map(place, requests))
+    assert collector.find_span("commit").links == tuple(map(format_context, requests))
     assert collector.find_span("commit").trace_id not in {
         span.trace_id for span in collector.spans if "request" in span.name
     }
     assert collector.find_span("child").parent_id == collector.find_span("request 0").span_id
 
 
-def test_a_span_that_fails_keeps_the_text_to_itself(tracer: Tracer, collector: FakeCollector) -> None:
-    """An exception marks its span and goes on; what it says may hold a secret and is not sent."""
+def test_failed_span_has_no_exception_text(tracer: Tracer, collector: FakeCollector) -> None:
+    """The exception's type is exported; its text may contain a secret and is not."""
     with pytest.raises(LookupError), tracer.span("delivery"):
         raise LookupError("whsec_c2VjcmV0")
     tracer.close()
@@ -111,12 +111,16 @@ def test_a_span_that_fails_keeps_the_text_to_itself(tracer: Tracer, collector: F
     assert b"whsec_" not in sent.raw
 
 
-def test_a_request_is_a_span(tracer: Tracer, collector: FakeCollector, embedded_database: Database) -> None:
-    """A request goes on with the caller's trace, is named for its route, and tells ids but neither path nor query."""
+def test_request_span_continues_the_callers_trace(
+    tracer: Tracer, collector: FakeCollector, embedded_database: Database
+) -> None:
+    """The span is named by the route and has ids, but neither path nor query."""
     with run_service(embedded_database, tracer) as service:
         run = service.client.post("/api/v1/runs", json={"name": "named-by-a-tenant"}).json()
-        answer = service.client.get(f"/api/v1/runs/{run['id']}", headers={"traceparent": CALLER, "X-Request-Id": "r-1"})
-        assert answer.status_code == 200
+        response = service.client.get(
+            f"/api/v1/runs/{run['id']}", headers={"traceparent": CALLER, "X-Request-Id": "r-1"}
+        )
+        assert response.status_code == 200
         service.client.get("/login", params={"token": "a-link-that-signs-in"})
     tracer.close()
     sent = collector.find_span("GET /api/v1/runs/{run_id}")
@@ -128,15 +132,15 @@ def test_a_request_is_a_span(tracer: Tracer, collector: FakeCollector, embedded_
         "evalstop.run_id": run["id"],
         "evalstop.request_id": "r-1",
     }
-    everything = b"".join(span.raw for span in collector.spans)
+    exported = b"".join(span.raw for span in collector.spans)
     for secret in ("a-link-that-signs-in", service.key, "named-by-a-tenant"):
-        assert secret.encode() not in everything
+        assert secret.encode() not in exported
 
 
-def test_a_request_that_breaks_fails_its_span(
+def test_internal_error_marks_its_span_as_failed(
     tracer: Tracer, collector: FakeCollector, embedded_database: Database
 ) -> None:
-    """A fault of the service is marked, a caller's mistake is not."""
+    """A 4xx does not."""
     with run_service(embedded_database, tracer) as service:
         with service.database.transaction() as tx:
             tx.exec_driver_sql("DROP TABLE verdicts")
@@ -148,15 +152,15 @@ def test_a_request_that_breaks_fails_its_span(
     assert not collector.find_span("GET (none)").failed
 
 
-def test_a_forged_traceparent_is_no_parent(tracer: Tracer, collector: FakeCollector) -> None:
-    """Whatever a caller sends as its trace, the request is traced on its own unless it is a trace."""
+def test_invalid_traceparent_is_ignored(tracer: Tracer, collector: FakeCollector) -> None:
+    """A request with an invalid header starts a trace of its own."""
 
     @given(st.text(max_size=80) | st.sampled_from([CALLER.upper(), CALLER[:-1], CALLER.replace("4", "0", 64)[:9]]))
-    def forge(text: str) -> None:
+    def start_span(text: str) -> None:
         with tracer.span("request", traceparent=text) as span:
             assert span.get_span_context().is_valid
 
-    forge()
+    start_span()
     tracer.close()
     assert {span.parent_id for span in collector.spans} == {""}
 
@@ -170,8 +174,8 @@ def test_a_forged_traceparent_is_no_parent(tracer: Tracer, collector: FakeCollec
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"},
     ],
 )
-def test_unasked_nothing_is_recorded(environment: dict[str, str]) -> None:
-    """Without a collector a span is one and the same empty object, whatever is asked of it."""
+def test_no_spans_are_recorded_without_a_collector(environment: dict[str, str]) -> None:
+    """Without a collector every span is the same empty object."""
     tracer = tracing.create_tracer(environment)
     assert not tracer.recording
     with tracer.span("a", kind=SpanKind.SERVER, traceparent=CALLER, observations=1) as span:
@@ -180,15 +184,15 @@ def test_unasked_nothing_is_recorded(environment: dict[str, str]) -> None:
     tracer.close()
 
 
-def test_a_protocol_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Asked for gRPC, it says that it speaks HTTP and records nothing, and the service goes on."""
-    asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+def test_unsupported_protocol_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """With gRPC configured nothing is recorded, and the warning names the supported protocol."""
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     with caplog.at_level(logging.WARNING):
-        assert not tracing.create_tracer(asked).recording
+        assert not tracing.create_tracer(environment).recording
     assert "http/protobuf" in caplog.text
 
 
-WITHOUT_THE_EXTRA = """
+SCRIPT_WITHOUT_SDK = """
 import sys
 sys.modules["opentelemetry.sdk"] = None  # as if it were not installed
 from evalstop_service.observability import tracing
@@ -197,7 +201,7 @@ with tracer.span("a"):
     assert not tracer.recording
 """
 
-UNASKED = """
+SCRIPT_WITHOUT_COLLECTOR = """
 import sys
 from evalstop_service.observability import tracing
 tracing.create_tracer({})
@@ -205,21 +209,23 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
 """
 
 
-def test_without_the_extra_the_service_goes_on() -> None:
-    """A collector is named but the extra is missing: a warning names it, and nothing else happens."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_EXTRA], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "evalstop-service[otel]" in done.stderr
+def test_missing_sdk_logs_a_warning() -> None:
+    """With a collector but without the extra, the warning names the extra, and spans are not recorded."""
+    result = subprocess.run([sys.executable, "-c", SCRIPT_WITHOUT_SDK], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "evalstop-service[otel]" in result.stderr
 
 
-def test_unasked_nothing_is_imported() -> None:
-    """The SDK is not even imported where no collector is named."""
-    done = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+def test_sdk_is_not_imported_without_a_collector() -> None:
+    """The import would slow down each start."""
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT_WITHOUT_COLLECTOR], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
 
 
-def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans for a collector that does not listen are dropped; neither they nor the end wait for it."""
+def test_unreachable_collector_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans are dropped, and neither they nor closing the tracer wait."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     tracer = tracing.create_tracer(os.environ)
     with tracer.span("lost"):

@@ -1,4 +1,4 @@
-"""Where webhooks may go: public addresses, and no others unless an operator names their network."""
+"""Which addresses webhooks may be sent to: public ones, and networks that an operator allows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from evalstop_service.security.address_policy import METADATA, AddressPolicy, pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450:4001:80b::200e", "64:ff9b::808:808"]
+PUBLIC_ADDRESSES = ["8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450:4001:80b::200e", "64:ff9b::808:808"]
 
-INNER = [
+INTERNAL_ADDRESSES = [
     *("127.0.0.1", "127.255.255.254", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "0.0.0.0", "0.1.2.3"),
     *("169.254.169.254", "169.254.170.2", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255"),
     *("192.0.2.1", "198.51.100.1", "203.0.113.1", "198.18.0.1", "192.88.99.1", "192.0.0.170"),
@@ -21,56 +21,56 @@ INNER = [
     *("64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "2002:7f00:1::", "2002:a00:1::1", "2001:0:7f00:1::", "3fff::1"),
 ]
 
-INNER_NETWORKS = [
+INTERNAL_NETWORKS = [
     *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "0.0.0.0/8"),
     *("224.0.0.0/4", "240.0.0.0/4"),
 ]
-"""Of IPv4; IPv6 is held to what carries one of these, and to what is no global unicast."""
+"""IPv4 networks; IPv6 addresses are refused if they embed one of these or are not global unicast."""
 
 
-@pytest.mark.parametrize("address", PUBLIC)
+@pytest.mark.parametrize("address", PUBLIC_ADDRESSES)
 def test_public_addresses_are_allowed(address: str) -> None:
-    """Nothing has to be set for what is on the internet."""
+    """They need no setting."""
     assert AddressPolicy().find_objection(address) is None
 
 
-@pytest.mark.parametrize("address", INNER)
-def test_inner_addresses_are_refused(address: str) -> None:
-    """Everything else is refused, in whatever notation, with the setting that would allow it."""
+@pytest.mark.parametrize("address", INTERNAL_ADDRESSES)
+def test_internal_addresses_are_refused(address: str) -> None:
+    """The objection names the setting that would allow the address, in whatever notation it was given."""
     objection = AddressPolicy().find_objection(address)
     assert objection is not None
     assert "EVALSTOP_WEBHOOK_NETWORKS=" in objection
 
 
-@given(network=st.sampled_from(INNER_NETWORKS), data=st.data())
-def test_no_notation_leads_inside(network: str, data: st.DataObject) -> None:
-    """Of an inner IPv4 network no address is allowed, plain or within an address of IPv6."""
-    inner = data.draw(st.ip_addresses(network=network))
-    low = int(inner)
-    carriers = [
-        inner,
-        ipaddress.IPv6Address((0xFFFF << 32) | low),
-        ipaddress.IPv6Address(low),
-        ipaddress.IPv6Address(int(ipaddress.ip_address("64:ff9b::")) | low),
-        ipaddress.IPv6Address((0x2002 << 112) | (low << 80) | 1),
-        ipaddress.IPv6Address((0x20010000 << 96) | (low << 64)),
-        ipaddress.IPv6Address((0x20010000 << 96) | (0x08080808 << 64) | (low ^ 0xFFFFFFFF)),
+@given(network=st.sampled_from(INTERNAL_NETWORKS), data=st.data())
+def test_ipv6_notations_of_internal_ipv4_are_refused(network: str, data: st.DataObject) -> None:
+    """No address of an internal network is allowed, plain or embedded in IPv6."""
+    internal = data.draw(st.ip_addresses(network=network))
+    number = int(internal)
+    notations = [
+        internal,
+        ipaddress.IPv6Address((0xFFFF << 32) | number),
+        ipaddress.IPv6Address(number),
+        ipaddress.IPv6Address(int(ipaddress.ip_address("64:ff9b::")) | number),
+        ipaddress.IPv6Address((0x2002 << 112) | (number << 80) | 1),
+        ipaddress.IPv6Address((0x20010000 << 96) | (number << 64)),
+        ipaddress.IPv6Address((0x20010000 << 96) | (0x08080808 << 64) | (number ^ 0xFFFFFFFF)),
     ]
-    for carrier in carriers:
-        assert AddressPolicy().find_objection(str(carrier)) is not None, carrier
+    for notation in notations:
+        assert AddressPolicy().find_objection(str(notation)) is not None, notation
 
 
 @given(st.ip_addresses(v=6))
-def test_ipv6_is_global_unicast_or_refused(address: ipaddress.IPv6Address) -> None:
-    """Of IPv6 only 2000::/3 is ever allowed by default, and public IPv4 in another notation."""
-    carries = address.ipv4_mapped is not None or address in ipaddress.ip_network("64:ff9b::/96")
+def test_only_global_unicast_ipv6_is_allowed(address: ipaddress.IPv6Address) -> None:
+    """The default policy allows IPv6 in 2000::/3 and public IPv4 embedded in IPv6, and nothing else."""
+    embeds_ipv4 = address.ipv4_mapped is not None or address in ipaddress.ip_network("64:ff9b::/96")
     if AddressPolicy().find_objection(str(address)) is None:
-        assert address in ipaddress.ip_network("2000::/3") or carries
+        assert address in ipaddress.ip_network("2000::/3") or embeds_ipv4
 
 
 @given(st.ip_addresses(v=4))
-def test_ipv4_agrees_with_the_registry(address: ipaddress.IPv4Address) -> None:
-    """Nothing that the registry of special addresses does not call global is allowed."""
+def test_allowed_ipv4_is_global_by_the_registry(address: ipaddress.IPv4Address) -> None:
+    """No address that the IANA registry does not call global is allowed."""
     if AddressPolicy().find_objection(str(address)) is None:
         assert address.is_global
         assert not address.is_multicast
@@ -91,29 +91,29 @@ def test_ipv4_agrees_with_the_registry(address: ipaddress.IPv4Address) -> None:
         ("10.0.0.0/8", "8.8.8.8"),
     ],
 )
-def test_what_an_operator_allows(networks: str, address: str) -> None:
-    """Networks that are named are allowed, besides public addresses."""
+def test_configured_networks_are_allowed(networks: str, address: str) -> None:
+    """They are allowed in addition to public addresses."""
     assert parse_address_policy(networks).find_objection(address) is None
 
 
 @pytest.mark.parametrize("networks", ["any", "0.0.0.0/0,::/0", "100.64.0.0/10,fc00::/7,168.0.0.0/5,160.0.0.0/3"])
-def test_credentials_are_not_reached_by_accident(networks: str) -> None:
-    """Where clouds keep credentials is reached by its own name alone, however wide a network is allowed."""
+def test_metadata_services_need_their_own_address(networks: str) -> None:
+    """Cloud metadata addresses are refused in however wide a network, unless they are named themselves."""
     for network in METADATA:
         assert parse_address_policy(networks).find_objection(str(network[0])) is not None
     assert parse_address_policy(networks).find_objection("::ffff:169.254.169.254") is not None
     assert parse_address_policy(networks).find_objection("64:ff9b::a9fe:a9fe") is not None
 
 
-def test_what_is_carried_must_be_allowed_too() -> None:
-    """An address that carries another one is allowed when both are."""
+def test_embedded_address_must_be_allowed_too() -> None:
+    """An IPv6 address that embeds an IPv4 address is allowed if both are."""
     assert parse_address_policy("2002::/16").find_objection("2002:a00:1::1") is not None
     assert parse_address_policy("2002::/16, 10.0.0.0/8").find_objection("2002:a00:1::1") is None
 
 
 @pytest.mark.parametrize("networks", ["10.0.0.1/8", "localhost", "10.0.0.0/8;::1", "everything"])
-def test_what_is_no_network_is_refused(networks: str) -> None:
-    """A setting that cannot be read says how networks are written."""
+def test_invalid_network_setting_is_refused(networks: str) -> None:
+    """The error shows how networks are written."""
     with pytest.raises(ValueError, match="write networks as"):
         parse_address_policy(networks)
 
@@ -121,15 +121,15 @@ def test_what_is_no_network_is_refused(networks: str) -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost"]
 )
-def test_a_url_that_leads_inside_is_refused(host: str) -> None:
-    """Whichever way an address is written, or a name for it, the URL is refused when the endpoint is made."""
+def test_url_of_an_internal_host_is_refused(host: str) -> None:
+    """The host is refused in every notation of its address, and by name."""
     objection = AddressPolicy().find_url_objection(f"https://{host}:8788/hook")
     assert objection is not None
     assert "not a public address" in objection
 
 
-def test_a_url_is_taken_when_one_address_will_do() -> None:
-    """A name is refused when none of its addresses is allowed; one without any may get some yet."""
+def test_url_is_allowed_if_one_address_is() -> None:
+    """A host is refused if it has addresses and none of them is allowed."""
     url = "https://receiver.example/"
     assert AddressPolicy().find_url_objection(url, lambda _: ["10.0.0.1", "8.8.8.8"]) is None
     assert AddressPolicy().find_url_objection(url, lambda _: []) is None

@@ -1,4 +1,4 @@
-"""Secrets at rest: sealed with keys from the environment, bound to their endpoint, and never lost with a key."""
+"""Encryption of secrets at rest: bound to their endpoint, with rotating keys."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ OWNER = uuid.UUID(int=7)
 
 
 @given(secret=st.text(max_size=200), owner=st.uuids())
-def test_what_is_sealed_opens(secret: str, owner: uuid.UUID) -> None:
-    """A sealed secret opens to what it was, and shows nothing of it."""
-    kept = Encryption([OLD]).encrypt(secret, owner)
-    assert kept.startswith(PREFIX)
-    assert len(secret) < 4 or secret not in kept
-    assert Encryption([NEW, OLD]).decrypt(kept, owner) == secret
+def test_encrypted_secret_can_be_decrypted(secret: str, owner: uuid.UUID) -> None:
+    """Any secret of any endpoint is restored, and is not visible in its encrypted form."""
+    encrypted = Encryption([OLD]).encrypt(secret, owner)
+    assert encrypted.startswith(PREFIX)
+    assert len(secret) < 4 or secret not in encrypted
+    assert Encryption([NEW, OLD]).decrypt(encrypted, owner) == secret
 
 
-def test_the_first_key_seals_and_all_open() -> None:
-    """A new key is put first; what the old one sealed still opens, until it is sealed anew."""
+def test_first_key_encrypts_and_every_key_decrypts() -> None:
+    """After a rotation the old key is needed until a secret is encrypted again."""
     before = Encryption([OLD]).encrypt("whsec_a", OWNER)
     both = Encryption([NEW, OLD])
     assert both.decrypt(before, OWNER) == "whsec_a"
@@ -33,35 +33,40 @@ def test_the_first_key_seals_and_all_open() -> None:
 
 
 @pytest.mark.parametrize("keys", [[], [NEW]])
-def test_without_the_key_it_says_so(keys: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
-    """Without its key a secret does not open; the error names endpoint, key and setting, in the log once."""
-    kept = Encryption([OLD]).encrypt("whsec_a", OWNER)
+def test_missing_key_is_named_in_the_error(keys: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    """The error names endpoint and setting, and is logged once."""
+    encrypted = Encryption([OLD]).encrypt("whsec_a", OWNER)
     encryption = Encryption(keys)
     for _ in range(3):
         with pytest.raises(UnreadableSecret, match=f"{OWNER}.*EVALSTOP_SECRET_KEYS"):
-            encryption.decrypt(kept, OWNER)
+            encryption.decrypt(encrypted, OWNER)
     assert len(caplog.records) == 1
 
 
-def test_a_secret_belongs_to_its_endpoint() -> None:
-    """A sealed secret that is moved to another endpoint, or changed, does not open."""
+def test_secret_of_another_endpoint_is_unreadable() -> None:
+    """A ciphertext that was changed, or moved to another endpoint, is refused."""
     encryption = Encryption([OLD])
-    kept = encryption.encrypt("whsec_a", OWNER)
-    assert encryption.decrypt(kept, OWNER) == "whsec_a"
-    changed = kept[:-6] + ("AAAAA=" if not kept.endswith("AAAAA=") else "BBBBB=")
-    for owner, text in ((uuid.UUID(int=8), kept), (OWNER, changed), (OWNER, kept[:20]), (OWNER, kept + "*")):
+    encrypted = encryption.encrypt("whsec_a", OWNER)
+    assert encryption.decrypt(encrypted, OWNER) == "whsec_a"
+    changed = encrypted[:-6] + ("AAAAA=" if not encrypted.endswith("AAAAA=") else "BBBBB=")
+    for owner, text in (
+        (uuid.UUID(int=8), encrypted),
+        (OWNER, changed),
+        (OWNER, encrypted[:20]),
+        (OWNER, encrypted + "*"),
+    ):
         with pytest.raises(UnreadableSecret):
             encryption.decrypt(text, owner)
 
 
-def test_without_keys_nothing_is_sealed() -> None:
-    """Without a key secrets stand as they are, and those from then open later too."""
+def test_secrets_are_plain_without_keys() -> None:
+    """A plain secret remains readable after keys are configured."""
     assert Encryption().encrypt("whsec_a", OWNER) == "whsec_a"
     assert Encryption([OLD]).decrypt("whsec_a", OWNER) == "whsec_a"
 
 
-def test_keys_are_read_from_a_setting() -> None:
-    """Keys are 32 bytes in base64, of either alphabet, separated by commas."""
+def test_keys_are_parsed_from_base64() -> None:
+    """Keys are 32 bytes in either alphabet, separated by commas."""
     key = bytes([0xFB] * 32)
     text = f"{base64.b64encode(key).decode()}, {base64.urlsafe_b64encode(key).decode()},"
     assert parse_keys(text) == [key, key]
@@ -69,8 +74,8 @@ def test_keys_are_read_from_a_setting() -> None:
 
 
 @pytest.mark.parametrize("text", ["short", base64.b64encode(bytes(16)).decode(), "not base64!", "AAAA," + "x" * 43])
-def test_what_is_no_key_is_refused(text: str) -> None:
-    """A key of another length is refused, with the way to make one and without showing it."""
-    with pytest.raises(ValueError, match="openssl rand -base64 32") as caught:
+def test_invalid_key_is_refused_without_showing_it(text: str) -> None:
+    """The error has the command that creates a key."""
+    with pytest.raises(ValueError, match="openssl rand -base64 32") as error:
         parse_keys(text)
-    assert text not in str(caught.value)
+    assert text not in str(error.value)
