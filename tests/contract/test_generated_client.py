@@ -1,4 +1,4 @@
-"""A client can be generated from the OpenAPI document, with every operation in it, and speaks to a real server."""
+"""A client that is generated from the OpenAPI document has every operation and works with a real server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fixtures.http_server import start_server
 
 pytestmark = pytest.mark.real
 
-# The generator knows no lines of JSON and no text, and is told to take them for bytes.
+# The generator does not support these content types; it treats them as bytes.
 CONFIG = {
     "content_type_overrides": {
         "application/x-ndjson": "application/octet-stream",
@@ -30,18 +30,18 @@ CONFIG = {
 }
 
 
-def test_a_client_is_generated(embedded_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """openapi-python-client makes a module of each operation without a warning; all import, and two are called."""
+def test_generated_client_works(embedded_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """openapi-python-client generates a module for each operation without a warning; two of them are called."""
     document = create_app(Settings(), embedded_database, session_secret="none").openapi()
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none"]
     command += ["--output-path", "generated_evalstop", "--config", "config.json", "--fail-on-warning"]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it calls ruff
-    done = subprocess.run(
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # the generator calls ruff
+    completed = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     monkeypatch.syspath_prepend(str(tmp_path))
     package = importlib.import_module("generated_evalstop")
     modules = [item.name for item in pkgutil.walk_packages(package.__path__, "generated_evalstop.")]

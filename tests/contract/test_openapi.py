@@ -1,4 +1,4 @@
-"""The API does what its OpenAPI document says, and the document says all of it: tried on a real server."""
+"""The API conforms to its OpenAPI document, and the document is complete: tested on a real server."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from tests.fixtures.http_server import start_server
 pytestmark = pytest.mark.real
 
 BEYOND_SCHEMA = {
-    r"there is no policy .* in this project": "which policies there are is on record",
-    r"a version number must follow the @": "NAME@VERSION names a policy on record too",
-    r"there is no detector|The policy is not valid": "members refer to each other, and parameters belong to detectors",
-    r"/metrics/literal": "said beside the next one, because the word auto may stand there too",
+    r"there is no policy .* in this project": "policies are stored in the database",
+    r"a version number must follow the @": "NAME@VERSION names a stored policy",
+    r"there is no detector|The policy is not valid": "members refer to each other; parameters depend on the detector",
+    r"/metrics/literal": "reported with the next one, because `auto` is allowed too",
     r"only the role eval may have several": "JSON Schema cannot compare the members of an object",
-    r"a \[ is not closed": "no regular expression counts brackets",
-    r"did not turn: omit turn_step|a stop is right at or after": "whether a label can be true depends on the record",
+    r"a \[ is not closed": "a regular expression cannot count brackets",
+    r"did not turn: omit turn_step|a stop is right at or after": "the valid labels depend on the run",
     r"the scrape has no|has \d+ values in the scrape|has no timestamp": "a scrape is text",
     r"the body is not (OpenMetrics|the text format)|a step is a whole number from": "a scrape is text",
-    r"set at most one of step|group_by names two periods": "OpenAPI relates no parameters",
-    r"the period would end at": "JSON Schema relates no fields",
-    r"/details: ": "each of its 8 levels would need a schema of its own",
-    r"expires_at: it lies in the past": "what is past depends on the clock",
-    r"/networks/": "no regular expression knows the bits of a network",
-    r"endpoint_ids: (only a key with|there is no)": "a key is bound by its scopes, and to endpoints on record",
-    r"require the format email": "JSON Schema could relate the two, and generated clients could not read it",
-    r"/url: ": "names are resolved, and the installation says which networks webhooks may reach",
+    r"set at most one of step|group_by names two periods": "OpenAPI cannot relate parameters",
+    r"the period would end at": "JSON Schema cannot relate fields",
+    r"/details: ": "each of the 8 levels would need its own schema",
+    r"expires_at: it lies in the past": "depends on the clock",
+    r"/networks/": "a regular expression cannot check network bits",
+    r"endpoint_ids: (only a key with|there is no)": "depends on the key's scopes and on stored endpoints",
+    r"require the format email": "JSON Schema could express it, but generators of clients do not support it",
+    r"/url: ": "depends on DNS and on the networks that the installation allows",
 }
-"""What may be said when data is refused that the document allows, and why JSON Schema cannot say it."""
+"""Error messages for data that the document allows, and why JSON Schema cannot express the rule."""
 
-FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
+DECLINING_EVALS = [
+    {"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])
+]
 
 Document = dict[str, Any]
 
-Place = tuple[str, str | None, str | None]
-"""An operation, a parameter or the body, and a place in its schema."""
+InputLocation = tuple[str, str | None, str | None]
+"""An operation, a parameter (None for the body), and a location in its schema."""
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +69,21 @@ def server(migrated_file: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def document(server: tuple[str, Database]) -> Document:
-    found: Document = httpx.get(f"{server[0]}/openapi.json", timeout=60, trust_env=False).raise_for_status().json()
-    return found
+    document: Document = httpx.get(f"{server[0]}/openapi.json", timeout=60, trust_env=False).raise_for_status().json()
+    return document
 
 
 @pytest.fixture(scope="module")
 def keys(server: tuple[str, Database]) -> tuple[str, str]:
-    """A key to the first project that may do everything, and a key to the installation."""
-    tenant = api_keys.create_first_key(server[1], utc_now())
-    assert tenant is not None
-    return tenant, api_keys.create_named_key(server[1], None, "landlord", ("admin",), utc_now())[1]
+    """A key with all scopes for the first project, and an administrator key for the installation."""
+    project_key = api_keys.create_first_key(server[1], utc_now())
+    assert project_key is not None
+    return project_key, api_keys.create_named_key(server[1], None, "installation", ("admin",), utc_now())[1]
 
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[requests.Session]:
-    """Connections that are kept: thousands of requests are sent."""
+    """One session, so that thousands of requests reuse connections."""
     with requests.Session() as session:
         session.trust_env = False
         yield session
@@ -89,41 +91,41 @@ def session() -> Iterator[requests.Session]:
 
 @pytest.fixture(scope="module")
 def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
-    """One of everything, to be asked for by its id."""
+    """Ids of one object of each kind, to fill path parameters."""
     headers = {"Authorization": f"Bearer {keys[0]}"}
     with httpx.Client(base_url=f"{server[0]}/api/v1", headers=headers, trust_env=False) as client:
 
-        def made(path: str, body: Document) -> str:
+        def create(path: str, body: Document) -> str:
             return str(client.post(path, json=body).raise_for_status().json().get("id"))
 
-        found = {
-            "endpoint_id": made("/endpoints", {"url": "http://127.0.0.1:9/", "event_types": ["*"]}),
+        ids = {
+            "endpoint_id": create("/endpoints", {"url": "http://127.0.0.1:9/", "event_types": ["*"]}),
             "project_id": client.get("/project").raise_for_status().json()["id"],
-            "key_id": made("/keys", {"name": "k", "scopes": ["read"]}),
-            "run_id": made("/runs", {"name": "r", "mode": "enforce", "policy": "paper"}),
-            "backtest_id": made("/policies/backtests", {"policy": "paper"}),
+            "key_id": create("/keys", {"name": "k", "scopes": ["read"]}),
+            "run_id": create("/runs", {"name": "r", "mode": "enforce", "policy": "paper"}),
+            "backtest_id": create("/policies/backtests", {"policy": "paper"}),
         }
-        made(f"/runs/{found['run_id']}/observations", {"observations": FALLING})
-        found["decision_id"] = client.get("/decisions").json()["items"][0]["id"]
-        found["delivery_id"] = client.get("/deliveries").json()["items"][0]["id"]
-        return found
+        create(f"/runs/{ids['run_id']}/observations", {"observations": DECLINING_EVALS})
+        ids["decision_id"] = client.get("/decisions").json()["items"][0]["id"]
+        ids["delivery_id"] = client.get("/deliveries").json()["items"][0]["id"]
+        return ids
 
 
 @pytest.fixture(scope="module")
-def places() -> Counter[Place]:
-    """How many values of wrong types were sent in each place of a request."""
+def wrong_type_counts() -> Counter[InputLocation]:
+    """How many values of a wrong type were sent at each location."""
     return Counter()
 
 
 @pytest.fixture
-def described(document: Document, request: pytest.FixtureRequest) -> Any:
-    """The document as Schemathesis reads it."""
-    request.node._nodeid = request.node.nodeid  # Schemathesis asks for it, and pytest 9.2 has none anymore
-    return schemathesis.openapi.from_dict(without_keys(document))
+def schemathesis_schema(document: Document, request: pytest.FixtureRequest) -> Any:
+    """The document, loaded by Schemathesis."""
+    request.node._nodeid = request.node.nodeid  # Schemathesis reads _nodeid, which pytest 9.2 removed
+    return schemathesis.openapi.from_dict(remove_security(document))
 
 
-def without_keys(document: Document) -> Document:
-    """The document as if no key were asked for: what Schemathesis would do to it, the key that is sent would mend."""
+def remove_security(document: Document) -> Document:
+    """The document without security: we always send a valid key, so that tests of invalid keys would fail."""
     paths = {
         path: {method: {**operation, "security": []} for method, operation in methods.items()}
         for path, methods in document["paths"].items()
@@ -131,12 +133,12 @@ def without_keys(document: Document) -> Document:
     return {**document, "paths": paths}
 
 
-schema = schemathesis.pytest.from_fixture("described")  # the cases are made when the test runs, not by each process
+schema = schemathesis.pytest.from_fixture("schemathesis_schema")  # generates cases when the test runs
 
 
 @schemathesis.serializer("application/x-ndjson")
-def lines(_context: object, document: Any) -> bytes:
-    """The items of an array as lines of JSON, and whatever else as one."""
+def serialize_lines(_context: object, document: Any) -> bytes:
+    """JSON lines: one per item of an array, one for anything else."""
     return b"".join(
         json.dumps(item).encode() + b"\n" for item in (document if isinstance(document, list) else [document])
     )
@@ -148,17 +150,16 @@ REPEATABLE = settings(deadline=None, derandomize=True, database=None, suppress_h
 @pytest.mark.timeout(900)
 @schema.parametrize()
 @settings(REPEATABLE, max_examples=4)
-def test_conforms(
+def test_requests_and_answers_conform(
     case: Any,
     server: tuple[str, Database],
     session: requests.Session,
     keys: tuple[str, str],
     ids: dict[str, str],
-    places: Counter[Place],
+    wrong_type_counts: Counter[InputLocation],
 ) -> None:
-    """All checks of Schemathesis hold: what the document allows is taken, what it does not allow is refused, and every
-    answer is one that it describes."""
-    if not is_repetition(case, places):
+    """Requests that the document allows are accepted, others are refused, and every answer is described in it."""
+    if not is_repetition(case, wrong_type_counts):
         check_case(case, server[0], session, keys, ids)
 
 
@@ -166,53 +167,53 @@ def test_conforms(
 @pytest.mark.timeout(3600)
 @schema.parametrize()
 @settings(REPEATABLE, max_examples=24)
-def test_conforms_at_length(
+def test_many_requests_and_answers_conform(
     case: Any, server: tuple[str, Database], session: requests.Session, keys: tuple[str, str], ids: dict[str, str]
 ) -> None:
-    """The same with all values of wrong types, and with many more requests drawn at random for each operation."""
+    """As above, with all values of wrong types and more random requests for each operation."""
     check_case(case, server[0], session, keys, ids)
 
 
 def check_case(case: Any, url: str, session: requests.Session, keys: tuple[str, str], ids: dict[str, str]) -> None:
-    """Send a request and hold the answer to the document."""
+    """Send a request and validate the answer by the document."""
     for name, value in case.path_parameters.items():
         if name in ids and is_uuid(value):
             case.path_parameters[name] = ids[name]
     key = keys[case.path.startswith("/api/v1/projects")]
     headers = {"Authorization": f"Bearer {key}"}
     response = case.call(base_url=url, session=session, headers=headers, timeout=30)
-    excluded = [ignored_auth]  # two more requests for each; test_keys_and_tenants asks every route without a key
-    if response.status_code == 422 and all(map(is_beyond_schema, reasons(response.json()))):
+    excluded = [ignored_auth]  # would double the requests; test_keys_and_tenants tests every route without a key
+    if response.status_code == 422 and all(map(is_beyond_schema, list_errors(response.json()))):
         excluded.append(positive_data_acceptance)
     if case.operation.definition.raw["operationId"] == "stream_observations":
-        # A wrong line costs itself alone: 200 tells of it.
+        # The answer is 200 and reports wrong lines one by one.
         excluded.append(negative_data_rejection)
     elif any(mutation.parameter == "Authorization" for mutation in case.meta.phase.data.mutations):
-        excluded.append(negative_data_rejection)  # the key that is sent here has mended what was wrong
+        excluded.append(negative_data_rejection)  # our valid key replaced the invalid one
     case.validate_response(response, headers=headers, excluded_checks=excluded)
 
 
-def is_repetition(case: Any, places: Counter[Place]) -> bool:
-    """Whether two values of wrong types were sent in this place already, or another method that no path has."""
+def is_repetition(case: Any, wrong_type_counts: Counter[InputLocation]) -> bool:
+    """Whether two wrong types were already sent at this location, or whether TRACE stands for this unused method."""
     data = case.meta.phase.data
     scenario = getattr(data, "scenario", None)
     if scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
         return case.method in ("OPTIONS", "QUERY")  # and not TRACE
     if scenario is not CoverageScenario.INCORRECT_TYPE:
         return False
-    place = case.operation.label, data.parameter, data.location
-    places[place] += 1
-    return places[place] > 2
+    location = case.operation.label, data.parameter, data.location
+    wrong_type_counts[location] += 1
+    return wrong_type_counts[location] > 2
 
 
-def reasons(problem: Document) -> list[str]:
-    """All that a refusal says is wrong."""
-    found = [f"{item['pointer']}: {item['detail']}" for item in problem.get("errors", [])]
-    return found or [f"{problem['title']}: {problem['detail']}"]
+def list_errors(problem: Document) -> list[str]:
+    """The messages of a problem document."""
+    messages = [f"{item['pointer']}: {item['detail']}" for item in problem.get("errors", [])]
+    return messages or [f"{problem['title']}: {problem['detail']}"]
 
 
-def is_beyond_schema(reason: str) -> bool:
-    return any(re.search(pattern, reason) for pattern in BEYOND_SCHEMA)
+def is_beyond_schema(message: str) -> bool:
+    return any(re.search(pattern, message) for pattern in BEYOND_SCHEMA)
 
 
 def is_uuid(text: object) -> bool:
@@ -223,21 +224,21 @@ def is_uuid(text: object) -> bool:
     return True
 
 
-def operations(document: Document) -> Iterator[tuple[str, str, Document]]:
+def list_operations(document: Document) -> Iterator[tuple[str, str, Document]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield method, path, operation
 
 
-def resolved(document: Document, schema: Document) -> Document:
+def resolve_reference(document: Document, schema: Document) -> Document:
     while "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
     return schema
 
 
 def test_every_operation_is_described(document: Document) -> None:
-    """Every operation has a summary, a description and a tag, and says what problems it may answer."""
-    for method, path, operation in operations(document):
+    """Every operation has a summary, a description, a tag and problem documents for 4XX and 5XX."""
+    for method, path, operation in list_operations(document):
         assert operation["summary"], (method, path)
         assert len(operation["description"]) > 10, (method, path)
         assert operation["tags"], (method, path)
@@ -246,21 +247,21 @@ def test_every_operation_is_described(document: Document) -> None:
 
 
 def test_every_body_has_an_example(document: Document) -> None:
-    """Every request body, and every answer that has a body, has a whole example."""
-    for method, path, operation in operations(document):
+    """Every request body and every successful answer with a body has an example."""
+    for method, path, operation in list_operations(document):
         answers = [answer for status, answer in operation["responses"].items() if status.startswith("2")]
         for part in [operation.get("requestBody", {}), *answers]:
             for content in part.get("content", {}).values():
-                whole = resolved(document, content["schema"])
-                assert whole.get("examples"), (method, path, content["schema"])
+                content_schema = resolve_reference(document, content["schema"])
+                assert content_schema.get("examples"), (method, path, content["schema"])
 
 
-def test_examples_are_true(document: Document) -> None:
-    """Every example is valid by the schema that it stands beside."""
+def test_examples_are_valid(document: Document) -> None:
+    """Every example is valid by its schema."""
     for name, schema in document["components"]["schemas"].items():
-        whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        root = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
         for example in schema.get("examples", []):
-            jsonschema_rs.validate(whole, example, validate_formats=True)
+            jsonschema_rs.validate(root, example, validate_formats=True)
 
 
 KEYWORDS = {
@@ -270,33 +271,33 @@ KEYWORDS = {
     *("items", "maxItems", "minItems", "prefixItems", "uniqueItems"),
     *("additionalProperties", "maxProperties", "minProperties", "properties", "propertyNames", "required"),
 }
-"""The words of JSON Schema that the document is written in."""
+"""The keywords of JSON Schema that the document uses."""
 
 
-def subschemas(schema: Any) -> Iterator[Document]:
-    """A schema and all schemas in it."""
+def iterate_subschemas(schema: Any) -> Iterator[Document]:
+    """A schema and all schemas nested in it."""
     if not isinstance(schema, dict):
         return
     yield schema
     for key in ("additionalProperties", "if", "items", "not", "propertyNames", "then"):
-        yield from subschemas(schema.get(key))
+        yield from iterate_subschemas(schema.get(key))
     parts = [*schema.get("properties", {}).values()]
     for part in parts + [part for key in ("allOf", "anyOf", "oneOf", "prefixItems") for part in schema.get(key, [])]:
-        yield from subschemas(part)
+        yield from iterate_subschemas(part)
 
 
-def test_bounds_are_words_of_json_schema(document: Document) -> None:
-    """Every keyword of every schema is one of JSON Schema's: `minimum`, not `ge`."""
-    whole = list(document["components"]["schemas"].values())
-    for _, _, operation in operations(document):
-        whole += [parameter["schema"] for parameter in operation.get("parameters", [])]
-    found = {key for schema in whole for part in subschemas(schema) for key in part}
-    assert found <= KEYWORDS, found - KEYWORDS
+def test_schemas_use_json_schema_keywords(document: Document) -> None:
+    """Every keyword is one of JSON Schema, for instance `minimum` and not `ge`."""
+    schemas = list(document["components"]["schemas"].values())
+    for _, _, operation in list_operations(document):
+        schemas += [parameter["schema"] for parameter in operation.get("parameters", [])]
+    used = {key for schema in schemas for part in iterate_subschemas(schema) for key in part}
+    assert used <= KEYWORDS, used - KEYWORDS
     step = document["components"]["schemas"]["ObservationIn"]["properties"]["step"]
     assert (step["minimum"], step["maximum"]) == (0, 2**53 - 1)
 
 
-VERBS = {
+OPERATION_VERBS = {
     *(
         "add",
         "answer",
@@ -317,45 +318,45 @@ VERBS = {
     *("list", "open", "pause", "post", "record", "refuse", "register", "release", "remove", "replay", "report"),
     *("resume", "retry", "revoke", "rotate", "set", "settle", "stop", "stream", "test", "undo", "veto"),
 }
-"""What the names of operations begin with."""
+"""The verbs with which operation ids begin."""
 
 
 def test_operations_are_named_by_verbs(document: Document) -> None:
-    """The ids of operations are distinct, a verb and its object as in `open_run`, and their tags are declared."""
-    described = [operation for _, _, operation in operations(document)]
-    names = [operation["operationId"] for operation in described]
+    """Operation ids are unique, a verb and its object such as `open_run`, and all tags are declared."""
+    operations = [operation for _, _, operation in list_operations(document)]
+    names = [operation["operationId"] for operation in operations]
     assert len(set(names)) == len(names)
     assert [name for name in names if not re.fullmatch(r"[a-z]+(_[a-z]+)+", name)] == []
-    assert {name.split("_")[0] for name in names} <= VERBS
+    assert {name.split("_")[0] for name in names} <= OPERATION_VERBS
     declared = {tag["name"] for tag in document["tags"] if tag["description"]}
-    assert {tag for operation in described for tag in operation["tags"]} == declared
+    assert {tag for operation in operations for tag in operation["tags"]} == declared
 
 
 def test_every_property_is_described(document: Document) -> None:
-    """Every property and every parameter says what it means, in other words than its name."""
+    """Every property and parameter has a description that says more than its name."""
     described = {
         (schema, name): part.get("description", "")
-        for schema, whole in document["components"]["schemas"].items()
-        for name, part in whole.get("properties", {}).items()
+        for schema, definition in document["components"]["schemas"].items()
+        for name, part in definition.get("properties", {}).items()
     } | {
         (operation["operationId"], parameter["name"]): parameter.get("description", "")
-        for _, _, operation in operations(document)
+        for _, _, operation in list_operations(document)
         for parameter in operation.get("parameters", [])
     }
     assert len(described) > 700
-    silent = [key for key, text in described.items() if not text or _words(text) <= _words(key[1])]
-    assert silent == []
+    undescribed = [key for key, text in described.items() if not text or _words(text) <= _words(key[1])]
+    assert undescribed == []
 
 
 def _words(text: str) -> set[str]:
-    """Its words, but for articles."""
+    """The words of a text without articles and `of`."""
     return set(re.findall("[a-z]+", text.lower())) - {"a", "an", "of", "the"}
 
 
-def test_keys_are_asked_for(document: Document) -> None:
-    """The document names the security scheme, and every operation below /api/v1 asks for it."""
+def test_operations_require_a_key(document: Document) -> None:
+    """Every operation below /api/v1 requires the bearer scheme, and no other operation does."""
     schemes = document["components"]["securitySchemes"]
     assert [(scheme["type"], scheme["scheme"]) for scheme in schemes.values()] == [("http", "bearer")]
-    for method, path, operation in operations(document):
-        asked = [name for requirement in operation.get("security", []) for name in requirement]
-        assert asked == (list(schemes) if path.startswith("/api/v1/") else []), (method, path)
+    for method, path, operation in list_operations(document):
+        required = [name for requirement in operation.get("security", []) for name in requirement]
+        assert required == (list(schemes) if path.startswith("/api/v1/") else []), (method, path)

@@ -1,6 +1,6 @@
-"""Verdicts, best checkpoints and noise of recorded runs, pinned to the last bit: a change of one number fails here.
+"""Verdicts, best checkpoints and noise of recorded runs, compared bit by bit with stored results.
 
-`python -m tests.contract.test_recorded_verdicts` writes the file anew, for changes that are meant to move verdicts.
+`python -m tests.contract.test_recorded_verdicts` rewrites the stored results after an intended change.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from evalstop_detectors import (
 from evalstop_detectors.checkpoint import noise
 
 DATA = Path(__file__).parent.parent / "data"
-PINNED = DATA / "recorded_verdicts.json"
+RESULTS_FILE = DATA / "recorded_verdicts.json"
 
-ALONE = sorted(DETECTORS.keys() - {"river_drift"})
-"""Detectors judged by a policy of their own; river's arithmetic is not ours to pin."""
+SINGLE_DETECTORS = sorted(DETECTORS.keys() - {"river_drift"})
+"""Detectors tested in a policy of their own; river_drift is left out, because its arithmetic is River's."""
 
 
-def judges() -> Iterator[tuple[str, Policy]]:
-    """Every shipped policy, and every detector by itself."""
+def list_policies() -> Iterator[tuple[str, Policy]]:
+    """Every shipped policy, and a policy for every single detector."""
     yield from sorted(POLICIES.items())
-    for name in ALONE:
-        yield f"detector:{name}", policy_from_document({"name": "alone", "members": [{"detector": name}]})
+    for name in SINGLE_DETECTORS:
+        yield f"detector:{name}", policy_from_document({"name": "single", "members": [{"detector": name}]})
 
 
-def recorded() -> list[tuple[str, list[Observation]]]:
-    """The recorded runs, each as its trainer would have posted it."""
+def load_recorded_runs() -> list[tuple[str, list[Observation]]]:
+    """The recorded runs as (id, observations in step order)."""
     runs = []
     for line in (DATA / "rlhf_runs_public.jsonl").read_text().splitlines():
         record = json.loads(line)
-        log, seen = record["log"], []
-        for place, at in enumerate(log["step"]):
-            seen.append(Observation(MetricRole.PROXY, at, log["proxy"][place], log["proxy_se"][place]))
-            seen.append(Observation(MetricRole.KL, at, log["kl"][place]))
-            seen.append(Observation(MetricRole.EVAL, at, log["gold"][place], log["gold_se"][place]))
-        runs.append((str(record["run_id"]), sorted(seen, key=lambda item: item.order)))
+        log, observations = record["log"], []
+        for index, step_number in enumerate(log["step"]):
+            observations.append(Observation(MetricRole.PROXY, step_number, log["proxy"][index], log["proxy_se"][index]))
+            observations.append(Observation(MetricRole.KL, step_number, log["kl"][index]))
+            observations.append(Observation(MetricRole.EVAL, step_number, log["gold"][index], log["gold_se"][index]))
+        runs.append((str(record["run_id"]), sorted(observations, key=lambda item: item.order)))
     return runs
 
 
-def verdicts(policy: Policy, observations: list[Observation]) -> dict[str, Any]:
-    """What became of one run: where it was suspected and stopped, and a hash of every number on the way."""
+def compute_verdicts(policy: Policy, observations: list[Observation]) -> dict[str, Any]:
+    """The suspect and stop steps of a run, and a hash of all evidence and verdicts up to then."""
     state, numbers = start(policy), hashlib.sha256()
     for observation in observations:
         state, verdict = step(policy, state, observation)
@@ -67,10 +67,10 @@ def verdicts(policy: Policy, observations: list[Observation]) -> dict[str, Any]:
     return {"suspect": state.suspect_step, "stop": stop_step, "numbers": numbers.hexdigest()[:16]}
 
 
-def best_checkpoint(observations: list[Observation]) -> dict[str, Any]:
-    """The checkpoint chosen at the end of one run, and a hash of the choices after every eval on the way.
+def compute_best_checkpoint(observations: list[Observation]) -> dict[str, Any]:
+    """The best checkpoint at the end of a run, and a hash of the choices after each eval.
 
-    Every eval has a checkpoint at the end; on the way only every second one has.
+    At the end every eval has a checkpoint; before, only every second one has.
     """
     scores = [Score(o.step, o.value, o.stderr) for o in observations if o.role is MetricRole.EVAL]
     best = SmoothedMaximum().choose(scores, {score.step for score in scores})
@@ -78,8 +78,8 @@ def best_checkpoint(observations: list[Observation]) -> dict[str, Any]:
     assert best.smoothed is not None
     assert best.smoothed_stderr is not None
     follower, choices = SmoothedMaximum().begin(), hashlib.sha256()
-    for place, score in enumerate(scores):
-        if place % 2 == 0:
+    for index, score in enumerate(scores):
+        if index % 2 == 0:
             follower.saved(score.step)
         follower.add(score)
         choice = follower.best()
@@ -94,54 +94,59 @@ def best_checkpoint(observations: list[Observation]) -> dict[str, Any]:
     }
 
 
-def noise_estimates(observations: list[Observation]) -> dict[str, str]:
-    """The noise of eval and proxy at the end of one run, and a hash of the estimates after every value on the way."""
-    described = {}
+def compute_noise(observations: list[Observation]) -> dict[str, str]:
+    """The noise of eval and proxy at the end of a run, and a hash of the estimates after each value."""
+    results = {}
     for role in (MetricRole.EVAL, MetricRole.PROXY):
-        state, numbers, found = noise.NoiseState(), hashlib.sha256(), noise.Noise(0.0, 1.0)
+        state, numbers, estimate = noise.NoiseState(), hashlib.sha256(), noise.Noise(0.0, 1.0)
         for item in observations:
             if item.role is role:
                 state = noise.advance(state, item.value, item.stderr)
-                found = noise.estimate(state)
-                numbers.update(f"{found.sd.hex()} {found.inflation.hex()};".encode())
-        described[str(role)] = f"{found.sd.hex()} {found.inflation.hex()} {numbers.hexdigest()[:16]}"
-    return described
+                estimate = noise.estimate(state)
+                numbers.update(f"{estimate.sd.hex()} {estimate.inflation.hex()};".encode())
+        results[str(role)] = f"{estimate.sd.hex()} {estimate.inflation.hex()} {numbers.hexdigest()[:16]}"
+    return results
 
 
-MEASURES = {"best_checkpoint": best_checkpoint, "noise": noise_estimates}
+COMPUTATIONS = {"best_checkpoint": compute_best_checkpoint, "noise": compute_noise}
 
 
-@pytest.mark.parametrize("name", sorted(MEASURES))
-def test_measured_as_recorded(name: str) -> None:
-    """Each recorded run gets the best checkpoint and the noise that it got when they were recorded."""
-    pinned = json.loads(PINNED.read_text())[name]
-    found = {run: MEASURES[name](observations) for run, observations in recorded()}
-    assert {run: found[run] for run in found if found[run] != pinned[run]} == {}
-    assert found.keys() == pinned.keys()
+@pytest.mark.parametrize("name", sorted(COMPUTATIONS))
+def test_checkpoint_and_noise_equal_the_stored_results(name: str) -> None:
+    """Each recorded run gets the stored best checkpoint and noise."""
+    expected = json.loads(RESULTS_FILE.read_text())[name]
+    results = {run: COMPUTATIONS[name](observations) for run, observations in load_recorded_runs()}
+    assert {run: results[run] for run in results if results[run] != expected[run]} == {}
+    assert results.keys() == expected.keys()
 
 
-@pytest.mark.parametrize(("name", "policy"), [pytest.param(*judge, id=judge[0]) for judge in judges()])
-def test_as_recorded(name: str, policy: Policy) -> None:
-    """Each recorded run gets the verdicts, steps and numbers that it got when they were recorded."""
-    pinned = json.loads(PINNED.read_text())[name]
-    found = {run: verdicts(policy, observations) for run, observations in recorded()}
-    assert {run: found[run] for run in found if found[run] != pinned[run]} == {}
-    assert found.keys() == pinned.keys()
+@pytest.mark.parametrize(("name", "policy"), [pytest.param(name, policy, id=name) for name, policy in list_policies()])
+def test_verdicts_equal_the_stored_results(name: str, policy: Policy) -> None:
+    """Each recorded run gets the stored verdicts, steps and evidence."""
+    expected = json.loads(RESULTS_FILE.read_text())[name]
+    results = {run: compute_verdicts(policy, observations) for run, observations in load_recorded_runs()}
+    assert {run: results[run] for run in results if results[run] != expected[run]} == {}
+    assert results.keys() == expected.keys()
 
 
-def record() -> None:
-    """Write down what becomes of every recorded run today."""
-    runs = recorded()
-    found = {name: {run: verdicts(policy, seen) for run, seen in runs} for name, policy in judges()}
-    found |= {name: {run: measure(seen) for run, seen in runs} for name, measure in MEASURES.items()}
+def write_results() -> None:
+    """Compute and store the results of all recorded runs."""
+    runs = load_recorded_runs()
+    results = {
+        name: {run: compute_verdicts(policy, observations) for run, observations in runs}
+        for name, policy in list_policies()
+    }
+    results |= {
+        name: {run: compute(observations) for run, observations in runs} for name, compute in COMPUTATIONS.items()
+    }
     lines = ",\n".join(
         f"{json.dumps(name)}: {{\n"
-        + ",\n".join(f"  {json.dumps(run)}: {json.dumps(what)}" for run, what in by_run.items())
+        + ",\n".join(f"  {json.dumps(run)}: {json.dumps(result)}" for run, result in by_run.items())
         + "\n}"
-        for name, by_run in found.items()
+        for name, by_run in results.items()
     )
-    PINNED.write_text(f"{{\n{lines}\n}}\n")
+    RESULTS_FILE.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":
-    record()
+    write_results()

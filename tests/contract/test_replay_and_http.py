@@ -1,4 +1,4 @@
-"""A recorded run gets the same verdicts through HTTP as through replay: both call the same monitor."""
+"""A recorded run gets the same verdicts through HTTP as through replay, which use the same monitor."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from msgspec.structs import replace
 
 from tests.fixtures.http_server import start_server
 
-RECORDED = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
+RUNS_FILE = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
 
-CHOSEN = 8
+RUN_COUNT = 8
 
 
 @pytest.fixture
 def client(embedded_database: Database) -> Iterator[httpx.Client]:
-    """A client of a real server that may ingest and read."""
+    """A client of a real server, with a key that may ingest and read."""
     key = api_keys.create_first_key(embedded_database, utc_now())
     with (
         start_server(embedded_database) as url,
@@ -48,55 +48,57 @@ def client(embedded_database: Database) -> Iterator[httpx.Client]:
         yield client
 
 
-def recorded() -> list[dict[str, Any]]:
-    """Some of the recorded runs, spread over all kinds of them."""
-    lines = RECORDED.read_text().splitlines()
-    return [json.loads(line) for line in lines[:: len(lines) // CHOSEN][:CHOSEN]]
+def load_recorded_runs() -> list[dict[str, Any]]:
+    """RUN_COUNT recorded runs, evenly spaced in the file to cover all kinds of runs."""
+    lines = RUNS_FILE.read_text().splitlines()
+    return [json.loads(line) for line in lines[:: len(lines) // RUN_COUNT][:RUN_COUNT]]
 
 
-def observations(log: dict[str, list[Any]]) -> list[Observation]:
-    """What a trainer would have posted, in the order of the steps."""
-    found = []
-    for index, at in enumerate(log["step"]):
-        found.append(Observation(MetricRole.PROXY, at, log["proxy"][index], log["proxy_se"][index]))
-        found.append(Observation(MetricRole.KL, at, log["kl"][index]))
-        found.append(Observation(MetricRole.EVAL, at, log["gold"][index], log["gold_se"][index]))
-    return sorted(found, key=lambda item: item.order)
+def build_observations(log: dict[str, list[Any]]) -> list[Observation]:
+    """The observations of a trainer's log, in step order."""
+    observations = []
+    for index, step_number in enumerate(log["step"]):
+        observations.append(Observation(MetricRole.PROXY, step_number, log["proxy"][index], log["proxy_se"][index]))
+        observations.append(Observation(MetricRole.KL, step_number, log["kl"][index]))
+        observations.append(Observation(MetricRole.EVAL, step_number, log["gold"][index], log["gold_se"][index]))
+    return sorted(observations, key=lambda item: item.order)
 
 
-def document(observation: Observation) -> dict[str, Any]:
-    sent = {"metric": str(observation.role), "step": observation.step, "value": observation.value}
-    return sent if observation.stderr is None else sent | {"stderr": observation.stderr}
+def to_document(observation: Observation) -> dict[str, Any]:
+    document = {"metric": str(observation.role), "step": observation.step, "value": observation.value}
+    return document if observation.stderr is None else document | {"stderr": observation.stderr}
 
 
-def batches(points: list[Observation], chance: random.Random) -> Iterator[list[Observation]]:
+def split_randomly(points: list[Observation], rng: random.Random) -> Iterator[list[Observation]]:
     while points:
-        size = chance.randint(1, 40)
+        size = rng.randint(1, 40)
         yield points[:size]
         points = points[size:]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_same_verdicts(client: httpx.Client, policy: str) -> None:
-    """In order, batch after batch, the verdict is the replay's at every point; shuffled, it is at the end. So it is of
-    runs whose eval is measured otherwise from their middle on, told before or when all is posted."""
-    chance = random.Random(policy)
+def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> None:
+    """Posted in order, a run has the replay's verdict after each batch; shuffled, at the end.
+
+    In every second run the eval changes in the middle, which is reported before or after all observations.
+    """
+    rng = random.Random(policy)
     stopped = 0
-    for number, run in enumerate(recorded()):
-        points = observations(run["log"])
-        told = open_run(client, f"{policy}-{number}", policy)
+    for number, run in enumerate(load_recorded_runs()):
+        points = build_observations(run["log"])
+        run_id = open_run(client, f"{policy}-{number}", policy)
         middle = points[len(points) // 2].step if number % 2 else 2**53 - 1
         points = [replace(item, eval_version=int(item.step >= middle)) for item in points]
-        change_eval(client, told, middle)
+        change_eval(client, run_id, middle)
         state: MonitorState = start(POLICIES[policy])
-        for batch in batches(points, chance):
+        for batch in split_randomly(points, rng):
             for observation in batch:
                 state, _ = step(POLICIES[policy], state, observation)
-            assert post(client, told, batch)["verdict"] == verdict_to_document(state.verdict)
+            assert post_observations(client, run_id, batch)["verdict"] == verdict_to_document(state.verdict)
         stopped += state.verdict.stops
         shuffled = open_run(client, f"{policy}-{number}-shuffled", policy)
-        for batch in batches(chance.sample(points, len(points)), chance):
-            post(client, shuffled, batch)
+        for batch in split_randomly(rng.sample(points, len(points)), rng):
+            post_observations(client, shuffled, batch)
         assert change_eval(client, shuffled, middle)["verdict"] == verdict_to_document(
             replay(POLICIES[policy], points).verdict
         )
@@ -104,11 +106,11 @@ def test_same_verdicts(client: httpx.Client, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["default", "paper"])
-def test_same_verdicts_on_several_evals(client: httpx.Client, policy: str) -> None:
-    """Posted in any order, a run with several evals, one of them critical, is judged as by the mean and that one."""
-    chance = random.Random(policy)
-    stops = []
-    for number, run in enumerate(recorded()):
+def test_verdicts_on_several_evals_over_http_equal_replay(client: httpx.Client, policy: str) -> None:
+    """A run with several evals, posted in random order, is judged by their mean and by the critical eval."""
+    rng = random.Random(policy)
+    stop_reasons = []
+    for number, run in enumerate(load_recorded_runs()):
         log = run["log"]
         series = {"code": [-value for value in log["proxy"]], "math": log["gold"], "tool": log["kl"]}
         roles = {
@@ -117,16 +119,16 @@ def test_same_verdicts_on_several_evals(client: httpx.Client, policy: str) -> No
             "tool": {"role": "eval"},
         }
         body = {"name": f"several-{policy}-{number}", "policy": policy, "metrics": roles}
-        told = client.post("/runs", json=body).raise_for_status().json()["id"]
+        run_id = client.post("/runs", json=body).raise_for_status().json()["id"]
         points = [
             {"metric": metric, "step": at, "value": value}
             for metric, values in series.items()
             for at, value in zip(log["step"], values, strict=True)
         ]
-        chance.shuffle(points)
+        rng.shuffle(points)
         for first in range(0, len(points), 100):
-            answer = client.post(f"/runs/{told}/observations", json={"observations": points[first : first + 100]})
-            found = answer.raise_for_status().json()["verdict"]
+            answer = client.post(f"/runs/{run_id}/observations", json={"observations": points[first : first + 100]})
+            verdict = answer.raise_for_status().json()["verdict"]
         rows = zip(log["step"], log["proxy"], log["gold"], log["kl"], strict=True)
         values = [EvalValue(at, place, value) for at, *row in rows for place, value in enumerate(row)]
         _, scores = combine_values((3.0, 1.0, 1.0), start_combining(3), values)
@@ -135,14 +137,14 @@ def test_same_verdicts_on_several_evals(client: httpx.Client, policy: str) -> No
             Observation(MetricRole.EVAL, item.step, item.value, critical=1) for item in values if item.place == 1
         ]
         expected = replay(POLICIES[policy].with_critical(["math"]), observed).verdict
-        assert (found["verdict"], found["step"], found["critical"]) == (
+        assert (verdict["verdict"], verdict["step"], verdict["critical"]) == (
             str(expected.verdict),
             expected.step,
             expected.critical,
         )
-        assert found["reason"].startswith(expected.reason)
-        stops.append(expected.critical)
-    assert "math" in stops
+        assert verdict["reason"].startswith(expected.reason)
+        stop_reasons.append(expected.critical)
+    assert "math" in stop_reasons
 
 
 def open_run(client: httpx.Client, name: str, policy: str) -> str:
@@ -150,13 +152,13 @@ def open_run(client: httpx.Client, name: str, policy: str) -> str:
     return identity
 
 
-def change_eval(client: httpx.Client, run_id: str, at: int) -> dict[str, Any]:
-    change = {"step": at, "reason": "another grader"}
+def change_eval(client: httpx.Client, run_id: str, step_number: int) -> dict[str, Any]:
+    change = {"step": step_number, "reason": "another grader"}
     answer: dict[str, Any] = client.post(f"/runs/{run_id}/eval-changes", json=change).raise_for_status().json()
     return answer
 
 
-def post(client: httpx.Client, run_id: str, batch: list[Observation]) -> dict[str, Any]:
-    body = {"observations": [document(item) for item in batch]}
+def post_observations(client: httpx.Client, run_id: str, batch: list[Observation]) -> dict[str, Any]:
+    body = {"observations": [to_document(item) for item in batch]}
     answer: dict[str, Any] = client.post(f"/runs/{run_id}/observations", json=body).raise_for_status().json()
     return answer

@@ -1,4 +1,4 @@
-"""Databases without any table, to be migrated."""
+"""Databases without tables, to be migrated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import BACKENDS, ClonePostgres
 
 @pytest.fixture(params=BACKENDS)
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database without any table: the embedded one, then PostgreSQL."""
+    """The URL of a database without tables; the test runs on an embedded one and on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.db'}"
     clone: ClonePostgres = request.getfixturevalue("clone_postgres")
@@ -21,7 +21,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def empty(empty_url: str) -> Iterator[Database]:
+def empty_database(empty_url: str) -> Iterator[Database]:
     database = Database(empty_url)
     yield database
     database.close()

@@ -1,4 +1,4 @@
-"""Migrations are marked for a time, give way to whoever works meanwhile, and take no long lock."""
+"""Migrations in a running installation: their phases, and their locks beside other transactions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.real
 
 DEADLINE_SECONDS = 60.0
 
-LATER = """
+MIGRATION_TEMPLATE = """
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on, deploy = "{revision}", "{before}", None, None, "{deploy}"
+revision, down_revision, branch_labels, depends_on, deploy = "{revision}", "{previous}", None, None, "{deploy}"
 
 
 def upgrade() -> None:
@@ -35,15 +35,16 @@ def upgrade() -> None:
 
 
 def add_migration(folder: Path, revision: str, deploy: Phase, *statements: str) -> None:
+    """Write a migration that executes these statements and follows the last one."""
     lines = "\n    ".join(f"op.execute({statement!r})" for statement in statements)
-    before = schema.head_revision() if revision == "9001" else f"{int(revision) - 1}"
-    text = LATER.format(revision=revision, before=before, deploy=deploy, statements=lines)
+    previous = schema.head_revision() if revision == "9001" else f"{int(revision) - 1}"
+    text = MIGRATION_TEMPLATE.format(revision=revision, previous=previous, deploy=deploy, statements=lines)
     (folder / "versions" / f"{revision}.py").write_text(text)
 
 
 @pytest.fixture
-def later(tmp_path: Path) -> Path:
-    """The migrations of a release to come: one before its code is deployed, one after the old code is gone."""
+def next_migrations(tmp_path: Path) -> Path:
+    """The folder of migrations with two more: one for before the deployment of new code, one for after it."""
     folder = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     add_migration(
@@ -57,33 +58,33 @@ def later(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_is_marked() -> None:
-    """Every migration says whether it comes before the new code or after the old is gone."""
+def test_every_migration_has_a_phase() -> None:
+    """Every migration says whether it is applied before the new code starts or after the old code has stopped."""
     config = Config()
     config.set_main_option("script_location", str(schema.MIGRATIONS))
-    marks = [script.module.deploy for script in ScriptDirectory.from_config(config).walk_revisions()]
-    assert set(marks) <= {Phase.BEFORE.value, Phase.AFTER.value}
+    phases = [script.module.deploy for script in ScriptDirectory.from_config(config).walk_revisions()]
+    assert set(phases) <= {Phase.BEFORE.value, Phase.AFTER.value}
 
 
-def test_phases(empty: Database, later: Path) -> None:
-    """The code runs on what the first phase leaves; the second brings it to head; either again changes nothing."""
-    assert not schema.is_served(schema.current_revision(empty), later)
-    schema.upgrade_schema(empty)
-    assert not schema.is_served(schema.current_revision(empty), later)
-    schema.upgrade_schema(empty, Phase.BEFORE, later)
-    assert schema.current_revision(empty) == schema.needed_revision(later) == "9001"
-    assert schema.is_served("9001", later)
-    schema.upgrade_schema(empty, folder=later)
-    assert schema.current_revision(empty) == schema.head_revision(later) == "9002"
-    schema.upgrade_schema(empty, Phase.BEFORE, later)
-    assert schema.current_revision(empty) == "9002"
-    assert schema.is_served("9002", later)
-    assert schema.is_served("9999", later)
+def test_migrations_are_applied_in_two_phases(empty_database: Database, next_migrations: Path) -> None:
+    """The code runs on the schema of the first phase; the second brings it to head; a repetition changes nothing."""
+    assert not schema.is_served(schema.current_revision(empty_database), next_migrations)
+    schema.upgrade_schema(empty_database)
+    assert not schema.is_served(schema.current_revision(empty_database), next_migrations)
+    schema.upgrade_schema(empty_database, Phase.BEFORE, next_migrations)
+    assert schema.current_revision(empty_database) == schema.needed_revision(next_migrations) == "9001"
+    assert schema.is_served("9001", next_migrations)
+    schema.upgrade_schema(empty_database, folder=next_migrations)
+    assert schema.current_revision(empty_database) == schema.head_revision(next_migrations) == "9002"
+    schema.upgrade_schema(empty_database, Phase.BEFORE, next_migrations)
+    assert schema.current_revision(empty_database) == "9002"
+    assert schema.is_served("9002", next_migrations)
+    assert schema.is_served("9999", next_migrations)
 
 
 @pytest.fixture
-def previous(empty_postgres_url: str) -> Iterator[Database]:
-    """A PostgreSQL at the first revision."""
+def migrated(empty_postgres_url: str) -> Iterator[Database]:
+    """A PostgreSQL at the current head, on which the next migrations are tested."""
     database = Database(empty_postgres_url)
     schema.upgrade_schema(database)
     yield database
@@ -91,8 +92,8 @@ def previous(empty_postgres_url: str) -> Iterator[Database]:
 
 
 @contextmanager
-def upgrading(database: Database, folder: Path) -> Iterator[list[BaseException]]:
-    """The upgrade in a thread of its own, over at the end of the block."""
+def upgrade_in_thread(database: Database, folder: Path) -> Iterator[list[BaseException]]:
+    """Run the upgrade in a thread, which ends before the block is left; yields its exceptions."""
     failures: list[BaseException] = []
 
     def upgrade() -> None:
@@ -111,6 +112,7 @@ def upgrading(database: Database, folder: Path) -> Iterator[list[BaseException]]
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
+    """Wait until the condition returns a value, and return it."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         if (result := condition()) is not None:
@@ -119,8 +121,8 @@ def wait_until(condition: Callable[[], Any]) -> Any:
     raise TimeoutError
 
 
-def waiting(database: Database, relation: str) -> Callable[[], int | None]:
-    """The process that waits for a lock on a table."""
+def find_waiting_process(database: Database, relation: str) -> Callable[[], int | None]:
+    """A function that returns the pid of the process that waits for a lock on this table, or None."""
 
     def read_pid() -> int | None:
         query = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = to_regclass(:relation)"
@@ -132,47 +134,48 @@ def waiting(database: Database, relation: str) -> Callable[[], int | None]:
 
 
 @pytest.mark.parametrize("relation", ["projects", "runs"])
-def test_gives_way(previous: Database, later: Path, relation: str) -> None:
-    """A migration that waits for a long transaction lets the short ones pass, and goes on when it can."""
-    with upgrading(previous, later) as failures, previous.transaction() as long:
-        long.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
-        wait_until(waiting(previous, relation))
+def test_waiting_migration_lets_short_transactions_pass(
+    migrated: Database, next_migrations: Path, relation: str
+) -> None:
+    """A migration that waits for a long transaction does not block short ones, and succeeds afterwards."""
+    with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:
+        long_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
+        wait_until(find_waiting_process(migrated, relation))
         for _ in range(3):
-            with previous.transaction() as short:  # behind the migration in the queue for the lock
-                short.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
+            with migrated.transaction() as short_transaction:  # queued behind the migration
+                short_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
     assert failures == []
-    assert schema.current_revision(previous) == schema.head_revision(later)
+    assert schema.current_revision(migrated) == schema.head_revision(next_migrations)
 
 
-def test_gives_way_where_each_holds_what_the_other_wants(previous: Database, later: Path) -> None:
-    """A migration that deadlocks with another transaction is run again when PostgreSQL chose it as the victim."""
-    with ExitStack() as ends:
-        other = ends.enter_context(previous.transaction())
-        other.exec_driver_sql("SET LOCAL deadlock_timeout TO '1min'")  # the migration looks first
+def test_deadlocked_migration_is_retried(migrated: Database, next_migrations: Path) -> None:
+    """A migration that PostgreSQL cancels because of a deadlock is run again."""
+    with ExitStack() as stack:
+        other = stack.enter_context(migrated.transaction())
+        other.exec_driver_sql("SET LOCAL deadlock_timeout TO '1min'")  # the migration detects the deadlock first
         other.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
-        with upgrading(previous, later) as failures:
-            wait_until(waiting(previous, "runs"))
-            other.exec_driver_sql("SELECT FROM projects LIMIT 1")  # which the migration has altered by now
-            ends.close()
+        with upgrade_in_thread(migrated, next_migrations) as failures:
+            wait_until(find_waiting_process(migrated, "runs"))
+            other.exec_driver_sql("SELECT FROM projects LIMIT 1")  # the migration has locked this table
+            stack.close()
     assert failures == []
-    assert schema.current_revision(previous) == schema.head_revision(later)
+    assert schema.current_revision(migrated) == schema.head_revision(next_migrations)
 
 
-def test_a_migration_that_broke_off_is_run_again(previous: Database, later: Path) -> None:
-    """A migration whose connection is cut leaves the schema as it was, and can be run again."""
-    with upgrading(previous, later) as failures, previous.transaction() as long:
-        long.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
-        pid = wait_until(waiting(previous, "runs"))
-        long.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+def test_migration_can_be_repeated_after_a_lost_connection(migrated: Database, next_migrations: Path) -> None:
+    """A migration whose connection is terminated leaves the schema unchanged and can be run again."""
+    with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:
+        long_transaction.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
+        pid = wait_until(find_waiting_process(migrated, "runs"))
+        long_transaction.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     assert len(failures) == 1
-    assert schema.current_revision(previous) == schema.head_revision()
-    schema.upgrade_schema(previous, folder=later)
-    assert schema.current_revision(previous) == schema.head_revision(later)
+    assert schema.current_revision(migrated) == schema.head_revision()
+    schema.upgrade_schema(migrated, folder=next_migrations)
+    assert schema.current_revision(migrated) == schema.head_revision(next_migrations)
 
 
-def test_takes_no_long_lock(empty_postgres_url: str) -> None:
-    """After the first, no migration builds an index in the way of writers, rewrites a table, or checks all its rows
-    under a lock."""
+def test_no_migration_takes_a_long_lock(empty_postgres_url: str) -> None:
+    """No migration after the first blocks writers: none builds an index without CONCURRENTLY or rewrites a table."""
     statements: list[str] = []
 
     def record(_c: object, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool) -> None:
@@ -184,12 +187,12 @@ def test_takes_no_long_lock(empty_postgres_url: str) -> None:
     with database.reading() as tx:
         tables = set(sa.inspect(tx).get_table_names()) - {"alembic_version"}
     database.close()
-    (first,) = (at for at, text in enumerate(statements) if "INTO alembic_version" in text)
-    present = "|".join(tables)
-    for statement in statements[first:]:
-        if re.search(rf"\bON ({present})\b", statement) and statement.startswith("CREATE INDEX"):
+    (first_end,) = (index for index, text in enumerate(statements) if "INTO alembic_version" in text)
+    names = "|".join(tables)
+    for statement in statements[first_end:]:
+        if re.search(rf"\bON ({names})\b", statement) and statement.startswith("CREATE INDEX"):
             assert statement.startswith("CREATE INDEX CONCURRENTLY"), statement
-        assert not re.match(rf"(UPDATE|CLUSTER|VACUUM FULL|REINDEX TABLE) ({present})\b", statement), statement
-        altered = re.match(rf"ALTER TABLE ({present}) (.*)", statement)
+        assert not re.match(rf"(UPDATE|CLUSTER|VACUUM FULL|REINDEX TABLE) ({names})\b", statement), statement
+        altered = re.match(rf"ALTER TABLE ({names}) (.*)", statement)
         if altered:
             assert not re.search(r"ALTER COLUMN|ADD CONSTRAINT|SET NOT NULL|DEFAULT \w+\(", altered[2]), statement

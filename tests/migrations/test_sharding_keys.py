@@ -1,4 +1,4 @@
-"""What grows can be spread by run: its keys are led by the run's id, and it refers to nothing of another run."""
+"""Large tables can be distributed by run: their keys include the run's id, and rows refer to the same run only."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import sqlalchemy as sa
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
 
-SMALL = {
+REFERENCE_TABLES = {
     *("projects", "keys", "policies", "endpoints", "experiments"),
     *("rollout_stages", "proposals", "backtests", "audit_log", "audit_chains", "sessions"),
 }
-"""They grow with people, not with runs; a copy of each on every node will do."""
+"""They grow with users, not with runs, so that each node can hold a copy."""
 
-WHOLE = {"runs"}
-"""Grows, and has UNIQUE (project_id, name), which nothing that is spread by its id can have: docs/operations/growth.md
-says what to do about it."""
+UNDISTRIBUTED_TABLES = {"runs"}
+"""Large, but with UNIQUE (project_id, name), which a table that is distributed by run id cannot have. See
+docs/operations/growth.md."""
 
-GROWTH = Path(__file__).parents[2] / "docs" / "operations" / "growth.md"
-
-
-def spread() -> set[str]:
-    return set(metadata.tables) - SMALL - WHOLE
+GROWTH_PAGE = Path(__file__).parents[2] / "docs" / "operations" / "growth.md"
 
 
-def test_run_leads_every_key(database: Database) -> None:
-    """The run's id is the first column of the primary key of what grows, and part of all its other unique keys."""
+def list_distributed_tables() -> set[str]:
+    """The tables that grow with runs and are distributed by run."""
+    return set(metadata.tables) - REFERENCE_TABLES - UNDISTRIBUTED_TABLES
+
+
+def test_keys_of_distributed_tables_include_the_run(database: Database) -> None:
+    """In a distributed table the run's id leads the primary key and is part of every other unique key."""
     with database.reading() as tx:
         inspector = sa.inspect(tx)
-        for table in spread():
+        for table in list_distributed_tables():
             assert inspector.get_pk_constraint(table)["constrained_columns"][0] == "run_id", table
             unique: list[Sequence[str | None]] = [
                 key["column_names"] for key in inspector.get_unique_constraints(table)
@@ -41,26 +42,28 @@ def test_run_leads_every_key(database: Database) -> None:
 
 
 def test_rows_refer_to_their_own_run(database: Database) -> None:
-    """A row that grows with runs refers to rows of its own run, and else to small tables alone."""
+    """A row of a distributed table refers to rows of its own run or to reference tables only."""
     with database.reading() as tx:
         inspector = sa.inspect(tx)
-        for table in spread() | WHOLE:
+        for table in list_distributed_tables() | UNDISTRIBUTED_TABLES:
             for key in inspector.get_foreign_keys(table):
                 target = key["referred_table"]
                 pairs = set(zip(key["constrained_columns"], key["referred_columns"], strict=True))
-                same_run = ("run_id", "run_id") in pairs or (target in WHOLE and ("run_id", "id") in pairs)
-                assert target in SMALL or same_run, (table, key["name"])
+                same_run = ("run_id", "run_id") in pairs or (
+                    target in UNDISTRIBUTED_TABLES and ("run_id", "id") in pairs
+                )
+                assert target in REFERENCE_TABLES or same_run, (table, key["name"])
 
 
-def test_whole_tables_are_why(database: Database) -> None:
-    """The one table that is excepted has the unique key that the exception is made for."""
+def test_runs_table_has_the_key_that_prevents_distribution(database: Database) -> None:
+    """The exception for `runs` is needed as long as it has this unique key."""
     with database.reading() as tx:
         unique = [set(key["column_names"]) for key in sa.inspect(tx).get_unique_constraints("runs")]
     assert unique == [{"project_id", "name"}]
 
 
-def test_documented() -> None:
-    """The page on growth spreads every table that is spread, and copies every other."""
-    statements = re.findall(r"SELECT create_(\w+)_table\('(\w+)'", GROWTH.read_text())
-    assert {table for kind, table in statements if kind == "distributed"} == spread()
-    assert {table for kind, table in statements if kind == "reference"} == SMALL | WHOLE
+def test_documentation_lists_every_table() -> None:
+    """The page on growth distributes exactly these tables and copies the others to each node."""
+    statements = re.findall(r"SELECT create_(\w+)_table\('(\w+)'", GROWTH_PAGE.read_text())
+    assert {table for kind, table in statements if kind == "distributed"} == list_distributed_tables()
+    assert {table for kind, table in statements if kind == "reference"} == REFERENCE_TABLES | UNDISTRIBUTED_TABLES
