@@ -1,4 +1,4 @@
-"""Speaks MLflow's REST API to a service."""
+"""A client of a service's MLflow REST API."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import httpx
 
 
 @dataclass
-class Client:
-    """Speaks to `/mlflow`; `api` speaks to the service's own API with the same key."""
+class MlflowClient:
+    """Calls MLflow's API under /mlflow; `api` calls the service's own API with the same key."""
 
     http: httpx.Client
     api: httpx.Client
 
     def post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-        return taken(self.http.post(verb, json=body))
+        return expect_json(self.http.post(verb, json=body))
 
     def get(self, verb: str, **params: str | int) -> dict[str, Any]:
-        return taken(self.http.get(verb, params=params))
+        return expect_json(self.http.get(verb, params=params))
 
-    def run(self, **body: Any) -> str:
+    def create_run(self, **body: Any) -> str:
         run_id: str = self.post("runs/create", {"experiment_id": "0"} | body)["run"]["info"]["run_id"]
         return run_id
 
-    def tags(self, run_id: str) -> dict[str, str]:
+    def get_tags(self, run_id: str) -> dict[str, str]:
         run = self.get("runs/get", run_id=run_id)["run"]
         return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
 
-    def record(self, run_id: str) -> dict[str, Any]:
-        """The run as the service's own API answers it."""
-        return taken(self.api.get(f"/runs/{run_id}"))
+    def get_run(self, run_id: str) -> dict[str, Any]:
+        """The run in the service's own API."""
+        return expect_json(self.api.get(f"/runs/{run_id}"))
 
 
-def taken(response: httpx.Response) -> dict[str, Any]:
+def expect_json(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code in (200, 201), response.text
     document: dict[str, Any] = response.json()
     return document
 
 
-def refused(response: httpx.Response, status: int, code: str) -> str:
-    """The message of an error as MLflow's clients read it."""
+def expect_error(response: httpx.Response, status: int, code: str) -> str:
+    """The message of an error in MLflow's format; fails unless it has this status and code."""
     assert (response.status_code, response.json()["error_code"]) == (status, code), response.text
     message: str = response.json()["message"]
     assert len(message) > 10

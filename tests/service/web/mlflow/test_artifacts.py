@@ -1,4 +1,4 @@
-"""The files of MLflow's clients: kept a folder a project, never outside of it, and never at the price of a job."""
+"""Artifacts of MLflow's clients: stored in a folder per project, with limits that fail no job."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def folder(tmp_path: Path) -> ArtifactFolder:
 
 
 def upload(folder: ArtifactFolder, path: str, *chunks: bytes) -> bool:
-    arriving = folder.start_upload(PROJECT, path)
+    new_upload = folder.start_upload(PROJECT, path)
     for chunk in chunks:
-        arriving.write(chunk)
-    return arriving.finish()
+        new_upload.write(chunk)
+    return new_upload.finish()
 
 
-def test_a_file_comes_back(folder: ArtifactFolder) -> None:
-    """A file that arrived whole is listed and found; sent again, it takes the place of the first."""
+def test_uploaded_file_is_listed_and_found(folder: ArtifactFolder) -> None:
+    """A second upload replaces the file; other projects do not see it."""
     assert upload(folder, "1/run/artifacts/model/weights.bin", b"first", b"part")
     assert upload(folder, "1/run/artifacts/model/weights.bin", b"second")
     assert upload(folder, "1/run/artifacts/empty")
@@ -45,15 +45,17 @@ def test_a_file_comes_back(folder: ArtifactFolder) -> None:
 
 
 @pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "a\\..\\x", "a\x00", "..\\x", "a/..", "a\nb"])
-def test_no_way_out(folder: ArtifactFolder, path: str) -> None:
-    """A path that leads out of the project's folder, or could on some system, is refused."""
-    for act in (folder.list_artifacts, folder.find_file, folder.start_upload):
+def test_path_out_of_the_folder_is_refused(folder: ArtifactFolder, path: str) -> None:
+    """A path that leaves the project's folder, or could on another system, is refused."""
+    for operation in (folder.list_artifacts, folder.find_file, folder.start_upload):
         with pytest.raises(MlflowError, match="Invalid path"):
-            act(PROJECT, path)
+            operation(PROJECT, path)
 
 
-def test_what_cannot_be_kept_is_left_out(folder: ArtifactFolder, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that is too large, or has a file where its folder should be, leaves nothing but a warning."""
+def test_file_that_cannot_be_stored_is_dropped_with_a_warning(
+    folder: ArtifactFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is too large, or whose folder is a file, leaves nothing behind."""
     assert not upload(folder, "large", b"x" * 60, b"x" * 60, b"x")
     assert upload(folder, "a", b"x")
     assert not upload(folder, "a/b", b"x")
@@ -62,15 +64,17 @@ def test_what_cannot_be_kept_is_left_out(folder: ArtifactFolder, caplog: pytest.
     assert "larger than 100 bytes" in caplog.text
 
 
-def test_the_disk_is_not_filled(folder: ArtifactFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would take the last room on the disk is left out."""
+def test_upload_is_dropped_when_the_disk_is_nearly_full(
+    folder: ArtifactFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The minimum of free space stays free."""
     monkeypatch.setattr(artifact_folder, "MIN_FREE_BYTES", 1 << 60)
     assert not upload(folder, "a", b"x")
     assert folder.find_file(PROJECT, "a") is None
 
 
-def test_over_http(service: Service) -> None:
-    """Files larger than other bodies may be come and go by keys of the project, and by those alone."""
+def test_artifacts_are_accessible_with_keys_of_the_project_only(service: Service) -> None:
+    """Files over the size limit of other bodies are uploaded and downloaded over HTTP."""
     root = f"{service.url}/mlflow/api/2.0/mlflow-artifacts/artifacts"
     project = service.create_project()
     ingest, read, other = (
@@ -80,24 +84,24 @@ def test_over_http(service: Service) -> None:
     )
     content = b"0123456789abcdef" * 640 * 1024  # 10 MiB
 
-    def ask(method: str, path: str, key: str, **options: object) -> httpx.Response:
+    def send_request(method: str, path: str, key: str, **options: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.request(method, f"{root}{path}", headers=headers, timeout=60, trust_env=False, **options)  # type: ignore[arg-type]
 
-    assert ask("PUT", "/0/a/artifacts/weights.bin", ingest, content=content).status_code == 200
-    assert ask("PUT", "/0/a/artifacts/weights.bin", read, content=b"x").status_code == 403
+    assert send_request("PUT", "/0/a/artifacts/weights.bin", ingest, content=content).status_code == 200
+    assert send_request("PUT", "/0/a/artifacts/weights.bin", read, content=b"x").status_code == 403
     assert httpx.put(f"{root}/0/a", content=b"x", trust_env=False, verify=get_ssl_context()).status_code == 401
-    files = ask("GET", "?path=0/a/artifacts", read).json()["files"]
+    files = send_request("GET", "?path=0/a/artifacts", read).json()["files"]
     assert files == [{"path": "weights.bin", "is_dir": False, "file_size": len(content)}]
-    assert ask("GET", "/0/a/artifacts/weights.bin", ingest).content == content
-    assert ask("GET", "/0/a/artifacts/weights.bin", other).status_code == 404
+    assert send_request("GET", "/0/a/artifacts/weights.bin", ingest).content == content
+    assert send_request("GET", "/0/a/artifacts/weights.bin", other).status_code == 404
     for path in ("/..%2f..%2fx", "/a/%2e%2e/%2e%2e/x", "/%2e%2e%5cx"):
-        assert ask("PUT", path, ingest, content=b"x").status_code in (400, 404)
-        assert ask("GET", path, ingest).status_code in (400, 404)
+        assert send_request("PUT", path, ingest, content=b"x").status_code in (400, 404)
+        assert send_request("GET", path, ingest).status_code in (400, 404)
 
 
-def test_links_lead_to_runs(service: Service) -> None:
-    """What clients print, `/mlflow/#/experiments/0/runs/ID`, is a page of ours whose script its policy allows."""
+def test_printed_run_links_are_redirected_by_a_page(service: Service) -> None:
+    """`/mlflow/#/experiments/0/runs/ID`, which clients print, is a page with a script that its policy allows."""
     response = httpx.get(f"{service.url}/mlflow/", trust_env=False, verify=get_ssl_context())
     assert response.status_code == 200
     assert "location.hash" in response.text

@@ -1,4 +1,4 @@
-"""What our problems are called in MLflow, and whether its clients try again."""
+"""Problems of the service as MLflow's errors, which decide whether its clients retry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloa
 from evalstop_service.web.mlflow.errors import convert_problem
 from evalstop_service.web.problems import problem_of
 
-TRIED_AGAIN = {408, 429, 500, 502, 503, 504}
+RETRIED_STATUSES = {408, 429, 500, 502, 503, 504}
 """By `mlflow.utils.request_utils`, version 3.17."""
 
 
@@ -25,8 +25,8 @@ TRIED_AGAIN = {408, 429, 500, 502, 503, 504}
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_codes(error: Exception, status: int, code: str) -> None:
-    """What passes is tried again by the client; what no second try would mend is raised there at once."""
+def test_only_temporary_problems_have_retried_statuses(error: Exception, status: int, code: str) -> None:
+    """Clients retry a temporary failure, and raise an error that a retry would not fix."""
     failure = convert_problem(problem_of(error))
     assert (failure.status, failure.code) == (status, code)
-    assert (failure.status in TRIED_AGAIN) is (status >= 500)
+    assert (failure.status in RETRIED_STATUSES) is (status >= 500)

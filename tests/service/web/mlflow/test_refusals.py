@@ -1,4 +1,4 @@
-"""What MLflow's clients are refused: in their words, at once, and by codes that they do not try again."""
+"""Invalid requests of MLflow's clients: refused in MLflow's format, with statuses that are not retried."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.service.web.api.conftest import Service
-from tests.service.web.mlflow.rest_client import Client, refused
+from tests.service.web.mlflow.rest_client import MlflowClient, expect_error
 
-BAD: list[tuple[str, Any]] = [
+INVALID_REQUESTS: list[tuple[str, Any]] = [
     ("runs/create", {"experiment_id": "no such"}),
     ("runs/log-metric", {"key": "m", "value": 1.0}),
     ("runs/log-metric", {"run_id": "%s", "key": "m", "value": "many"}),
@@ -33,10 +33,10 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "body"), BAD)
-def test_bad_input(client: Client, verb: str, body: Any) -> None:
-    """What cannot be taken is refused at once, by a code that no client tries again, and says what is wrong."""
-    run_id = client.run()
+@pytest.mark.parametrize(("verb", "body"), INVALID_REQUESTS)
+def test_invalid_request_is_refused_without_a_retry(client: MlflowClient, verb: str, body: Any) -> None:
+    """The status and code make no client retry, and the message says what is wrong."""
+    run_id = client.create_run()
     if isinstance(body, dict) and body.get("run_id") == "%s":
         body = body | {"run_id": run_id}
     response = client.http.post(verb, json=body)
@@ -45,37 +45,41 @@ def test_bad_input(client: Client, verb: str, body: Any) -> None:
     assert len(response.json()["message"]) > 10
 
 
-def test_no_json(client: Client) -> None:
-    """A body that is no JSON is refused in MLflow's words."""
+def test_malformed_body_and_key_are_refused(client: MlflowClient) -> None:
+    """A body that is not JSON, and a metric key with NUL, are MLflow errors."""
     headers = {"Content-Type": "application/json"}
-    refused(client.http.post("runs/log-batch", content=b"{", headers=headers), 400, "INVALID_PARAMETER_VALUE")
-    asked = {"run_id": client.run(), "metric_key": "a\x00"}
-    refused(client.http.get("metrics/get-history", params=asked), 400, "INVALID_PARAMETER_VALUE")
+    expect_error(client.http.post("runs/log-batch", content=b"{", headers=headers), 400, "INVALID_PARAMETER_VALUE")
+    params = {"run_id": client.create_run(), "metric_key": "a\x00"}
+    expect_error(client.http.get("metrics/get-history", params=params), 400, "INVALID_PARAMETER_VALUE")
 
 
-def test_no_body_for_any_route(client: Client) -> None:
-    """What is refused before any route is asked is refused in MLflow's words, and at once: it stays too large."""
-    long = b" " * (8 * 2**20 + 1)
-    said = refused(client.http.post("runs/log-batch", content=long), 400, "INVALID_PARAMETER_VALUE")
-    assert "8388608 bytes" in said
-    said = refused(client.http.post("runs/log-batch", content=iter([long])), 400, "INVALID_PARAMETER_VALUE")
-    assert "8388608 bytes" in said
-    said = refused(client.http.post("runs/log-batch", content=b"[" * 1_100_001), 400, "INVALID_PARAMETER_VALUE")
-    assert "smaller batches" in said
-    packed = {"Content-Encoding": "gzip"}
-    said = refused(client.http.post("runs/log-batch", content=b"x", headers=packed), 400, "INVALID_PARAMETER_VALUE")
-    assert "Content-Encoding" in said
+def test_oversized_and_compressed_bodies_are_refused(client: MlflowClient) -> None:
+    """Bodies that no route would read are refused in MLflow's format, with a status that is not retried."""
+    oversized = b" " * (8 * 2**20 + 1)
+    message = expect_error(client.http.post("runs/log-batch", content=oversized), 400, "INVALID_PARAMETER_VALUE")
+    assert "8388608 bytes" in message
+    message = expect_error(
+        client.http.post("runs/log-batch", content=iter([oversized])), 400, "INVALID_PARAMETER_VALUE"
+    )
+    assert "8388608 bytes" in message
+    message = expect_error(client.http.post("runs/log-batch", content=b"[" * 1_100_001), 400, "INVALID_PARAMETER_VALUE")
+    assert "smaller batches" in message
+    headers = {"Content-Encoding": "gzip"}
+    message = expect_error(
+        client.http.post("runs/log-batch", content=b"x", headers=headers), 400, "INVALID_PARAMETER_VALUE"
+    )
+    assert "Content-Encoding" in message
 
 
-def test_what_is_not_there(client: Client) -> None:
-    """Registered models and traces are refused by name, at once."""
-    message = refused(client.http.post("registered-models/create", json={"name": "m"}), 404, "ENDPOINT_NOT_FOUND")
+def test_unsupported_endpoint_is_named_in_the_error(client: MlflowClient) -> None:
+    """Registered models and traces do not exist here."""
+    message = expect_error(client.http.post("registered-models/create", json={"name": "m"}), 404, "ENDPOINT_NOT_FOUND")
     assert "registered-models/create" in message
 
 
-def test_keys(service: Service, client: Client) -> None:
-    """A key speaks as bearer or as password of any name; none, a wrong one, or one that may not, is told so."""
-    run_id = client.run()
+def test_key_is_accepted_as_bearer_or_basic_password(service: Service, client: MlflowClient) -> None:
+    """A missing, wrong or insufficient key is an MLflow error."""
+    run_id = client.create_run()
     project = service.create_project()
     ingest, read = service.create_key(project, "ingest"), service.create_key(project, "read")
     url = f"{client.http.base_url}experiments/get-by-name?experiment_name=Default"
@@ -87,22 +91,22 @@ def test_keys(service: Service, client: Client) -> None:
         {"Authorization": "Basic !"},
         {"Authorization": "Basic YTo="},
     ):
-        refused(httpx.get(url, headers=header, trust_env=False), 401, "UNAUTHENTICATED")
+        expect_error(httpx.get(url, headers=header, trust_env=False), 401, "UNAUTHENTICATED")
     body = {"run_id": run_id, "key": "m", "value": 1, "timestamp": 1}
     for key, status, code in ((read, 403, "PERMISSION_DENIED"), (ingest, 404, "RESOURCE_DOES_NOT_EXIST")):
         headers = {"Authorization": f"Bearer {key}"}
         response = httpx.post(f"{client.http.base_url}runs/log-metric", json=body, headers=headers, trust_env=False)
-        refused(response, status, code)
+        expect_error(response, status, code)
     anonymous = httpx.post(f"{client.http.base_url}runs/log-batch", content=b"{", trust_env=False)
-    refused(anonymous, 401, "UNAUTHENTICATED")
+    expect_error(anonymous, 401, "UNAUTHENTICATED")
 
 
-def test_a_refusal_is_no_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """What is refused is not logged as a fault of the service, and the connection stays for the next request."""
+def test_refused_request_logs_no_warning(client: MlflowClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal is not logged, and the connection stays open."""
     body = {"run_id": "0" * 32, "key": "m", "value": 1, "timestamp": 1}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            refused(client.http.post("runs/log-metric", json=body), 404, "RESOURCE_DOES_NOT_EXIST")
-            refused(client.http.post("runs/log-metric", json=[]), 400, "INVALID_PARAMETER_VALUE")
-            refused(client.http.post("runs/log-metric", content=b"{}"), 400, "INVALID_PARAMETER_VALUE")
+            expect_error(client.http.post("runs/log-metric", json=body), 404, "RESOURCE_DOES_NOT_EXIST")
+            expect_error(client.http.post("runs/log-metric", json=[]), 400, "INVALID_PARAMETER_VALUE")
+            expect_error(client.http.post("runs/log-metric", content=b"{}"), 400, "INVALID_PARAMETER_VALUE")
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""What MLflow's clients send, read: numbers as protobuf writes them, tags as labels, filters and orders."""
+"""Requests of MLflow's clients: numbers in protobuf's JSON, tags as labels, filters and orders."""
 
 from __future__ import annotations
 
@@ -29,85 +29,87 @@ ITEMS = st.lists(st.builds(Item, st.text(min_size=1, max_size=8), TEXTS), max_si
     milliseconds=st.integers(1, 253_402_300_799_999),
     as_text=st.booleans(),
 )
-def test_a_metric_comes_through(key: str, value: float, step: int, milliseconds: int, as_text: bool) -> None:
-    """Every double, step and time comes through to the bit, integers as numbers or as texts, and can be passed on."""
+def test_metric_is_read_exactly(key: str, value: float, step: int, milliseconds: int, as_text: bool) -> None:
+    """Every double, step and time is read exactly, as number or string, and can be forwarded."""
     sent: dict[str, Any] = {"key": key, "value": encode_number(value), "timestamp": milliseconds, "step": step}
     if as_text:
         sent |= {"timestamp": str(milliseconds), "step": str(step)}
     metric = MetricIn.model_validate(sent)
-    point = metric.to_observation()
-    assert point is not None
-    assert (point.metric, point.step) == (key, step)
-    assert struct.pack("d", point.value) == struct.pack("d", value) or (math.isnan(point.value) and math.isnan(value))
-    assert point.time is not None
-    assert abs(point.time.timestamp() * 1000 - milliseconds) < 1
-    again = MetricIn.model_validate(metric.model_dump(mode="json"))
-    assert repr(again) == repr(metric)
+    observation = metric.to_observation()
+    assert observation is not None
+    assert (observation.metric, observation.step) == (key, step)
+    assert struct.pack("d", observation.value) == struct.pack("d", value) or (
+        math.isnan(observation.value) and math.isnan(value)
+    )
+    assert observation.time is not None
+    assert abs(observation.time.timestamp() * 1000 - milliseconds) < 1
+    forwarded = MetricIn.model_validate(metric.model_dump(mode="json"))
+    assert repr(forwarded) == repr(metric)
 
 
 @pytest.mark.parametrize("value", [None, True, [], {}, "", "many", "0x1", 10**400])
-def test_no_number(value: object) -> None:
-    """What is no number is refused."""
+def test_value_that_is_no_number_is_refused(value: object) -> None:
+    """Null, booleans, other strings and numbers out of range are refused."""
     with pytest.raises(ValidationError):
         MetricIn.model_validate({"key": "m", "value": value, "timestamp": 1})
 
 
 @pytest.mark.parametrize("key", ["", "a(b)", "../x", "/x", "a//b", "x" * 251, "a\x00", "."])
-def test_bad_names(key: str) -> None:
-    """A name that MLflow refuses is refused."""
+def test_key_that_mlflow_refuses_is_refused(key: str) -> None:
+    """The rules for metric names are those of MLflow."""
     with pytest.raises(ValidationError):
         MetricIn.model_validate({"key": key, "value": 1.0, "timestamp": 1})
 
 
-def test_missing_step_and_time() -> None:
-    """A metric without a step is at step 0, one with an impossible time has none."""
-    for said in ({"timestamp": 0}, {"timestamp": -5}, {"timestamp": 10**18}, {"step": None, "timestamp": 0}):
-        point = MetricIn.model_validate({"key": "m", "value": 1.0} | said).to_observation()
-        assert point is not None
-        assert (point.step, point.time) == (0, None)
+def test_missing_step_is_0_and_impossible_time_is_none() -> None:
+    """A metric without a step is at step 0."""
+    for fields in ({"timestamp": 0}, {"timestamp": -5}, {"timestamp": 10**18}, {"step": None, "timestamp": 0}):
+        observation = MetricIn.model_validate({"key": "m", "value": 1.0} | fields).to_observation()
+        assert observation is not None
+        assert (observation.step, observation.time) == (0, None)
 
 
-def test_steps_without_a_place() -> None:
-    """A step that is negative, or larger than JSON keeps exact, is no point."""
+def test_step_out_of_range_is_no_observation() -> None:
+    """A step that is negative, or larger than JSON integers are exact, yields nothing."""
     for step in (-1, MAX_STEP + 1, "-9223372036854775808"):
         assert (
             MetricIn.model_validate({"key": "m", "value": 1.0, "timestamp": 1, "step": step}).to_observation() is None
         )
 
 
-def test_unknown_fields_are_passed_over() -> None:
-    """What a newer client sends along does not matter."""
+def test_unknown_fields_are_ignored() -> None:
+    """Newer clients may send more fields."""
     metric = {"key": "m", "value": 1, "timestamp": 1, "model_id": "x"}
     batch = LogBatch.model_validate({"run_id": "r", "metrics": [metric], "new": 1})
     assert len(batch.metrics) == 1
 
 
 @given(params=ITEMS, tags=ITEMS)
-def test_items_can_be_stored(params: list[Item], tags: list[Item]) -> None:
-    """Labels and params keep to their limits whatever comes; the same items, sent again, change nothing."""
+def test_merged_items_are_valid_and_idempotent(params: list[Item], tags: list[Item]) -> None:
+    """Labels and params stay within their limits, and merging the same items again changes nothing."""
     for merge, items in ((merge_params, params), (merge_tags, tags)):
-        found = merge({}, items).labels
-        assert all(check_text(name) == name and check_text(value) == value for name, value in found.items())
-        assert all(len(value) <= labels.LONGEST_VALUE for value in found.values())
-        assert merge(found, items).labels == found
+        merged = merge({}, items).labels
+        assert all(check_text(name) == name and check_text(value) == value for name, value in merged.items())
+        assert all(len(value) <= labels.LONGEST_VALUE for value in merged.values())
+        assert merge(merged, items).labels == merged
 
 
-def test_first_param_last_tag() -> None:
-    """A param keeps the value that is on record, a tag takes its last."""
+def test_first_value_of_a_param_and_last_of_a_tag_count() -> None:
+    """A param keeps its stored value, and a tag takes its latest."""
     assert merge_params({"lr": "1"}, [Item("lr", "2"), Item("seed", "0")]).labels == {"lr": "1", "seed": "0"}
     assert merge_tags({"t": "1"}, [Item("t", "2"), Item("t", "3")]).labels == {"t": "3"}
 
 
-def test_items_are_bounded() -> None:
-    """What is past the limits is left out and counted; what is there can still be changed. The service's own stay."""
-    many = [Item(f"p{number}", "v") for number in range(labels.MOST_LABELS + 10)]
-    found, dropped = merge_tags({}, many)
-    assert (len(found), dropped) == (labels.MOST_LABELS, 10)
-    assert merge_params({}, many).dropped == 0
-    assert merge_tags(found, [Item("p0", "w")]).labels["p0"] == "w"
+def test_items_over_the_limit_are_dropped_and_counted() -> None:
+    """Existing labels can still be changed, and labels of the service cannot be set."""
+    too_many = [Item(f"p{number}", "v") for number in range(labels.MOST_LABELS + 10)]
+    merged, dropped = merge_tags({}, too_many)
+    assert (len(merged), dropped) == (labels.MOST_LABELS, 10)
+    assert merge_params({}, too_many).dropped == 0
+    assert merge_tags(merged, [Item("p0", "w")]).labels["p0"] == "w"
     assert merge_tags({}, [Item("x" * 257, "v")]).dropped == 1
-    own = [Item("evalstop.should_stop", "true"), Item("evalstop.preset", "verl")]
-    assert merge_tags({}, own).labels == {"evalstop.preset": "verl"}
+    service_tags = [Item("evalstop.should_stop", "true"), Item("evalstop.preset", "verl")]
+    assert merge_tags({}, service_tags).labels == {"evalstop.preset": "verl"}
 
 
 RUN: search.Fields = {
@@ -138,8 +140,8 @@ RUN: search.Fields = {
         ("params.optimizer LIKE '%[a]*?'", False),
     ],
 )
-def test_filters(text: str, matches: bool) -> None:
-    """Comparisons of texts, patterns, lists and numbers, joined by AND, are understood as MLflow does."""
+def test_filter_matches_as_in_mlflow(text: str, matches: bool) -> None:
+    """Comparisons of strings, patterns, lists and numbers are joined by AND."""
     assert search.matches(search.parse_filter(text, search.RUNS), RUN) is matches
 
 
@@ -158,14 +160,14 @@ def test_filters(text: str, matches: bool) -> None:
         *("shapes.a = 'b'", "metrics.a = 1e1e1"),
     ],
 )
-def test_filters_that_are_not_understood(text: str) -> None:
-    """Anything else is refused, and the error says what would be understood."""
+def test_invalid_filter_is_refused_with_the_right_form(text: str) -> None:
+    """The error names what would be valid."""
     with pytest.raises(MlflowError, match=r"join comparisons|compare it with|one of"):
         search.parse_filter(text, search.RUNS)
 
 
-def test_orders() -> None:
-    """Items are sorted by several keys; NaN comes after numbers, and what has no value comes last."""
+def test_sorting_puts_nan_after_numbers_and_missing_last() -> None:
+    """Items are sorted by several keys."""
     items = [("a", 1.0), ("b", None), ("c", math.nan), ("d", 3.0), ("e", 3.0)]
     orders = search.parse_orders(["metrics.m DESC", "attributes.run_name"], search.RUNS)
 

@@ -1,4 +1,4 @@
-"""MLflow's words for where a run stands."""
+"""Run statuses in MLflow's API."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from evalstop_service.web.mlflow.responses import find_status
 
 
 @pytest.mark.parametrize("status", RunStatus)
-def test_every_status_has_a_word(status: RunStatus) -> None:
-    """A client of MLflow understands five words, and each status of ours is one of them."""
+def test_every_status_maps_to_an_mlflow_status(status: RunStatus) -> None:
+    """MLflow's clients know five statuses."""
     assert find_status(status) in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
 
 
-def test_a_parked_run_is_neither_running_nor_over() -> None:
+def test_parked_run_is_scheduled() -> None:
     """Its job waits to be started again."""
     assert find_status(RunStatus.PARKED) == "SCHEDULED"

@@ -1,4 +1,4 @@
-"""MLflow's tracking API as it is on the wire: what is taken, what is refused and how, what comes back."""
+"""MLflow's tracking API on the wire: what is accepted, ignored and refused, and what is returned."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ import httpx
 import pytest
 
 from tests.service.web.api.conftest import Service
-from tests.service.web.mlflow.rest_client import Client, refused, taken
+from tests.service.web.mlflow.rest_client import MlflowClient, expect_error, expect_json
 
 RISE_AND_FALL = [0.5, 0.9, 0.8, 0.7, 0.6]
-"""Three declines: the paper's rule stops at step 4."""
+"""Three declines: the policy `paper` stops at step 4."""
 
 
-def metrics(key: str, values: list[float], start: int = 0) -> list[dict[str, Any]]:
+def build_metrics(key: str, values: list[float], start: int = 0) -> list[dict[str, Any]]:
     return [
         {"key": key, "value": value, "step": step, "timestamp": 1_700_000_000_000 + step}
         for step, value in enumerate(values, start)
     ]
 
 
-def test_a_run_is_watched(client: Client) -> None:
-    """What is logged is judged as it comes, and the run's tags tell its trainer to stop and what to ship."""
+def test_logged_evals_lead_to_a_stop(client: MlflowClient) -> None:
+    """The run's tags tell its trainer to stop and which checkpoint is best."""
     experiment_id = client.post("experiments/create", {"name": "alignment"})["experiment_id"]
     tags = [{"key": "gpus", "value": "8"}]
-    run_id = client.run(experiment_id=experiment_id, run_name="ppo", user_id="dana", tags=tags)
+    run_id = client.create_run(experiment_id=experiment_id, run_name="ppo", user_id="dana", tags=tags)
     client.post("runs/set-tag", {"run_id": run_id, "key": "evalstop.checkpoint.1", "value": "s3://b/1"})
     batch = {
         "run_id": run_id,
-        "metrics": metrics("eval_accuracy", RISE_AND_FALL),
+        "metrics": build_metrics("eval_accuracy", RISE_AND_FALL),
         "params": [{"key": "lr", "value": "1"}],
     }
     assert client.post("runs/log-batch", batch) == {}
-    told = client.tags(run_id)
-    assert (told["evalstop.should_stop"], told["evalstop.verdict"]) == ("true", "stop")
-    assert told["evalstop.best_checkpoint"] == "s3://b/1"
-    record = client.record(run_id)
-    assert record["name"] == "alignment/ppo"
-    assert record["labels"]["gpus"] == "8"
-    assert record["params"] == {"lr": "1"}
-    assert record["metrics"] == {"eval_accuracy": {"role": "eval", "direction": "maximize"}}
-    assert record["should_stop"] is True
+    tags_after = client.get_tags(run_id)
+    assert (tags_after["evalstop.should_stop"], tags_after["evalstop.verdict"]) == ("true", "stop")
+    assert tags_after["evalstop.best_checkpoint"] == "s3://b/1"
+    stored_run = client.get_run(run_id)
+    assert stored_run["name"] == "alignment/ppo"
+    assert stored_run["labels"]["gpus"] == "8"
+    assert stored_run["params"] == {"lr": "1"}
+    assert stored_run["metrics"] == {"eval_accuracy": {"role": "eval", "direction": "maximize"}}
+    assert stored_run["should_stop"] is True
     run = client.get("runs/get", run_id=run_id)["run"]
     assert run["info"]["experiment_id"] == experiment_id
     assert run["data"]["metrics"][0]["value"] == RISE_AND_FALL[-1]
     assert client.post("runs/update", {"run_id": run_id, "status": "FINISHED"})["run_info"]["status"] == "FINISHED"
-    assert client.record(run_id)["status"] == "completed"
+    assert client.get_run(run_id)["status"] == "completed"
 
 
-def test_sent_again(client: Client) -> None:
-    """A batch that is sent again changes nothing, and a value that contradicts the record is passed over in peace."""
-    run_id = client.run()
-    batch = {"run_id": run_id, "metrics": metrics("eval_accuracy", [0.1, 0.2, 0.3])}
+def test_repeated_batch_changes_nothing(client: MlflowClient) -> None:
+    """A value that contradicts the stored one is accepted and ignored."""
+    run_id = client.create_run()
+    batch = {"run_id": run_id, "metrics": build_metrics("eval_accuracy", [0.1, 0.2, 0.3])}
     client.post("runs/log-batch", batch)
     client.post("runs/log-batch", batch)
-    other = {"run_id": run_id, "key": "eval_accuracy", "value": 0.9, "timestamp": 1, "step": 1}
-    assert client.post("runs/log-metric", other) == {}
-    found = client.get("metrics/get-history", run_id=run_id, metric_key="eval_accuracy")["metrics"]
-    assert [(item["step"], item["value"]) for item in found] == [(0, 0.1), (1, 0.2), (2, 0.3)]
-    assert found[0]["timestamp"] == 1_700_000_000_000
+    conflicting = {"run_id": run_id, "key": "eval_accuracy", "value": 0.9, "timestamp": 1, "step": 1}
+    assert client.post("runs/log-metric", conflicting) == {}
+    history = client.get("metrics/get-history", run_id=run_id, metric_key="eval_accuracy")["metrics"]
+    assert [(item["step"], item["value"]) for item in history] == [(0, 0.1), (1, 0.2), (2, 0.3)]
+    assert history[0]["timestamp"] == 1_700_000_000_000
 
 
-def test_a_thousand_metrics(client: Client) -> None:
-    """A batch holds a thousand metrics and no more, as in MLflow."""
-    run_id = client.run()
-    many = metrics("m", [float(value) for value in range(1001)])
+def test_batch_holds_at_most_1000_items(client: MlflowClient) -> None:
+    """The limit is that of MLflow."""
+    run_id = client.create_run()
+    many = build_metrics("m", [float(value) for value in range(1001)])
     client.post("runs/log-batch", {"run_id": run_id, "metrics": many[:1000]})
-    message = refused(
+    message = expect_error(
         client.http.post("runs/log-batch", json={"run_id": run_id, "metrics": many}), 400, "INVALID_PARAMETER_VALUE"
     )
     assert "metrics" in message
@@ -75,12 +75,12 @@ def test_a_thousand_metrics(client: Client) -> None:
     rest = client.get("metrics/get-history", run_id=run_id, metric_key="m", page_token=first["next_page_token"])
     assert len(first["metrics"]) + len(rest["metrics"]) == 1000
     both = {"run_id": run_id, "metrics": many[:1000], "params": [{"key": "p", "value": "v"}]}
-    refused(client.http.post("runs/log-batch", json=both), 400, "INVALID_PARAMETER_VALUE")
+    expect_error(client.http.post("runs/log-batch", json=both), 400, "INVALID_PARAMETER_VALUE")
 
 
-def test_what_is_not_finite(client: Client) -> None:
-    """NaN and the infinities come and go as texts, and a missing step is step 0."""
-    run_id = client.run()
+def test_non_finite_values_are_strings(client: MlflowClient) -> None:
+    """NaN and the infinities are sent and returned as strings; a missing step is step 0."""
+    run_id = client.create_run()
     for key, value in (("a", "NaN"), ("b", "Infinity"), ("c", "-Infinity")):
         client.post("runs/log-metric", {"run_id": run_id, "key": key, "value": value, "timestamp": 1})
     data = client.get("runs/get", run_id=run_id)["run"]["data"]
@@ -91,15 +91,15 @@ def test_what_is_not_finite(client: Client) -> None:
     ]
 
 
-def test_steps_without_a_place_do_no_harm(client: Client) -> None:
-    """A negative step is left out, and what came with it is stored."""
-    run_id = client.run()
-    client.post("runs/log-batch", {"run_id": run_id, "metrics": metrics("m", [1.0, 2.0], start=-1)})
-    found = client.get("metrics/get-history", run_id=run_id, metric_key="m")["metrics"]
-    assert [item["step"] for item in found] == [0]
+def test_negative_step_is_ignored(client: MlflowClient) -> None:
+    """The other metrics of the batch are stored."""
+    run_id = client.create_run()
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": build_metrics("m", [1.0, 2.0], start=-1)})
+    history = client.get("metrics/get-history", run_id=run_id, metric_key="m")["metrics"]
+    assert [item["step"] for item in history] == [0]
 
 
-FOREIGN: list[tuple[str, dict[str, Any]]] = [
+RUN_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("runs/log-metric", {"key": "m", "value": 1, "timestamp": 1, "step": 1}),
     ("runs/log-metric", {"key": "m", "value": 1, "timestamp": 1, "step": -1}),
     ("runs/log-batch", {}),
@@ -121,19 +121,21 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_foreign_runs(service: Service, client: Client) -> None:
-    """A run of another project is not there, whatever is said or asked of it, and stays as it is."""
+def test_runs_of_another_project_are_not_found(service: Service, client: MlflowClient) -> None:
+    """No request of another project reads or changes the run or its experiment."""
     experiment_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
-    run_id = client.run(experiment_id=experiment_id, tags=[{"key": "t", "value": "v"}])
+    run_id = client.create_run(experiment_id=experiment_id, tags=[{"key": "t", "value": "v"}])
     before = client.get("runs/get", run_id=run_id)
     headers = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}
     with httpx.Client(base_url=client.http.base_url, headers=headers, timeout=60, trust_env=False) as other:
-        for verb, body in FOREIGN:
-            refused(other.post(verb, json={"run_id": run_id} | body), 404, "RESOURCE_DOES_NOT_EXIST")
+        for verb, body in RUN_REQUESTS:
+            expect_error(other.post(verb, json={"run_id": run_id} | body), 404, "RESOURCE_DOES_NOT_EXIST")
         for verb in ("runs/get", "artifacts/list", "metrics/get-history"):
-            asked = {"run_id": run_id, "metric_key": "m"}
-            refused(other.get(verb, params=asked), 404, "RESOURCE_DOES_NOT_EXIST")
-        refused(other.get("experiments/get", params={"experiment_id": experiment_id}), 404, "RESOURCE_DOES_NOT_EXIST")
+            params = {"run_id": run_id, "metric_key": "m"}
+            expect_error(other.get(verb, params=params), 404, "RESOURCE_DOES_NOT_EXIST")
+        expect_error(
+            other.get("experiments/get", params={"experiment_id": experiment_id}), 404, "RESOURCE_DOES_NOT_EXIST"
+        )
         for verb, body in (
             ("runs/create", {"experiment_id": experiment_id}),
             ("runs/search", {"experiment_ids": [experiment_id]}),
@@ -143,65 +145,67 @@ def test_foreign_runs(service: Service, client: Client) -> None:
             ("logged-models", {"experiment_id": experiment_id}),
             ("logged-models/search", {"experiment_ids": [experiment_id]}),
         ):
-            refused(other.post(verb, json=body), 404, "RESOURCE_DOES_NOT_EXIST")
-        assert taken(other.post("runs/search", json={"experiment_ids": ["0"]}))["runs"] == []
-        found = taken(other.post("experiments/search", json={}))["experiments"]
-        assert [item["name"] for item in found] == ["Default"]
+            expect_error(other.post(verb, json=body), 404, "RESOURCE_DOES_NOT_EXIST")
+        assert expect_json(other.post("runs/search", json={"experiment_ids": ["0"]}))["runs"] == []
+        experiments = expect_json(other.post("experiments/search", json={}))["experiments"]
+        assert [item["name"] for item in experiments] == ["Default"]
     assert client.get("runs/get", run_id=run_id) == before
 
 
-def test_what_is_kept_of_a_run(client: Client) -> None:
-    """A tag takes the place of nothing that the service keeps or says of a run."""
-    run_id = client.run(tags=[{"key": "mlflow.experiment", "value": "b"}])
+def test_tags_cannot_change_labels_of_the_service(client: MlflowClient) -> None:
+    """Tags with the names of such labels, also hidden by NUL, neither set nor delete them."""
+    run_id = client.create_run(tags=[{"key": "mlflow.experiment", "value": "b"}])
     client.post("runs/log-parameter", {"run_id": run_id, "key": "lr", "value": "1"})
-    before = client.record(run_id)["labels"]
+    before = client.get_run(run_id)["labels"]
     for key in (
         *("", "\x00", "mlflow.experiment", "mlflow.tee_run_id"),
         *("evalstop.best_checkpoint", "\x00evalstop.best_checkpoint", "mlflow.\x00tee_run_id"),
     ):
         if key:
             client.post("runs/set-tag", {"run_id": run_id, "key": key, "value": "v"})
-            assert client.record(run_id)["labels"] == before, key
+            assert client.get_run(run_id)["labels"] == before, key
         body = {"run_id": run_id, "key": key}
         assert client.http.post("runs/delete-tag", json=body).status_code == 400 or "\x00" in key
-    assert client.record(run_id)["labels"] == before
+    assert client.get_run(run_id)["labels"] == before
     assert client.get("runs/get", run_id=run_id)["run"]["info"]["experiment_id"] == "0"
 
 
-def test_places_of_checkpoints(client: Client) -> None:
-    """A checkpoint is known from the tag that tells of it, at the opening too; a place that is cut would be another."""
-    run_id = client.run(tags=[{"key": "evalstop.checkpoint.1", "value": "s3://b/1"}])
-    long = {"run_id": run_id, "key": "evalstop.checkpoint.2", "value": "s3://b/" + "2" * 2000}
-    client.post("runs/set-tag", long)
-    found = taken(client.api.get(f"/runs/{run_id}/checkpoints"))["items"]
-    assert [(item["step"], item["uri"]) for item in found] == [(1, "s3://b/1")]
+def test_checkpoint_is_recorded_by_its_tag(client: MlflowClient) -> None:
+    """A tag records a checkpoint, at the opening too; a URI that is too long is ignored, as cut it would be another."""
+    run_id = client.create_run(tags=[{"key": "evalstop.checkpoint.1", "value": "s3://b/1"}])
+    long_uri = {"run_id": run_id, "key": "evalstop.checkpoint.2", "value": "s3://b/" + "2" * 2000}
+    client.post("runs/set-tag", long_uri)
+    checkpoints = expect_json(client.api.get(f"/runs/{run_id}/checkpoints"))["items"]
+    assert [(item["step"], item["uri"]) for item in checkpoints] == [(1, "s3://b/1")]
 
 
-def test_names_that_are_taken(client: Client) -> None:
-    """Runs of the same name are runs of their own, as in MLflow; both go by it there."""
-    first, second = client.run(run_name="ppo"), client.run(run_name="ppo")
+def test_runs_of_one_name_are_distinct(client: MlflowClient) -> None:
+    """As in MLflow, each run keeps the name that it was given; here it has a number."""
+    first, second = client.create_run(run_name="ppo"), client.create_run(run_name="ppo")
     assert first != second
-    assert client.record(first)["name"] == "ppo"
-    assert client.record(second)["name"] == "ppo-2"
-    assert [client.record(client.run(run_name="ppo"))["name"] for _ in range(4)] == [f"ppo-{n}" for n in (3, 4, 5, 6)]
+    assert client.get_run(first)["name"] == "ppo"
+    assert client.get_run(second)["name"] == "ppo-2"
+    assert [client.get_run(client.create_run(run_name="ppo"))["name"] for _ in range(4)] == [
+        f"ppo-{n}" for n in (3, 4, 5, 6)
+    ]
     assert client.get("runs/get", run_id=second)["run"]["info"]["run_name"] == "ppo"
-    nameless = client.run(run_name="\x00", tags=[{"key": "k", "value": "a\x00b"}])
-    assert client.tags(nameless)["k"] == "ab"
+    nameless = client.create_run(run_name="\x00", tags=[{"key": "k", "value": "a\x00b"}])
+    assert client.get_tags(nameless)["k"] == "ab"
 
 
-def test_tags_and_params(client: Client) -> None:
-    """The first value of a param stands, the last of a tag; a tag can be deleted; runs end, go on and are hidden."""
-    run_id = client.run()
+def test_params_keep_their_first_value_and_tags_the_last(client: MlflowClient) -> None:
+    """Tags can be deleted; runs are ended, resumed, hidden and restored."""
+    run_id = client.create_run()
     for value in ("1", "2"):
         client.post("runs/log-parameter", {"run_id": run_id, "key": "lr", "value": value})
         client.post("runs/set-tag", {"run_id": run_id, "key": "t", "value": value})
     run = client.get("runs/get", run_uuid=run_id)["run"]
     assert run["data"]["params"] == [{"key": "lr", "value": "1"}]
-    assert client.tags(run_id)["t"] == "2"
+    assert client.get_tags(run_id)["t"] == "2"
     client.post("runs/delete-tag", {"run_id": run_id, "key": "t"})
-    assert "t" not in client.tags(run_id)
+    assert "t" not in client.get_tags(run_id)
     client.post("runs/update", {"run_id": run_id, "status": "KILLED"})
-    assert client.record(run_id)["status"] == "failed"
+    assert client.get_run(run_id)["status"] == "failed"
     assert client.post("runs/update", {"run_id": run_id, "status": "RUNNING"})["run_info"]["status"] == "RUNNING"
     client.post("runs/delete", {"run_id": run_id})
     assert client.post("runs/search", {"experiment_ids": ["0"]})["runs"] == []
@@ -209,19 +213,19 @@ def test_tags_and_params(client: Client) -> None:
     assert len(client.post("runs/search", {"experiment_ids": ["0"]})["runs"]) == 1
 
 
-def test_params_leave_room_for_tags(client: Client) -> None:
-    """A run with more params than labels have room keeps them all, and the tags by which a receiver finds its job."""
-    run_id = client.run()
+def test_params_do_not_use_up_the_limit_of_labels(client: MlflowClient) -> None:
+    """With 600 params a run keeps the tags by which a receiver finds its job."""
+    run_id = client.create_run()
     for start in range(0, 600, 100):
         params = [{"key": f"p{number}", "value": "v"} for number in range(start, start + 100)]
         client.post("runs/log-batch", {"run_id": run_id, "params": params})
     client.post("runs/set-tag", {"run_id": run_id, "key": "slurm_job_id", "value": "4711"})
-    record = client.record(run_id)
-    assert (len(record["params"]), record["labels"]["slurm_job_id"]) == (600, "4711")
+    stored_run = client.get_run(run_id)
+    assert (len(stored_run["params"]), stored_run["labels"]["slurm_job_id"]) == (600, "4711")
 
 
 @pytest.mark.parametrize(
-    ("params", "tags", "told"),
+    ("params", "tags", "total_steps"),
     [
         ({"max_steps": "900"}, {}, 900),
         ({"max_steps": "-1", "num_train_epochs": "3"}, {}, 600),
@@ -229,16 +233,18 @@ def test_params_leave_room_for_tags(client: Client) -> None:
         ({"max_steps": "soon"}, {}, None),
     ],
 )
-def test_the_planned_length(client: Client, params: dict[str, str], tags: dict[str, str], told: int | None) -> None:
-    """A param or a tag tells how long a run is planned to be, and so do transformers' epochs."""
-    run_id = client.run()
-    batch = {"run_id": run_id, "params": pairs(params), "tags": pairs(tags), "metrics": []}
+def test_planned_length_is_read_from_params_and_tags(
+    client: MlflowClient, params: dict[str, str], tags: dict[str, str], total_steps: int | None
+) -> None:
+    """So are the epochs of transformers."""
+    run_id = client.create_run()
+    batch = {"run_id": run_id, "params": build_items(params), "tags": build_items(tags), "metrics": []}
     client.post("runs/log-batch", batch)
-    client.post("runs/log-batch", {"run_id": run_id, "metrics": metrics("epoch", [0.01], 2)})
-    client.post("runs/log-batch", {"run_id": run_id, "metrics": metrics("epoch", [0.5], 100)})
-    record = client.record(run_id)
-    assert (record["total_steps"], record["length_known"]) == (told, told not in (None, 50))
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": build_metrics("epoch", [0.01], 2)})
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": build_metrics("epoch", [0.5], 100)})
+    stored_run = client.get_run(run_id)
+    assert (stored_run["total_steps"], stored_run["length_known"]) == (total_steps, total_steps not in (None, 50))
 
 
-def pairs(items: dict[str, str]) -> list[dict[str, str]]:
+def build_items(items: dict[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in items.items()]

@@ -1,4 +1,4 @@
-"""Lightning's MLFlowLogger on a tiny module made on the spot, all checkpoints logged; prints the run's id."""
+"""Lightning's MLFlowLogger and autologging on a tiny module, with its checkpoints; prints the ids of both runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import MLFlowLogger
 torch.set_num_threads(1)
 
 
-class Tiny(lightning.LightningModule):
-    """A line through some points."""
+class LinearModule(lightning.LightningModule):
+    """A linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ lightning.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
     default_root_dir="output",
-).fit(Tiny(), loader, loader)
+).fit(LinearModule(), loader, loader)
 assert logger.run_id is not None
 assert mlflow.MlflowClient().list_artifacts(logger.run_id) != []
 print(logger.run_id)
@@ -58,7 +58,7 @@ lightning.Trainer(
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
-).fit(Tiny(), loader, loader)
+).fit(LinearModule(), loader, loader)
 mlflow.pytorch.autolog(disable=True)
 run = mlflow.last_active_run()
 assert run is not None

@@ -1,4 +1,4 @@
-"""Optuna's MLflow callback: a run for each trial; prints their ids."""
+"""Optuna's MLflow callback, which creates a run for each trial; prints their ids."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from optuna.integration import MLflowCallback
 warnings.simplefilter("ignore", ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-to_mlflow = MLflowCallback(tracking_uri=os.environ["MLFLOW_TRACKING_URI"], metric_name="score")
+callback = MLflowCallback(tracking_uri=os.environ["MLFLOW_TRACKING_URI"], metric_name="score")
 study = optuna.create_study(study_name="widths", direction="maximize")
-study.optimize(lambda trial: -((trial.suggest_float("x", -1, 1) - 0.5) ** 2), n_trials=3, callbacks=[to_mlflow])
+study.optimize(lambda trial: -((trial.suggest_float("x", -1, 1) - 0.5) ** 2), n_trials=3, callbacks=[callback])
 experiment = mlflow.get_experiment_by_name("widths")
 assert experiment is not None
 for run in mlflow.search_runs([experiment.experiment_id], output_format="list"):

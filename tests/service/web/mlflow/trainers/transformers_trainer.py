@@ -1,4 +1,4 @@
-"""transformers' Trainer with `report_to="mlflow"` on a tiny model, its checkpoints logged; prints the run's id."""
+"""The Trainer of transformers with `report_to="mlflow"` on a tiny model, with its checkpoints; prints the run's id."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 torch.set_num_threads(1)
 
 
-class Remember(TrainerCallback):
-    """Keeps the id of the run that transformers' own callback opened."""
+class RunIdCallback(TrainerCallback):
+    """Stores the id of the run that transformers' own callback opened."""
 
     run_id = ""
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         run = mlflow.active_run()
-        Remember.run_id = run.info.run_id if run is not None else self.run_id
+        RunIdCallback.run_id = run.info.run_id if run is not None else self.run_id
 
 
 model = LlamaForCausalLM(
@@ -53,8 +53,8 @@ Trainer(
     train_dataset=data,
     eval_dataset=data,
     compute_metrics=lambda _: {"accuracy": 0.5},
-    callbacks=[Remember()],
+    callbacks=[RunIdCallback()],
 ).train()
 mlflow.flush_async_logging()
 assert len(mlflow.search_logged_models(output_format="list")) == 2
-print(Remember.run_id)
+print(RunIdCallback.run_id)

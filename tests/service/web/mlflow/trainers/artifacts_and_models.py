@@ -1,4 +1,4 @@
-"""What scripts do with MLflow besides metrics: artifacts, models, inputs, searches; prints the run's id."""
+"""Uses of MLflow other than metrics: artifacts, models, inputs and searches; prints the id of its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlflow.data.pandas_dataset import from_pandas
 
 folder = Path(tempfile.mkdtemp())
 accelerator = Accelerator(log_with="mlflow", cpu=True)
-accelerator.init_trackers("habits", config={"lr": 1e-6}, init_kwargs={"mlflow": {"run_name": "ppo"}})
+accelerator.init_trackers("scripts", config={"lr": 1e-6}, init_kwargs={"mlflow": {"run_name": "ppo"}})
 run = mlflow.active_run()
 assert run is not None
 accelerator.log({"eval_accuracy": 0.5}, step=1)
@@ -31,10 +31,12 @@ mlflow.log_figure(figure, "curve.png")
 (folder / "checkpoint" / "weights.bin").write_bytes(b"w" * 3_000_000)
 (folder / "checkpoint" / "empty.txt").write_text("")
 mlflow.log_artifacts(str(folder / "checkpoint"), "checkpoint-1")
-listed = {item.path for item in mlflow.artifacts.list_artifacts(run_id=run.info.run_id)}
-assert listed == {"notes", "config.json", "curve.png", "checkpoint-1"}, listed
-inside = {(item.path, item.file_size) for item in mlflow.MlflowClient().list_artifacts(run.info.run_id, "checkpoint-1")}
-assert inside == {("checkpoint-1/weights.bin", 3_000_000), ("checkpoint-1/empty.txt", 0)}, inside
+artifact_paths = {item.path for item in mlflow.artifacts.list_artifacts(run_id=run.info.run_id)}
+assert artifact_paths == {"notes", "config.json", "curve.png", "checkpoint-1"}, artifact_paths
+checkpoint_files = {
+    (item.path, item.file_size) for item in mlflow.MlflowClient().list_artifacts(run.info.run_id, "checkpoint-1")
+}
+assert checkpoint_files == {("checkpoint-1/weights.bin", 3_000_000), ("checkpoint-1/empty.txt", 0)}, checkpoint_files
 assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/notes/hello.txt") == "hello"
 copy = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="checkpoint-1", dst_path=str(folder))
 assert (Path(copy) / "weights.bin").stat().st_size == 3_000_000
@@ -46,17 +48,17 @@ mlflow.log_model_params({"size": "7b"}, model_id=model.model_id)
 mlflow.finalize_logged_model(model.model_id, "READY")
 
 mlflow.set_experiment_tag("team", "alignment")
-assert [found.name for found in mlflow.search_experiments(filter_string="name LIKE 'hab%'")] == ["habits"]
-best = mlflow.search_runs(
+assert [item.name for item in mlflow.search_experiments(filter_string="name LIKE 'scr%'")] == ["scripts"]
+matching_runs = mlflow.search_runs(
     search_all_experiments=True, filter_string="metrics.eval_accuracy > 0.4", output_format="list"
 )
-assert [found.info.run_id for found in best] == [run.info.run_id]
+assert [item.info.run_id for item in matching_runs] == [run.info.run_id]
 
-mine = folder / "mine"
-own_place = mlflow.create_experiment("own place", artifact_location=mine.as_uri())
-with mlflow.start_run(experiment_id=own_place, nested=True):
+location = folder / "location"
+experiment_id = mlflow.create_experiment("own location", artifact_location=location.as_uri())
+with mlflow.start_run(experiment_id=experiment_id, nested=True):
     mlflow.log_text("here", "a.txt")
-assert [file.name for file in mine.rglob("a.txt")] == ["a.txt"]
+assert [file.name for file in location.rglob("a.txt")] == ["a.txt"]
 mlflow.set_tag("slurm_job_id", "4711")
 accelerator.end_training()
 print(run.info.run_id)
