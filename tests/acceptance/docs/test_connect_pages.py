@@ -23,7 +23,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.acceptance.docs import trainers
+from tests.acceptance.docs import trainer_snippets
 from tests.acceptance.docs.connect_pages import FOLLOWED, NOT_RUN, PAGES, find_blocks, read_block
 from tests.acceptance.docs.documents import ROOT, blocks_of
 from tests.acceptance.docs.test_quickstart import write_script
@@ -178,7 +178,7 @@ def test_readme_ends_with_a_stop(project: Project) -> None:
     (command,) = re.findall(r"`(evalstop project set [^`]+)`", (ROOT / "README.md").read_text())
     project.shell(command)
     (block,) = (block for block in blocks_of(ROOT / "README.md") if block.is_step)
-    project.python(trainers.EVALUATE + block.text)
+    project.python(trainer_snippets.EVALUATE + block.text)
     project.check_stopped("ppo-7b-seed3", "obeyed")
 
 
@@ -228,7 +228,7 @@ def test_streams_end_with_a_stop(project: Project) -> None:
 def test_declared_roles_end_with_a_stop(name: str, project: Project) -> None:
     """One eval, or several that fall together; and patterns for those who declare none."""
     project.shell(write_script(ROOT / "docs/roles.md"))
-    (project.folder / "declare.py").write_text(read_block(name) + trainers.DECLARING)
+    (project.folder / "declare.py").write_text(read_block(name) + trainer_snippets.DECLARING)
     project.shell("python declare.py declared")
     project.check_stopped("declared", "obeyed")
 
@@ -245,7 +245,7 @@ def test_a_policy_that_parks_has_a_receiver(project: Project) -> None:
 @pytest.mark.real
 def test_the_client_in_its_tab_ends_with_a_stop(project: Project) -> None:
     """A loop of one's own asks, and ends."""
-    evaluate = trainers.EVALUATE.replace(", 0.01, step / 1000", "")
+    evaluate = trainer_snippets.EVALUATE.replace(", 0.01, step / 1000", "")
     project.python(evaluate + read_block("client tab"))
     project.check_stopped("client-1", "obeyed")
 
@@ -253,7 +253,7 @@ def test_the_client_in_its_tab_ends_with_a_stop(project: Project) -> None:
 @pytest.mark.real
 def test_the_callback_in_its_tab_ends_with_a_stop(project: Project) -> None:
     """One line in a trainer that declares nothing."""
-    trainer = trainers.TRAINER_OF_TRANSFORMERS.replace("eval_gsm8k", "eval_accuracy")
+    trainer = trainer_snippets.TRAINER_OF_TRANSFORMERS.replace("eval_gsm8k", "eval_accuracy")
     project.python(read_block("callbacks tab") + "(callback,) = callbacks\n" + trainer)
     project.check_stopped("callback-1", "obeyed")
 
@@ -261,7 +261,7 @@ def test_the_callback_in_its_tab_ends_with_a_stop(project: Project) -> None:
 @pytest.mark.real
 def test_mlflow_in_its_tab_ends_with_a_stop(project: Project) -> None:
     """A script that logs to MLflow and follows its tags."""
-    script = read_block("mlflow should_stop") + trainers.LOGGING_TO_MLFLOW + trainers.FOLLOWING_MLFLOW
+    script = read_block("mlflow should_stop") + trainer_snippets.LOGGING_TO_MLFLOW + trainer_snippets.FOLLOWING_MLFLOW
     (project.folder / "train.py").write_text(script)
     project.shell(read_block("mlflow tab"))
     project.check_stopped("logged", "obeyed")
@@ -272,8 +272,8 @@ def test_callbacks_end_with_a_stop(project: Project) -> None:
     """transformers' by the policy that the page names, and many processes, here one, by a person's word."""
     parts = (
         read_block("transformers"),
-        trainers.TRAINER_OF_TRANSFORMERS,
-        trainers.LOSS_THAT_SOMEBODY_STOPS,
+        trainer_snippets.TRAINER_OF_TRANSFORMERS,
+        trainer_snippets.LOSS_THAT_SOMEBODY_STOPS,
         read_block("many processes"),
     )
     project.python("\n".join(parts), EVALSTOP_RUN_NAME="tuned")
@@ -286,7 +286,7 @@ def test_mlflow_ends_with_a_stop(project: Project) -> None:
     """A client that asks for its tags obeys, with the labels that the page has a Slurm job set."""
     exported = read_block("mlflow address").replace("http://127.0.0.1:8787", project.environment["EVALSTOP_URL"])
     (project.folder / "logs.py").write_text(
-        read_block("mlflow should_stop") + trainers.LOGGING_TO_MLFLOW + trainers.FOLLOWING_MLFLOW
+        read_block("mlflow should_stop") + trainer_snippets.LOGGING_TO_MLFLOW + trainer_snippets.FOLLOWING_MLFLOW
     )
     script = exported + read_block("mlflow slurm labels") + "python logs.py"
     project.shell(script, SLURM_JOB_ID="7", SLURM_CLUSTER_NAME="c")
@@ -297,7 +297,7 @@ def test_mlflow_ends_with_a_stop(project: Project) -> None:
 @pytest.mark.real
 def test_a_client_of_mlflow_that_never_asks_is_ended_from_outside(project: Project) -> None:
     """Not a line of it knows of EvalStop; the process receiver that started it proves that it is gone."""
-    (project.folder / "logs.py").write_text(trainers.LOGGING_TO_MLFLOW + trainers.KILLED_WHILE_LOGGING)
+    (project.folder / "logs.py").write_text(trainer_snippets.LOGGING_TO_MLFLOW + trainer_snippets.KILLED_WHILE_LOGGING)
     exported = read_block("mlflow address").replace("http://127.0.0.1:8787", project.environment["EVALSTOP_URL"])
     listen = _free()
     receiver = f"exec evalstop-receiver process --listen {listen} --job-key-env EVALSTOP_KEY -- python logs.py"

@@ -144,7 +144,7 @@ def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
         pinned,
         beside / "several_eval_sets.py",
         beside / "kubeflow_reporter.py",
-        beside / "trained_twice.py",
+        beside / "train_twice.py",
     ]
     command = [sys.executable, "-c", ONE_BY_ONE, *map(str, files)]
     parts = play(command, environment_of(service, folder), folder).split("example: ")[1:]
@@ -176,7 +176,7 @@ def test_a_second_training_of_a_script_is_a_run_of_its_own(
     framework: str, service: Service, printed: dict[str, str]
 ) -> None:
     """`Trainer.train()` twice and `fit()` twice with one callback: both are watched, the second as name-2."""
-    assert "trained_twice" in printed
+    assert "train_twice" in printed
     again = run_of(service, f"twice-{framework}-2")
     assert (again["status"], again["attempt"], again["last_step"]) == ("completed", 1, 4)
     headers = {"Authorization": f"Bearer {service.key}"}
