@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback: verifies each signature by the published recipe and records what came."""
+"""A webhook receiver on loopback that verifies each signature as documented, and records the events."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from typing import Any
 
 
 class FakeReceiver:
-    """Takes its time before it answers, and fails now and then, so that a killed sender has sent and not settled."""
+    """Answers late and fails one request in ten, so that a killed worker leaves deliveries sent but not settled."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.secret = ""
         self.bodies: dict[str, set[bytes]] = defaultdict(set)
-        self.forged = 0
-        self.arrived = 0
-        self._chance = chance
+        self.invalid_signatures = 0
+        self.received_count = 0
+        self._rng = rng
         self._changed = threading.Condition()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                status = receiver.take(dict(self.headers), body)
+                status = receiver.record_request(dict(self.headers), body)
                 try:
                     self.send_response(status)
                     self.send_header("content-length", "0")
                     self.end_headers()
                 except OSError:
-                    pass  # the sender was killed meanwhile
+                    pass  # the sender has been killed
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass
@@ -50,27 +50,27 @@ class FakeReceiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
-    def take(self, headers: dict[str, str], body: bytes) -> int:
-        """Record a request and give the status to answer."""
+    def record_request(self, headers: dict[str, str], body: bytes) -> int:
+        """Record a request; returns the status to answer."""
         headers = {name.lower(): value for name, value in headers.items()}
         with self._changed:
             if not self._is_signed(headers, body):
-                self.forged += 1
+                self.invalid_signatures += 1
                 return 401
             self.bodies[headers["webhook-id"]].add(body)
-            self.arrived += 1
+            self.received_count += 1
             self._changed.notify_all()
-            failing, seconds = self._chance.random() < 0.1, self._chance.uniform(0.0, 0.05)
+            failing, seconds = self._rng.random() < 0.1, self._rng.uniform(0.0, 0.05)
         time.sleep(seconds)
         return 500 if failing else 200
 
     def wait_for(self, condition: Callable[[], bool], timeout_seconds: float) -> bool:
-        """Wait until the condition holds, looking again at each arrival; False when it did not in time."""
+        """Wait until the condition holds, checked after each request; False on timeout."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_seconds)
 
     def events(self, event_type: str) -> list[dict[str, Any]]:
-        """The data of the events of a type that came, each once."""
+        """The data of the events of a type, each once."""
         with self._changed:
             documents = [json.loads(next(iter(bodies))) for bodies in self.bodies.values()]
         return [document["data"] for document in documents if document["type"] == event_type]

@@ -1,4 +1,4 @@
-"""The service's own commands as real processes that can be killed."""
+"""The commands of the service as real processes that tests can kill and start again."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from typing import Any
 
 from tests.fixtures.forked_commands import ForkedCommand
 
-OF_PYTHON = {"LD_PRELOAD", "PYTHONPATH"}
+FAST_DELIVERY = {
+    "EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1",
+    "EVALSTOP_DELIVERY_LEASE_SECONDS": "1.5",
+    "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.05",
+    "EVALSTOP_DELIVERY_POLL_SECONDS": "0.02",
+}
+"""Settings with which another worker soon takes over the deliveries of a killed one."""
+
+PYTHON_VARIABLES = {"LD_PRELOAD", "PYTHONPATH"}
 """Variables that change how Python itself starts."""
 
 
 class Program:
-    """One `evalstop` command: started, told to end or killed, started again.
+    """One `evalstop` command that can be started, terminated, killed and started again.
 
-    `under`: the words of a command that it is started by, such as `prlimit` or `unshare`, which becomes the program.
-    Without them, and without a variable that is meant for Python, it is forked from a process that has imported it.
+    `under` is the command line of a wrapper such as `prlimit` or `unshare`. Without a wrapper, and without a variable
+    from PYTHON_VARIABLES, the command is forked from a process that has already imported it.
     """
 
     def __init__(self, log: Path, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
@@ -32,14 +40,14 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """The process id of the last start."""
         assert self._process is not None
         return self._process.pid
 
     def launch(self) -> None:
-        """Start it without waiting for it."""
+        """Start the process without waiting until it is ready."""
         environment = os.environ | self._environment
-        if not self._under and not OF_PYTHON & self._environment.keys():
+        if not self._under and not PYTHON_VARIABLES & self._environment.keys():
             self._process = ForkedCommand(self._arguments, environment, self._log)
             return
         with self._log.open("a") as log:
@@ -51,54 +59,54 @@ class Program:
                 text=True,
             )
 
-    def ready(self) -> str:
-        """The first line that it prints, which says that it is ready."""
+    def wait_until_ready(self) -> str:
+        """Wait for the first line of output, which is printed once the command is ready."""
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._arguments[0]} does not start:\n{self.said()[-5000:]}")
+            raise RuntimeError(f"{self._arguments[0]} does not start:\n{self.read_log()[-5000:]}")
         return line
 
     def start(self) -> str:
-        """Start it and give the first line that it prints."""
+        """Start the process; returns its first line of output."""
         self.launch()
-        return self.ready()
+        return self.wait_until_ready()
 
-    def ready_server(self) -> dict[str, Any]:
-        """The document that a server prints once it listens."""
-        document: dict[str, Any] = json.loads(self.ready())
+    def wait_until_server_ready(self) -> dict[str, Any]:
+        """Wait until a server listens; returns the JSON that it prints."""
+        document: dict[str, Any] = json.loads(self.wait_until_ready())
         return document
 
     def start_server(self) -> dict[str, Any]:
-        """Start it and give the document that it prints."""
+        """Start a server; returns the JSON that it prints."""
         self.launch()
-        return self.ready_server()
+        return self.wait_until_server_ready()
 
-    def said(self) -> str:
-        """Its log so far."""
+    def read_log(self) -> str:
+        """The log so far."""
         return self._log.read_text()
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         assert self._process is not None
         self._process.terminate()
 
     def wait(self, timeout_seconds: float) -> int:
-        """Wait for its end; gives its exit status."""
+        """Wait until the process exits; returns its exit status."""
         assert self._process is not None
         status = self._process.wait(timeout_seconds)
-        self._forget()
+        self._close_output()
         return status
 
     def kill(self) -> None:
-        """kill -9."""
+        """Send SIGKILL and wait."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._forget()
+            self._close_output()
 
-    def _forget(self) -> None:
+    def _close_output(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
         self._process.stdout.close()

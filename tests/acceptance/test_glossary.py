@@ -1,4 +1,4 @@
-"""One thing has one name: tables stand in the glossary, and no name uses a word that another word has replaced."""
+"""Names in code and database use the words of the glossary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = (
     ROOT / "lab" / "evalstop_lab",
 )
 
-INSTEAD = {
+REPLACEMENTS = {
     "arrival": "message or observation",
     "authority": "rollout stage",
     "bell": "wakeup",
@@ -49,11 +49,11 @@ INSTEAD = {
     "vigil": "stale-run monitor",
     "vital": "run health",
 }
-"""Words that nobody in the field uses, or that mean something else there, and what to say."""
+"""Words that the field does not use, or uses in another sense, and what to write instead."""
 
 FIELD_TERMS = re.compile(
     r"(choose|checkpoint|shutdown)_?signals?|signal_(each|name|number)|^signals?$"  # terms of operating systems,
-    r"|(change|operating|entry|check)_?points?",  # of statistics, and of software
+    r"|(change|operating|entry|check)_?points?",  # of statistics and software
     re.IGNORECASE,
 )
 
@@ -67,49 +67,49 @@ EXCEPTIONS = {
 }
 
 
-def find_forbidden(name: str) -> set[str]:
-    """The words of a name, in snake case or camel case, that another word has replaced."""
+def find_replaced_words(name: str) -> set[str]:
+    """The words of a name, in snake case or camel case, that have a replacement."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", FIELD_TERMS.sub("", name))
-    return {word.lower() for word in words if {word.lower(), word.lower().removesuffix("s")} & INSTEAD.keys()}
+    return {word.lower() for word in words if {word.lower(), word.lower().removesuffix("s")} & REPLACEMENTS.keys()}
 
 
 def list_names() -> Iterator[tuple[str, str]]:
-    """Every module, folder, class and function of the packages: where it stands, and its name."""
+    """Every module, folder, class and function of the packages: its place, and its name."""
     for package in PACKAGES:
         for file in package.rglob("*.py"):
-            where = file.relative_to(package.parent).as_posix()
-            if where.startswith("evalstop_service/migrations/"):
+            place = file.relative_to(package.parent).as_posix()
+            if place.startswith("evalstop_service/migrations/"):
                 continue
             for part in file.relative_to(package).with_suffix("").parts:
-                yield where, part
+                yield place, part
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     yield f"{package.name}.{node.name}", node.name
 
 
 def test_names_use_the_words_of_the_glossary() -> None:
-    """No module, class or function is named by a word that the glossary has another word for."""
-    found = {where: find_forbidden(name) for where, name in list_names() if find_forbidden(name)}
+    """No module, class or function is named by a word that has a replacement."""
+    replaced_words = {place: find_replaced_words(name) for place, name in list_names() if find_replaced_words(name)}
     hints = [
-        f"{where}: say {INSTEAD.get(word, INSTEAD.get(word.removesuffix('s')))} for {word}"
-        for where, words in sorted(found.items())
-        if where not in EXCEPTIONS
+        f"{place}: write {REPLACEMENTS.get(word, REPLACEMENTS.get(word.removesuffix('s')))} for {word}"
+        for place, words in sorted(replaced_words.items())
+        if place not in EXCEPTIONS
         for word in words
     ]
     assert hints == []
 
 
 def test_tables_and_columns_use_the_words_of_the_glossary() -> None:
-    """Every table stands in the glossary, and no table or column is named by a word that was replaced."""
+    """The glossary lists every table, and no table or column is named by a word that has a replacement."""
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     assert [table for table in metadata.tables if f"`{table}`" not in glossary] == []
     names = [f"{table}.{column.name}" for table, rows in metadata.tables.items() for column in rows.c]
-    assert [name for name in names if find_forbidden(name)] == []
+    assert [name for name in names if find_replaced_words(name)] == []
 
 
 def test_every_exception_is_needed() -> None:
-    """An exception whose name is gone is removed from the list."""
-    assert EXCEPTIONS - {where for where, name in list_names() if find_forbidden(name)} == set()
+    """An exception whose name no longer exists is removed from the list."""
+    assert EXCEPTIONS - {place for place, name in list_names() if find_replaced_words(name)} == set()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_every_exception_is_needed() -> None:
         ("_metric_of_a_signal", {"signal"}),
     ],
 )
-def test_a_planted_word_is_found(name: str, words: set[str]) -> None:
-    """Words are found in both ways of writing names, one and many, and terms of the field are left alone."""
-    assert find_forbidden(name) == words
+def test_replaced_words_are_found(name: str, words: set[str]) -> None:
+    """Words are found in snake case and camel case, in singular and plural; terms of the field are not."""
+    assert find_replaced_words(name) == words

@@ -1,4 +1,4 @@
-"""kill -9 between the rungs: whatever was handed out comes to an end, and no rung is taken twice."""
+"""Workers killed during escalation: every stop request reaches an end, and no step is taken twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 
 from tests.acceptance.fake_receiver import FakeReceiver
-from tests.acceptance.programs import Program
+from tests.acceptance.programs import FAST_DELIVERY, Program
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.project_fixture import DECLINING_EVALS, ProjectFixture, set_up_project
 
@@ -29,19 +29,13 @@ pytestmark = pytest.mark.real
 
 SEED = 20260102
 RUNS = 12
-DEADLINE_SECONDS = 150.0
-OVER = {DecisionState.CONFIRMED, DecisionState.FAILED}
-PACE = {
-    "EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1",
-    "EVALSTOP_DELIVERY_LEASE_SECONDS": "1.5",
-    "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.05",
-    "EVALSTOP_DELIVERY_POLL_SECONDS": "0.02",
-}
-LADDER = ["pending", "requested", "escalated", "escalated", "failed"]
+TIMEOUT_SECONDS = 150.0
+FINAL_STATES = {DecisionState.CONFIRMED, DecisionState.FAILED}
+ESCALATION_STATES = ["pending", "requested", "escalated", "escalated", "failed"]
 
 
-def create_project_for(database: Database, receiver: FakeReceiver) -> ProjectFixture:
-    """A project that is told of everything, where a stop may wait for a moment only."""
+def create_project(database: Database, receiver: FakeReceiver) -> ProjectFixture:
+    """A project that sends every event to the receiver, with a short veto window and confirmation time."""
     project = set_up_project(database, veto_window_seconds=0.3)
     with database.transaction() as tx:
         project_row = projects.lock_project(tx, project.id)
@@ -51,67 +45,78 @@ def create_project_for(database: Database, receiver: FakeReceiver) -> ProjectFix
     return project
 
 
-def confirm(project: ProjectFixture, receiver: FakeReceiver, wanted: set[UUID], end: threading.Event) -> None:
-    """Report the end of the wanted decisions as soon as their stops have come, twice each."""
-    left = {str(key) for key in wanted}
-    while left and not end.wait(0.02):
-        for key in left & {data["decision"]["id"] for data in receiver.events("run.stop_requested")}:
+def report_confirmations(
+    project: ProjectFixture, receiver: FakeReceiver, decision_ids: set[UUID], ending: threading.Event
+) -> None:
+    """Report these decisions as confirmed, twice each, once their stop requests have arrived."""
+    remaining = {str(decision_id) for decision_id in decision_ids}
+    while remaining and not ending.wait(0.02):
+        for decision_id in remaining & {data["decision"]["id"] for data in receiver.events("run.stop_requested")}:
             for _ in range(2):
-                said = Reported(utc_now(), DecisionState.CONFIRMED, "receiver", "gone", {})
-                commands.record_report(project.database, project.id, UUID(key), said)
-            left.discard(key)
+                report = Reported(utc_now(), DecisionState.CONFIRMED, "receiver", "gone", {})
+                commands.record_report(project.database, project.id, UUID(decision_id), report)
+            remaining.discard(decision_id)
 
 
-def kill_until_over(workers: list[Program], project: ProjectFixture, chance: random.Random) -> int:
-    """Kill one worker after the other, at any moment after its start; how often, until all decisions are over."""
-    kills, deadline = 0, time.monotonic() + DEADLINE_SECONDS
+def kill_until_final(workers: list[Program], project: ProjectFixture, rng: random.Random) -> int:
+    """Kill and restart random workers until all decisions are final; returns the number of kills."""
+    kills, deadline = 0, time.monotonic() + TIMEOUT_SECONDS
     while True:
-        worker = chance.choice(workers)
+        worker = rng.choice(workers)
         worker.kill()
         worker.start()
         kills += 1
-        time.sleep(chance.uniform(0.2, 1.5))
+        time.sleep(rng.uniform(0.2, 1.5))
         with project.database.reading() as tx:
-            if {decision.state for decision in decisions.list_decisions(tx, project.id)} <= OVER:
+            if {decision.state for decision in decisions.list_decisions(tx, project.id)} <= FINAL_STATES:
                 return kills
-        assert time.monotonic() < deadline, "they do not come to an end"
+        assert time.monotonic() < deadline, "some decisions do not reach a final state"
 
 
-def states(project: ProjectFixture, run: Run) -> list[str]:
+def list_states(project: ProjectFixture, run: Run) -> list[str]:
     return [row["state"] for row in project.load_rows(tables.decision_changes, run)]
 
 
 @pytest.mark.timeout(300)
-def test_no_rung_is_taken_twice(database_url: str, tmp_path: Path) -> None:
-    """With workers killed at random each stop is confirmed, or asked for again, then harder, then told as failed."""
-    database, chance, end = Database(database_url), random.Random(SEED), threading.Event()
+def test_killed_workers_escalate_each_stop_once(database_url: str, tmp_path: Path) -> None:
+    """Each stop is confirmed, or requested, escalated and reported as failed, once each, although workers are
+    killed."""
+    database, rng, ending = Database(database_url), random.Random(SEED), threading.Event()
     count = 1 if database.embedded else 2
     logs = [tmp_path / f"{number}.log" for number in range(count)]
-    workers = [Program(log, "deliver", EVALSTOP_DATABASE_URL=database_url, **PACE) for log in logs]
+    workers = [Program(log, "deliver", EVALSTOP_DATABASE_URL=database_url, **FAST_DELIVERY) for log in logs]
     with ExitStack() as stack:
         stack.callback(database.close)
         receiver = stack.enter_context(FakeReceiver(random.Random(SEED)))
-        project = create_project_for(database, receiver)
+        project = create_project(database, receiver)
         runs = [project.open_run() for _ in range(RUNS)]
-        made = [project.submit(run, Observations(tuple(DECLINING_EVALS)), utc_now()).decision for run in runs]
-        answered = {one.id for one in made[::3] if one is not None}
-        reporter = threading.Thread(target=confirm, args=(project, receiver, answered, end))
+        decisions_made = [project.submit(run, Observations(tuple(DECLINING_EVALS)), utc_now()).decision for run in runs]
+        confirmed_ids = {decision.id for decision in decisions_made[::3] if decision is not None}
+        reporter = threading.Thread(target=report_confirmations, args=(project, receiver, confirmed_ids, ending))
         reporter.start()
         stack.callback(reporter.join)
-        stack.callback(end.set)
+        stack.callback(ending.set)
         for worker in workers:
             stack.callback(worker.kill)
             worker.launch()
-        assert kill_until_over(workers, project, chance) >= 2
-        for run, decision in zip(runs, made, strict=True):
+        assert kill_until_final(workers, project, rng) >= 2
+        for run, decision in zip(runs, decisions_made, strict=True):
             assert decision is not None
-            told = Counter(row["type"] for row in project.load_rows(tables.events, run))
-            if decision.id in answered:
-                assert (states(project, run)[-1], told["run.stopped"], told["run.stop_failed"]) == ("confirmed", 1, 0)
+            event_counts = Counter(row["type"] for row in project.load_rows(tables.events, run))
+            if decision.id in confirmed_ids:
+                assert (
+                    list_states(project, run)[-1],
+                    event_counts["run.stopped"],
+                    event_counts["run.stop_failed"],
+                ) == ("confirmed", 1, 0)
             else:
-                assert states(project, run) == LADDER
-                assert (told["run.stop_requested"], told["run.stop_escalated"], told["run.stop_failed"]) == (2, 1, 1)
-        failures = RUNS - len(answered)
-        assert receiver.wait_for(lambda: len(receiver.events("run.stop_failed")) == failures, DEADLINE_SECONDS)
+                assert list_states(project, run) == ESCALATION_STATES
+                assert (
+                    event_counts["run.stop_requested"],
+                    event_counts["run.stop_escalated"],
+                    event_counts["run.stop_failed"],
+                ) == (2, 1, 1)
+        failures = RUNS - len(confirmed_ids)
+        assert receiver.wait_for(lambda: len(receiver.events("run.stop_failed")) == failures, TIMEOUT_SECONDS)
         assert all(len(bodies) == 1 for bodies in receiver.bodies.values())
         assert not any("Traceback" in log.read_text() for log in logs)

@@ -51,7 +51,7 @@ class Replicas:
     def __init__(self, programs: Sequence[Program]) -> None:
         self.programs = programs
         self._lock = threading.Lock()
-        self._urls = {program: str(program.ready_server()["url"]) for program in programs}
+        self._urls = {program: str(program.wait_until_server_ready()["url"]) for program in programs}
 
     @property
     def url(self) -> str:

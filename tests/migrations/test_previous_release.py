@@ -207,4 +207,4 @@ def test_previous_and_new_release_share_a_database(empty_url: str, old: Release,
         # The old release delivers the decisions of both.
         assert receiver.wait_for(lambda: len(receiver.bodies) >= 2, 60)
         assert {event["run"]["id"] for event in receiver.events("run.stop_requested")} == {shared, resumed}
-        assert receiver.forged == 0
+        assert receiver.invalid_signatures == 0

@@ -1,4 +1,4 @@
-"""The documents, and a service for their examples to talk to."""
+"""A running service for the examples of the documents."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pytest
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """An environment in which `evalstop up` answers and everything that an example writes goes to a folder of ours."""
+    """The environment of an example: a running `evalstop up`, and a temporary folder for what the example writes."""
     folder = tmp_path_factory.mktemp("service")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
-    plain["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8"  # as `make run` has it
-    plain["EVALSTOP_HELD_OUT_SHARE"] = "0"  # an example that shows a stop is not to leave it to chance
-    plain["EVALSTOP_MAX_MODE"] = "enforce"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
+    environment["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8"  # as set by `make run`
+    environment["EVALSTOP_HELD_OUT_SHARE"] = "0"  # examples that show a stop need one every time
+    environment["EVALSTOP_MAX_MODE"] = "enforce"
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     log = folder / "log"
     with log.open("w") as errors:
-        up = subprocess.Popen(command, cwd=folder, env=plain, stdout=subprocess.PIPE, stderr=errors, text=True)
+        up = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert up.stdout is not None
     try:
-        said = up.stdout.readline()
-        assert said, log.read_text()
-        ready = json.loads(said)
-        yield plain | {
+        line = up.stdout.readline()
+        assert line, log.read_text()
+        ready = json.loads(line)
+        yield environment | {
             "EVALSTOP_URL": ready["url"],
             "EVALSTOP_KEY": ready["key"],
             "EVALSTOP_SPOOL": str(folder / "spool"),

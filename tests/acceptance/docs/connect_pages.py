@@ -1,14 +1,13 @@
-"""The pages by which one connects a trainer or a scheduler, and what becomes of each of their code blocks in the tests.
+"""The pages on connecting trainers and schedulers, and which test runs each of their code blocks.
 
-A block is marked as a step of its page, or followed by a test that takes it from here, or stands among those that no
-test runs, with the reason.
+A block is a step of its page, or taken by a test from here, or listed with the reason why no test runs it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.acceptance.docs.documents import ROOT, Block, blocks_of
+from tests.acceptance.docs.documents import ROOT, Block, read_blocks
 
 PAGES = (
     "README",
@@ -24,81 +23,81 @@ PAGES = (
     "docs/kubernetes",
     "docs/park",
 )
-"""Where one begins, and what stands in the site below Connect a trainer and Connect a scheduler."""
+"""README, the quickstart, and the pages below Connect a trainer and Connect a scheduler in the site's menu."""
 
 
 @dataclass(frozen=True)
-class Followed:
-    """A block that a test runs: `words` tell it from the others of its page, `test` is the file of that test."""
+class BlockUnderTest:
+    """A code block that a test runs: `words` occur in no other block of the page; `test` is the test's file."""
 
     page: str
     words: str
     test: str
 
 
-HERE = "tests/acceptance/docs/test_connect_pages.py"
+CONNECT_PAGES = "tests/acceptance/docs/test_connect_pages.py"
 SLURM = "tests/clients/receivers/slurm/test_documented_commands.py"
 KUBERNETES = "tests/clients/receivers/kubernetes/cluster.py"
-STORY = "tests/clients/receivers/kubernetes/test_end_to_end.py"
+KUBERNETES_END_TO_END = "tests/clients/receivers/kubernetes/test_end_to_end.py"
 DEPLOYMENT = "tests/acceptance/docs/test_deployment_pages.py"
 RECEIVERS = "tests/clients/receivers/test_documented_receivers.py"
 
-FOLLOWED = {
-    "client tab": Followed("docs/ways-in", 'init("client-1"', HERE),
-    "callbacks tab": Followed("docs/ways-in", "callbacks.transformers", HERE),
-    "mlflow tab": Followed("docs/ways-in", "MLFLOW_TRACKING_URI=", HERE),
-    "transformers": Followed("docs/callbacks", "callbacks.transformers", HERE),
-    "many processes": Followed("docs/callbacks", "DistributedRun(", HERE),
-    "tensorboard": Followed("docs/callbacks", "watch-tensorboard", HERE),
-    "mlflow address": Followed("docs/mlflow", "MLFLOW_TRACKING_URI=", HERE),
-    "mlflow slurm labels": Followed("docs/mlflow", "SLURM_JOB_ID", HERE),
-    "mlflow pod labels": Followed("docs/mlflow", "$(EVALSTOP_KUBERNETES_NAME)", HERE),
-    "mlflow should_stop": Followed("docs/mlflow", "def should_stop", HERE),
-    "declared": Followed("docs/roles", '"reward": {"role": "proxy"}', HERE),
-    "several evals": Followed("docs/roles", '"weight": 2', HERE),
-    "any scheduler": Followed("docs/receivers", "evalstop-receiver command", HERE),
-    "30 lines": Followed("docs/receivers", "import base64", HERE),
-    "bash": Followed("docs/receivers", "pull/endpoints/$ENDPOINT/claim", HERE),
-    "slurm": Followed("docs/slurm", "--name slurm-receiver", SLURM),
-    "slurm pull": Followed("docs/receivers", "slurm --pull", SLURM),
-    "batch script": Followed("docs/slurm", "trap ", RECEIVERS),
-    "pods of jobs": Followed("docs/kubernetes", "metadata.labels['job-name']", KUBERNETES),
-    "other pods": Followed("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
-    "outside a cluster": Followed("docs/kubernetes", "--kubeconfig", STORY),
-    "asked to save": Followed("docs/kubernetes", "def is_asked_to_save", HERE),
-    "unit": Followed("docs/slurm", "[Service]", DEPLOYMENT),
-    "kubectl secret": Followed("docs/kubernetes", "kubectl create namespace", DEPLOYMENT),
-    "kubectl apply": Followed("docs/kubernetes", "kubectl apply", DEPLOYMENT),
-    "helm receiver": Followed("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),
-    "service in a cluster": Followed("docs/kubernetes", "--set service.database", DEPLOYMENT),
-    "endpoint that parks": Followed("docs/park", "--event run.park_requested", HERE),
-    "parks": Followed("docs/park", '"action": "park"', HERE),
+TESTED_BLOCKS = {
+    "client tab": BlockUnderTest("docs/ways-in", 'init("client-1"', CONNECT_PAGES),
+    "callbacks tab": BlockUnderTest("docs/ways-in", "callbacks.transformers", CONNECT_PAGES),
+    "mlflow tab": BlockUnderTest("docs/ways-in", "MLFLOW_TRACKING_URI=", CONNECT_PAGES),
+    "transformers": BlockUnderTest("docs/callbacks", "callbacks.transformers", CONNECT_PAGES),
+    "many processes": BlockUnderTest("docs/callbacks", "DistributedRun(", CONNECT_PAGES),
+    "tensorboard": BlockUnderTest("docs/callbacks", "watch-tensorboard", CONNECT_PAGES),
+    "mlflow address": BlockUnderTest("docs/mlflow", "MLFLOW_TRACKING_URI=", CONNECT_PAGES),
+    "mlflow slurm labels": BlockUnderTest("docs/mlflow", "SLURM_JOB_ID", CONNECT_PAGES),
+    "mlflow pod labels": BlockUnderTest("docs/mlflow", "$(EVALSTOP_KUBERNETES_NAME)", CONNECT_PAGES),
+    "mlflow should_stop": BlockUnderTest("docs/mlflow", "def should_stop", CONNECT_PAGES),
+    "declared": BlockUnderTest("docs/roles", '"reward": {"role": "proxy"}', CONNECT_PAGES),
+    "several evals": BlockUnderTest("docs/roles", '"weight": 2', CONNECT_PAGES),
+    "any scheduler": BlockUnderTest("docs/receivers", "evalstop-receiver command", CONNECT_PAGES),
+    "30 lines": BlockUnderTest("docs/receivers", "import base64", CONNECT_PAGES),
+    "bash": BlockUnderTest("docs/receivers", "pull/endpoints/$ENDPOINT/claim", CONNECT_PAGES),
+    "slurm": BlockUnderTest("docs/slurm", "--name slurm-receiver", SLURM),
+    "slurm pull": BlockUnderTest("docs/receivers", "slurm --pull", SLURM),
+    "batch script": BlockUnderTest("docs/slurm", "trap ", RECEIVERS),
+    "pods of jobs": BlockUnderTest("docs/kubernetes", "metadata.labels['job-name']", KUBERNETES),
+    "other pods": BlockUnderTest("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
+    "outside a cluster": BlockUnderTest("docs/kubernetes", "--kubeconfig", KUBERNETES_END_TO_END),
+    "asked to save": BlockUnderTest("docs/kubernetes", "def is_asked_to_save", CONNECT_PAGES),
+    "unit": BlockUnderTest("docs/slurm", "[Service]", DEPLOYMENT),
+    "kubectl secret": BlockUnderTest("docs/kubernetes", "kubectl create namespace", DEPLOYMENT),
+    "kubectl apply": BlockUnderTest("docs/kubernetes", "kubectl apply", DEPLOYMENT),
+    "helm receiver": BlockUnderTest("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),
+    "service in a cluster": BlockUnderTest("docs/kubernetes", "--set service.database", DEPLOYMENT),
+    "endpoint that parks": BlockUnderTest("docs/park", "--event run.park_requested", CONNECT_PAGES),
+    "parks": BlockUnderTest("docs/park", '"action": "park"', CONNECT_PAGES),
 }
 
-EVALUATES = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
-JOBS = "needs a cluster; tests/clients/receivers/kubernetes/test_evaluator.py has one"
-NOT_RUN = {
-    ("README", "make demo"): "takes minutes, and a browser to look at it",
+NEEDS_MODEL = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
+NEEDS_CLUSTER = "needs a cluster; tests/clients/receivers/kubernetes/test_evaluator.py has one"
+UNTESTED_BLOCKS = {
+    ("README", "make demo"): "takes minutes, and needs a browser",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
     ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
     ("docs/ways-in", "KUBEFLOW_TRAINER"): "tests/acceptance/examples/kubeflow_reporter.py runs what reads it",
-    ("docs/kubernetes", "volumes:"): "what the tests' cluster writes for its pods by itself",
-    ("docs/http", '"error_count"'): "an answer, shown",
-    ("docs/evaluate-now", "run.eval_requests()"): EVALUATES,
-    ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): EVALUATES,
-    ("docs/evaluate-now", "--kubernetes-job"): JOBS,
-    ("docs/evaluate-now", '"difference"'): "a body, shown",
+    ("docs/kubernetes", "volumes:"): "the tests' cluster writes it for its pods",
+    ("docs/http", '"error_count"'): "an example of an answer",
+    ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
+    ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,
+    ("docs/evaluate-now", "--kubernetes-job"): NEEDS_CLUSTER,
+    ("docs/evaluate-now", '"difference"'): "an example of a request body",
 }
-"""By page and words: why no test runs the block as it stands."""
+"""By page and words: the reason why no test runs the block."""
 
 
 def find_blocks(page: str, words: str) -> list[Block]:
-    """The blocks of a page in which these words are and that are no steps of it."""
-    return [block for block in blocks_of(ROOT / f"{page}.md") if words in block.text and not block.is_step]
+    """The blocks of a page that contain these words and are not steps of it."""
+    return [block for block in read_blocks(ROOT / f"{page}.md") if words in block.text and not block.is_step]
 
 
 def read_block(name: str) -> str:
-    """The text of a block that is followed."""
-    followed = FOLLOWED[name]
-    (block,) = find_blocks(followed.page, followed.words)
+    """The text of a tested block."""
+    tested = TESTED_BLOCKS[name]
+    (block,) = find_blocks(tested.page, tested.words)
     return block.text

@@ -1,4 +1,4 @@
-"""Reads the Markdown of the repository: code blocks, links and headings."""
+"""Reads the repository's Markdown: code blocks, links and headings."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("", "docs", "docs/detectors", "docs/operations", "detectors", "service", "clients", "lab", "tests/data")
-FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-"""A block may be indented: in a tab."""
+CODE_BLOCK = re.compile(r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+"""A code block may be indented, as in a tab."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: `kind` is its language, `runs` whether it is marked as one that can be run by itself, `is_step`
-    whether it is run as a part of its page."""
+    """A code block.
+
+    `language` is its language, `runs` whether it is marked to run by itself, and `is_step` whether it is run as a part
+    of its page.
+    """
 
     file: Path
-    kind: str
+    language: str
     runs: bool
     is_step: bool
     text: str
@@ -29,40 +32,40 @@ class Block:
         return f"{self.file.relative_to(ROOT)}[{self.number}]"
 
 
-def documents() -> list[Path]:
-    """Every document for people."""
+def list_documents() -> list[Path]:
+    """Every Markdown document of the repository."""
     return sorted(file for folder in FOLDERS for file in (ROOT / folder).glob("*.md"))
 
 
-def blocks(kind: str) -> list[Block]:
-    """All code blocks of a language."""
-    return [block for file in documents() for block in blocks_of(file) if block.kind == kind]
+def list_blocks(language: str) -> list[Block]:
+    """The code blocks of all documents in a language."""
+    return [block for file in list_documents() for block in read_blocks(file) if block.language == language]
 
 
-def blocks_of(file: Path) -> list[Block]:
-    """All code blocks of a document, as they stand there."""
-    found = []
-    for number, match in enumerate(FENCE.finditer(file.read_text()), start=1):
+def read_blocks(file: Path) -> list[Block]:
+    """The code blocks of a document."""
+    blocks = []
+    for number, match in enumerate(CODE_BLOCK.finditer(file.read_text()), start=1):
         language, _, mark = match["info"].partition(" ")
         text = re.sub(f"^{match['indent']}", "", match["text"], flags=re.MULTILINE)
-        found.append(Block(file, language, mark == "run", mark in ("run", "script"), text, number))
-    return found
+        blocks.append(Block(file, language, mark == "run", mark in ("run", "script"), text, number))
+    return blocks
 
 
-def links(file: Path) -> list[str]:
-    """The targets of all links and pictures, code left aside."""
-    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", file.read_text()))
+def read_links(file: Path) -> list[str]:
+    """The targets of all links and images outside code."""
+    prose = re.sub(r"`[^`\n]*`", "", CODE_BLOCK.sub("", file.read_text()))
     return LINK.findall(prose)
 
 
-def anchors(file: Path) -> set[str]:
-    """The anchors that the headings of a document make, as GitHub names them."""
-    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", file.read_text()), re.MULTILINE)
+def read_anchors(file: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub derives them."""
+    headings = re.findall(r"^#+ (.+)$", CODE_BLOCK.sub("", file.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def commands(block: Block) -> list[str]:
-    """The commands of a shell block, one a line, comments and continuations resolved."""
+def read_commands(block: Block) -> list[str]:
+    """The commands of a shell block, one a line, with comments removed and continuations joined."""
     text = block.text.replace("\\\n", " ")
     lines = (re.sub(r"(^|\s+)#.*$", "", line).strip() for line in text.splitlines())
     return [line for line in lines if line]

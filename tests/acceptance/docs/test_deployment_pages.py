@@ -1,4 +1,4 @@
-"""The commands, units and files by which the pages deploy EvalStop, as far as they can be checked without a cluster."""
+"""The commands, units and manifests on the deployment pages, checked without a cluster."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ import pytest
 import yaml
 
 from tests.acceptance.docs.connect_pages import read_block
-from tests.acceptance.docs.documents import ROOT, Block, blocks_of, commands
-from tests.acceptance.packaging.test_deploy import MANIFESTS, rendered, validated
+from tests.acceptance.docs.documents import ROOT, Block, read_blocks, read_commands
+from tests.acceptance.packaging.test_deploy import MANIFESTS, assert_valid, load_manifests, render_chart
 
 PAGE = ROOT / "docs/kubernetes.md"
 
 
-def commands_of(*names: str) -> list[list[str]]:
-    """The commands of blocks of docs/kubernetes.md, as words."""
+def list_commands(*names: str) -> list[list[str]]:
+    """The commands of blocks of docs/kubernetes.md, each as a list of words."""
     blocks = [Block(PAGE, "sh", False, False, read_block(name), number) for number, name in enumerate(names)]
-    return [shlex.split(command) for block in blocks for command in commands(block)]
+    return [shlex.split(command) for block in blocks for command in read_commands(block)]
 
 
-def need(program: str) -> str:
-    """The path of a program, or the test is skipped."""
-    return shutil.which(program) or pytest.skip(f"there is no {program}")
+def require_program(program: str) -> str:
+    """The path of a program; skips the test where it is not installed."""
+    return shutil.which(program) or pytest.skip(f"{program} is not installed")
 
 
 def read_values(words: list[str]) -> dict[str, Any]:
-    """What `--set a.b=value` says, as Helm reads it: {x,y} is a list."""
+    """The values of `--set a.b=value` options, as Helm reads them: {x,y} is a list."""
     values: dict[str, Any] = {}
-    for option, said in itertools.pairwise(words):
+    for option, argument in itertools.pairwise(words):
         if option == "--set":
-            path, _, text = said.partition("=")
-            *above, last = path.split(".")
-            place = values
-            for name in above:
-                place = place.setdefault(name, {})
-            place[last] = text.strip("{}").split(",") if text.startswith("{") else yaml.safe_load(text)
+            path, _, text = argument.partition("=")
+            *parents, last = path.split(".")
+            section = values
+            for name in parents:
+                section = section.setdefault(name, {})
+            section[last] = text.strip("{}").split(",") if text.startswith("{") else yaml.safe_load(text)
     return values
 
 
 @pytest.mark.parametrize("name", ["helm receiver", "service in a cluster"])
-def test_what_helm_is_told_renders(name: str) -> None:
-    """The values that the page sets are ones that the chart has, and make what Kubernetes takes."""
-    (words,) = (words for words in commands_of(name) if words[0] == "helm")
+def test_documented_helm_values_render(name: str) -> None:
+    """The values that the page sets exist in the chart and render to valid objects."""
+    (words,) = (words for words in list_commands(name) if words[0] == "helm")
     assert (ROOT / words[words.index("evalstop") + 1]).is_dir()
-    items = rendered(read_values(words))
-    validated(items)
+    items = render_chart(read_values(words))
+    assert_valid(items)
     assert any(item["kind"] == "Role" for item in items) == (name == "helm receiver")
 
 
-def test_kubectl_takes_what_it_is_told() -> None:
-    """It parses what creates something, and would make it; what is applied are the manifests that others check."""
-    kubectl = need("kubectl")
-    made = []
-    for words in commands_of("kubectl secret", "kubectl apply", "service in a cluster"):
+def test_documented_kubectl_commands_are_valid() -> None:
+    """kubectl would create the objects, and applied files are among the tested manifests."""
+    kubectl = require_program("kubectl")
+    created = []
+    for words in list_commands("kubectl secret", "kubectl apply", "service in a cluster"):
         if "create" in words:
             command = [kubectl, *words[1:], "--dry-run=client", "--output=name"]
-            made.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+            created.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         elif "apply" in words:
             applied = {ROOT / name for option, name in itertools.pairwise(words) if option == "-f"}
             assert applied <= {*MANIFESTS}
-    assert made == ["namespace/evalstop", "secret/evalstop-receiver", "secret/evalstop"]
+    assert created == ["namespace/evalstop", "secret/evalstop-receiver", "secret/evalstop"]
 
 
-def test_secrets_and_addresses_are_those_that_the_deployments_read() -> None:
-    """The Secrets have the names that the manifests and the chart look for, the address is that of their Service."""
-    (words,) = (words for words in commands_of("helm receiver") if words[0] == "helm")
-    plain = [item for file in MANIFESTS for item in yaml.safe_load_all(file.read_text()) if item]
+def test_documented_names_match_the_deployments() -> None:
+    """Secret and Service names on the page are those of the manifests and of the chart."""
+    (words,) = (words for words in list_commands("helm receiver") if words[0] == "helm")
+    manifests = load_manifests(*MANIFESTS)
     address = re.search(r"http://([\w-]+)\.([\w-]+)\.svc:(\d+)/", PAGE.read_text())
     assert address is not None
-    for items in (plain, rendered(read_values(words), name="evalstop", namespace="evalstop")):
+    for items in (manifests, render_chart(read_values(words), name="evalstop", namespace="evalstop")):
         (service,) = (item for item in items if item["kind"] == "Service" and "receiver" in item["metadata"]["name"])
         assert service["metadata"]["name"] == address[1]
         assert service["spec"]["ports"][0]["port"] == int(address[3])
@@ -86,9 +86,9 @@ def test_secrets_and_addresses_are_those_that_the_deployments_read() -> None:
     assert address[2] == words[words.index("--namespace") + 1] == "evalstop"
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """It knows every section and setting, can start the program at boot, and finds it, put where it is here."""
-    analyze = need("systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """systemd-analyze knows every setting and finds the program; the unit starts at boot."""
+    analyze = require_program("systemd-analyze")
     unit = read_block("unit")
     program = Path(sys.executable).with_name("evalstop-receiver")
     assert "WantedBy=multi-user.target" in unit
@@ -96,22 +96,22 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     file.write_text(
         unit.replace("/opt/evalstop/bin/evalstop-receiver", str(program)).replace("User=evalstop", "User=root")
     )
-    done = subprocess.run([analyze, "verify", "--man=no", str(file)], capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if file.name in line]
-    assert (said, done.returncode) == ([], 0), done.stderr
+    result = subprocess.run([analyze, "verify", "--man=no", str(file)], capture_output=True, text=True)
+    messages = [line for line in result.stderr.splitlines() if file.name in line]
+    assert (messages, result.returncode) == ([], 0), result.stderr
 
 
-def test_compose_takes_the_file() -> None:
-    """Every key is one of the Compose Specification, and of the type that it says."""
+def test_compose_file_is_valid() -> None:
+    """docker-compose.yml conforms to the schema of the Compose Specification."""
     schema = json.loads((ROOT / "tests/data/compose-spec.json").read_text())
     document = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     assert [error.message for error in jsonschema_rs.validator_for(schema).iter_errors(document)] == []
 
 
-def test_compose_is_told_of_services_that_it_has() -> None:
-    """What operations run names a service of the file, and writes every variable that it demands."""
+def test_documented_compose_commands_name_services() -> None:
+    """The page's commands name services of the file, and set every variable that it requires."""
     text = (ROOT / "docker-compose.yml").read_text()
-    (block,) = (one for one in blocks_of(ROOT / "docs/operations.md") if "docker compose" in one.text)
+    (block,) = (block for block in read_blocks(ROOT / "docs/operations.md") if "docker compose" in block.text)
     services = yaml.safe_load(text)["services"]
     assert set(re.findall(r"docker compose run --rm (\w+)", block.text)) <= services.keys()
     assert set(re.findall(r"\$\{(\w+):\?", text)) == set(re.findall(r'echo "(\w+)=', block.text))

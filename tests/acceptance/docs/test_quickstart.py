@@ -1,4 +1,4 @@
-"""The quickstart, followed to the letter: one script in one shell, in a fresh folder."""
+"""The quickstart, followed literally as one script in an empty folder."""
 
 from __future__ import annotations
 
@@ -13,59 +13,71 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.acceptance.docs.documents import ROOT, Block, blocks
+from tests.acceptance.docs.documents import ROOT, Block, list_blocks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 LISTEN = "127.0.0.1:9000"
-PREAMBLE = """
+SCRIPT_HEADER = """
 set -uo pipefail
 trap '[ $? = 143 ] || exit 1' ERR
 """
-"""What fails ends the script, but for the receiver, which ends as its job did: by SIGTERM."""
+"""A failing command ends the script, except the receiver, which exits as its job did: by SIGTERM."""
+
+
+def find_free_address() -> str:
+    """A loopback address on which nothing listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 def write_script(page: Path) -> str:
-    """The blocks of a page that are steps, in the order in which they stand."""
-    steps = [block for kind in ("sh", "python") for block in blocks(kind) if block.file == page and block.is_step]
-    return PREAMBLE + "\n".join(map(_write_step, sorted(steps, key=lambda block: block.number)))
+    """A script of a page's steps, in the order of the page."""
+    steps = [
+        block
+        for language in ("sh", "python")
+        for block in list_blocks(language)
+        if block.file == page and block.is_step
+    ]
+    return SCRIPT_HEADER + "\n".join(map(_write_step, sorted(steps, key=lambda block: block.number)))
 
 
 def _write_step(block: Block) -> str:
-    return f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK\n" if block.kind == "python" else block.text
+    return f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK\n" if block.language == "python" else block.text
 
 
-def test_the_quickstart_ends_with_stops_that_saved_something(tmp_path: Path) -> None:
-    """Whoever follows it has one stop that was obeyed and one that was confirmed, hours saved, and nothing blocks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
-    plain |= {
-        "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8",  # as `make run` has it
+def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
+    """Following the quickstart gives an obeyed and a confirmed stop, and GPU-hours saved."""
+    listen = find_free_address()
+    base_environment = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
+    base_environment |= {
+        "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8",  # as set by `make run`
         "EVALSTOP_SPOOL": str(tmp_path / "spool"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     with (tmp_path / "log").open("w") as log:
-        up = subprocess.Popen(command, cwd=tmp_path, env=plain, stdout=subprocess.PIPE, stderr=log, text=True)
+        up = subprocess.Popen(
+            command, cwd=tmp_path, env=base_environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
     assert up.stdout is not None
     try:
         ready = json.loads(up.stdout.readline())
         script = write_script(ROOT / "docs/quickstart.md").replace(LISTEN, listen) + "\nevalstop doctor first-run\n"
         assert listen in script
-        environment = plain | {"EVALSTOP_URL": ready["url"], "EVALSTOP_KEY": ready["key"]}
-        done = subprocess.run(
+        environment = base_environment | {"EVALSTOP_URL": ready["url"], "EVALSTOP_KEY": ready["key"]}
+        result = subprocess.run(
             ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "WARNING" not in done.stderr, done.stderr
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "WARNING" not in result.stderr, result.stderr
         headers = {"Authorization": f"Bearer {ready['key']}"}
         with httpx.Client(base_url=f"{ready['url']}/api/v1", headers=headers, trust_env=False) as api:
-            found = api.get("/decisions").raise_for_status().json()["items"]
-            figures = api.get("/precision").raise_for_status().json()
-        assert sorted(decision["state"] for decision in found) == ["confirmed", "obeyed"]
-        assert figures["groups"][0]["gpu_hours"]["saved"] > 0
+            decisions = api.get("/decisions").raise_for_status().json()["items"]
+            precision = api.get("/precision").raise_for_status().json()
+        assert sorted(decision["state"] for decision in decisions) == ["confirmed", "obeyed"]
+        assert precision["groups"][0]["gpu_hours"]["saved"] > 0
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=30)

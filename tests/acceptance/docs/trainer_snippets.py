@@ -1,12 +1,12 @@
-"""What a reader of the pages writes around their code blocks: trainers whose evals fall, and what they are asked."""
+"""Code that surrounds the documents' code blocks: trainers whose evals fall."""
 
-EVALUATE = """
+EVALUATE_FUNCTION = """
 def train_and_evaluate(step):
-    run.flush()  # for the time that an evaluation takes
+    run.flush()  # stands for the time of an evaluation
     return 1 - ((step - 1000) / 1000) ** 2, 0.01, step / 1000
 """
 
-TRAINER_OF_TRANSFORMERS = """
+TRANSFORMERS_TRAINER = """
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 arguments = TrainingArguments(output_dir="checkpoints", use_cpu=True, report_to="none")
@@ -23,7 +23,7 @@ while not control.should_training_stop:
 callback.on_train_end(arguments, state, control)
 """
 
-LOSS_THAT_SOMEBODY_STOPS = """
+LOSS_STOPPED_BY_A_PERSON = """
 import evalstop
 
 
@@ -43,19 +43,19 @@ class Loss:
 loss = Loss()
 """
 
-DECLARING = """
+RUN_WITH_DECLARED_METRICS = """
 import sys
 import evalstop
 
 with evalstop.Run(sys.argv[1], metrics=metrics, total_steps=1000) as run:
     for step, score in enumerate((0.5, 0.9, 0.8, 0.7, 0.6)):
-        falls = {name: -score if said.get("direction") == "minimize" else score for name, said in metrics.items()}
-        run.log(falls, step=step)
+        scores = {name: -score if role.get("direction") == "minimize" else score for name, role in metrics.items()}
+        run.log(scores, step=step)
         run.flush(60)
     assert run.should_stop
 """
 
-LOGGING_TO_MLFLOW = """
+LOG_TO_MLFLOW = """
 import mlflow
 
 with mlflow.start_run(run_name="logged") as run:
@@ -65,13 +65,13 @@ with mlflow.start_run(run_name="logged") as run:
         mlflow.log_metrics({"eval_accuracy": score, "reward": step}, step=step)
 """
 
-FOLLOWING_MLFLOW = """
+STOP_BY_MLFLOW_TAG = """
         if should_stop(run.info.run_id):
             break
 assert step == 4
 """
 
-KILLED_WHILE_LOGGING = """
+WAIT_FOR_SIGNAL = """
 import signal
 signal.pause()
 """

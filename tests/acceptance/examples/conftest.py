@@ -1,4 +1,4 @@
-"""A service for the examples to report to."""
+"""A running service for the examples, and their environment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def environment(service: Service, tmp_path: Path) -> dict[str, str]:
-    """What an example finds."""
-    return environment_of(service, tmp_path)
+    """The environment of an example."""
+    return build_environment(service, tmp_path)
 
 
-def environment_of(service: Service, folder: Path) -> dict[str, str]:
-    """What an example finds: where the service is, a folder of its own, one thread a process, and no network to ask."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("EVALSTOP_", "SLURM_"))}
-    return plain | {
+def build_environment(service: Service, folder: Path) -> dict[str, str]:
+    """The service's address and key, folders of the test's own, one thread a process, and no downloads."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("EVALSTOP_", "SLURM_"))}
+    return inherited | {
         "EVALSTOP_URL": service.url,
         "EVALSTOP_KEY": service.key,
         "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",

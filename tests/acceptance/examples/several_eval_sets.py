@@ -1,4 +1,4 @@
-"""A fine-tuning run as TRL and transformers do it: a dict of eval sets named after benchmarks, whose losses fall."""
+"""A fine-tuning run with transformers and two eval sets named after benchmarks, whose losses fall."""
 
 import torch
 from evalstop_client.callbacks.transformers import EvalStopCallback
@@ -10,7 +10,7 @@ torch.manual_seed(0)
 
 
 def count_up(rows: int) -> list[dict[str, torch.Tensor]]:
-    """Rows that count up from anywhere, which a model can learn."""
+    """Rows of consecutive numbers, which a model can learn."""
     starts = torch.randint(0, 24, (rows,))
     return [{"input_ids": row, "labels": row} for row in (starts[:, None] + torch.arange(8)[None, :])]
 

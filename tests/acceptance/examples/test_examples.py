@@ -1,4 +1,4 @@
-"""Every example does what it says, as a program, with the real framework, against a real service."""
+"""Every example runs as a program, with the real framework, against a real service."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
-from tests.acceptance.examples.conftest import environment_of
+from tests.acceptance.examples.conftest import build_environment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-PATIENCE_SECONDS = 560.0  # a framework alone takes half a minute to import on a busy machine
-CALLBACKS = ("transformers_trainer", "lightning_trainer", "keras_fit")
-EXPECTED = ("this run is called", "without a value of its eval")
-"""Warnings of the scripts that start twice by one name, and of those that log no eval."""
-ENDED = re.compile(r"ended at step (\d+) of (\d+)")
+TIMEOUT_SECONDS = 560.0  # importing a framework takes up to 30 s
+CALLBACK_EXAMPLES = ("transformers_trainer", "lightning_trainer", "keras_fit")
+EXPECTED_WARNINGS = ("this run is called", "without a value of its eval")
+"""Of scripts that start two runs with one name, and of scripts that log no eval."""
+END_LINE = re.compile(r"ended at step (\d+) of (\d+)")
 
 
-def play(command: list[str], environment: dict[str, str], folder: Path) -> str:
-    """What an example prints; it has to end well."""
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+def run_example(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Run an example, which must succeed without an unexpected warning; returns its output."""
+    result = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if "evalstop:" in line]
-    complaints = [line for line in lines if not any(words in line for words in EXPECTED)]
-    assert complaints == []
-    return done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [line for line in result.stderr.splitlines() if "evalstop:" in line]
+    assert [line for line in lines if not any(words in line for words in EXPECTED_WARNINGS)] == []
+    return result.stdout
 
 
-def run_of(service: Service, name: str) -> dict[str, Any]:
-    """The one run whose name begins so, as the service has it."""
+def find_run(service: Service, name: str) -> dict[str, Any]:
+    """The only run whose name contains `name`."""
     headers = {"Authorization": f"Bearer {service.key}"}
     with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
-        (found,) = api.get("/runs", params={"name": name}).raise_for_status().json()["items"]
-    return dict(found)
+        (run,) = api.get("/runs", params={"name": name}).raise_for_status().json()["items"]
+    return dict(run)
 
 
-def stopped(service: Service, name: str, said: str) -> dict[str, Any]:
-    """The run, which was stopped at its turn, before its end, by the service's word, with a checkpoint to ship."""
-    ((at, planned),) = set(ENDED.findall(said))
-    assert int(at) < int(planned)
-    run = run_of(service, name)
+def assert_stopped(service: Service, name: str, output: str) -> dict[str, Any]:
+    """Check that the service stopped the run after its turn and before its end, with a checkpoint that exists."""
+    ((end, planned),) = set(END_LINE.findall(output))
+    assert int(end) < int(planned)
+    run = find_run(service, name)
     assert run["decision"] is not None
     assert run["decision"]["state"] == "obeyed"
     assert run["status"] != "running"
@@ -60,22 +59,22 @@ def stopped(service: Service, name: str, said: str) -> dict[str, Any]:
     return run
 
 
-def test_a_plain_loop_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """The example of the README, with a model that learns noise by heart."""
-    said = play([sys.executable, str(EXAMPLES / "plain_loop.py")], environment, tmp_path)
-    run = stopped(service, "plain-loop", said)
-    assert run["best_checkpoint"]["uri"] in said
+def test_plain_loop_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """The example of the README, with a model that overfits, prints the checkpoint to ship."""
+    output = run_example([sys.executable, str(EXAMPLES / "plain_loop.py")], environment, tmp_path)
+    run = assert_stopped(service, "plain-loop", output)
+    assert run["best_checkpoint"]["uri"] in output
 
 
 def test_all_ranks_stop_at_the_same_step(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """Two real processes under DDP and gloo: one poster, and nobody is left waiting for the other."""
+    """With two processes under DDP and gloo, one posts and both end at the same step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    said = play([*command, str(EXAMPLES / "pytorch_ddp.py")], environment, tmp_path)
-    assert len(ENDED.findall(said)) == 2
-    stopped(service, "pytorch-ddp", said)
+    output = run_example([*command, str(EXAMPLES / "pytorch_ddp.py")], environment, tmp_path)
+    assert len(END_LINE.findall(output)) == 2
+    assert_stopped(service, "pytorch-ddp", output)
 
 
-ONE_BY_ONE = """
+RUN_ALL_SCRIPT = """
 import os, runpy, sys
 from pathlib import Path
 
@@ -88,7 +87,7 @@ for example in map(Path, sys.argv[1:]):
     os.chdir(folder.parent)
 """
 
-RESUMING = """
+RESUMED_SCRIPT = """
 from evalstop_client import Run
 from evalstop_client.callbacks.transformers import EvalStopCallback
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -105,7 +104,7 @@ callback.on_log(arguments, state, control, {"loss": 2.0, "note": "no number"})
 callback.on_train_end(arguments, state, control)
 """
 
-PINNED = """
+PINNED_SCRIPT = """
 from pathlib import Path
 from evalstop_client.callbacks.transformers import EvalStopCallback
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -129,77 +128,75 @@ print(sorted(path.name for path in Path("checkpoints").iterdir()))
 
 
 @pytest.fixture(scope="module")
-def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each example with a framework prints: one after another in one process, which imports torch once."""
+def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The output of each framework's example. They run one after another in one process, which imports torch once."""
     folder = tmp_path_factory.mktemp("callbacks")
     resumed = folder / "resumed.py"
-    resumed.write_text(RESUMING)
+    resumed.write_text(RESUMED_SCRIPT)
     pinned = folder / "pinned.py"
-    pinned.write_text(PINNED)
-    examples = [EXAMPLES / f"{name}.py" for name in (*CALLBACKS, "trl_grpo", "mlflow_client")]
-    beside = Path(__file__).parent
+    pinned.write_text(PINNED_SCRIPT)
+    examples = [EXAMPLES / f"{name}.py" for name in (*CALLBACK_EXAMPLES, "trl_grpo", "mlflow_client")]
+    scripts_folder = Path(__file__).parent
     files = [
         *examples,
         resumed,
         pinned,
-        beside / "several_eval_sets.py",
-        beside / "kubeflow_reporter.py",
-        beside / "train_twice.py",
+        scripts_folder / "several_eval_sets.py",
+        scripts_folder / "kubeflow_reporter.py",
+        scripts_folder / "train_twice.py",
     ]
-    command = [sys.executable, "-c", ONE_BY_ONE, *map(str, files)]
-    parts = play(command, environment_of(service, folder), folder).split("example: ")[1:]
-    return {name: said for name, _, said in (part.partition("\n") for part in parts)}
+    command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
+    parts = run_example(command, build_environment(service, folder), folder).split("example: ")[1:]
+    return {name: output for name, _, output in (part.partition("\n") for part in parts)}
 
 
-@pytest.mark.parametrize("example", CALLBACKS)
-def test_a_framework_is_stopped_by_its_callback(example: str, service: Service, printed: dict[str, str]) -> None:
-    """The trainer's own logs and checkpoints are the run's, and it ends the training by its own means."""
-    run = stopped(service, example.replace("_", "-"), printed[example])
+@pytest.mark.parametrize("example", CALLBACK_EXAMPLES)
+def test_framework_is_stopped_by_its_callback(example: str, service: Service, outputs: dict[str, str]) -> None:
+    """The framework's own metrics and checkpoints are used, and the framework ends the training."""
+    run = assert_stopped(service, example.replace("_", "-"), outputs[example])
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
-    assert roles["eval"] in ("eval_loss", "val_loss")  # nobody said so
+    assert roles["eval"] in ("eval_loss", "val_loss")  # recognized, not declared
 
 
-def test_a_training_that_goes_on_says_so(service: Service, printed: dict[str, str]) -> None:
-    """From its checkpoint of step 50 on: what was logged after it belongs to an attempt that is over."""
-    assert "resumed" in printed
-    run = run_of(service, "resumed")
+def test_resumed_training_starts_a_new_attempt(service: Service, outputs: dict[str, str]) -> None:
+    """Resuming from the checkpoint of step 50 supersedes what was logged after it."""
+    assert "resumed" in outputs
+    run = find_run(service, "resumed")
     assert (run["attempt"], run["last_step"], run["status"], run["total_steps"]) == (2, 60, "completed", 100)
 
 
-def test_the_best_checkpoint_outlives_save_total_limit(printed: dict[str, str]) -> None:
-    """transformers deletes all but two, and leaves the one that EvalStop calls the best beside the newest."""
-    assert printed["pinned"].strip() == "['checkpoint-20', 'checkpoint-50']"
+def test_best_checkpoint_survives_save_total_limit(outputs: dict[str, str]) -> None:
+    """transformers keeps the newest checkpoint and the one that EvalStop calls the best."""
+    assert outputs["pinned"].strip() == "['checkpoint-20', 'checkpoint-50']"
 
 
 @pytest.mark.parametrize("framework", ["transformers", "keras"])
-def test_a_second_training_of_a_script_is_a_run_of_its_own(
-    framework: str, service: Service, printed: dict[str, str]
-) -> None:
-    """`Trainer.train()` twice and `fit()` twice with one callback: both are watched, the second as name-2."""
-    assert "train_twice" in printed
-    again = run_of(service, f"twice-{framework}-2")
-    assert (again["status"], again["attempt"], again["last_step"]) == ("completed", 1, 4)
+def test_second_training_is_a_new_run(framework: str, service: Service, outputs: dict[str, str]) -> None:
+    """`Trainer.train()` and `fit()` called twice with one callback give two runs, the second named name-2."""
+    assert "train_twice" in outputs
+    second = find_run(service, f"twice-{framework}-2")
+    assert (second["status"], second["attempt"], second["last_step"]) == ("completed", 1, 4)
     headers = {"Authorization": f"Bearer {service.key}"}
     with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
-        found = api.get("/runs", params={"name": f"twice-{framework}"}).raise_for_status().json()["items"]
-    assert [(run["name"], run["last_step"]) for run in found] == [
+        runs = api.get("/runs", params={"name": f"twice-{framework}"}).raise_for_status().json()["items"]
+    assert [(run["name"], run["last_step"]) for run in runs] == [
         (f"twice-{framework}-2", 4),
         (f"twice-{framework}", 4),
     ]
 
 
-def test_a_policy_that_cheats_its_reward_is_stopped(service: Service, printed: dict[str, str]) -> None:
-    """TRL's GRPO: the score that is not optimized is declared, so that it may stop the run."""
-    run = stopped(service, "trl-grpo", printed["trl_grpo"])
+def test_reward_hacking_in_grpo_is_stopped(service: Service, outputs: dict[str, str]) -> None:
+    """In TRL's GRPO the score that is not optimized is declared as eval, so that it can stop the run."""
+    run = assert_stopped(service, "trl-grpo", outputs["trl_grpo"])
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
     assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_score", "reward", "kl")
     assert set(run["recognition"]["origins"].values()) == {"declared"}
 
 
-def test_falling_losses_of_several_eval_sets_stop_nothing(service: Service, printed: dict[str, str]) -> None:
-    """They are named after benchmarks and minimized: the run has its time, and its best checkpoint is a late one."""
-    assert ENDED.findall(printed["several_eval_sets"]) == [("100", "100")]
-    run = run_of(service, "several-eval-sets")
+def test_improving_losses_of_several_eval_sets_stop_nothing(service: Service, outputs: dict[str, str]) -> None:
+    """Losses named after benchmarks are minimized: the run ends as planned, with a late best checkpoint."""
+    assert END_LINE.findall(outputs["several_eval_sets"]) == [("100", "100")]
+    run = find_run(service, "several-eval-sets")
     assert run["metrics"]["eval_gsm8k_loss"] == {"role": "eval", "direction": "minimize"}
     assert run["recognition"]["origins"]["eval_gsm8k_loss"] == "recognized"
     assert run["decision"] is None
@@ -207,17 +204,17 @@ def test_falling_losses_of_several_eval_sets_stop_nothing(service: Service, prin
 
 
 def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """And the other one, which goes on rising, has its time."""
-    said = play([sys.executable, str(EXAMPLES / "ray_tune.py")], environment, tmp_path)
-    (rising, falling) = sorted(ENDED.findall(said), key=lambda found: -int(found[0]))
+    """The trial whose eval falls is stopped, and the one whose eval rises is not."""
+    output = run_example([sys.executable, str(EXAMPLES / "ray_tune.py")], environment, tmp_path)
+    (rising, falling) = sorted(END_LINE.findall(output), key=lambda found: -int(found[0]))
     assert rising[0] == rising[1]
     assert int(falling[0]) < int(falling[1])
 
 
-def test_a_client_of_mlflow_is_watched(service: Service, printed: dict[str, str]) -> None:
-    """It knows nothing of it: its run has roles and a decision, in the shadow as every project begins."""
-    assert "mlflow_client" in printed
-    run = run_of(service, "mlflow-client")
+def test_mlflow_client_is_watched(service: Service, outputs: dict[str, str]) -> None:
+    """An unmodified MLflow script gets roles and stays in shadow mode, as in every new project."""
+    assert "mlflow_client" in outputs
+    run = find_run(service, "mlflow-client")
     assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
         "eval": "eval_accuracy",
         "proxy": "reward",
@@ -226,10 +223,10 @@ def test_a_client_of_mlflow_is_watched(service: Service, printed: dict[str, str]
     assert (run["status"], run["last_step"], run["labels"]["gpus"]) == ("completed", 290, "1")
 
 
-def test_the_kubeflow_callback_of_transformers_ends_here(service: Service, printed: dict[str, str]) -> None:
-    """Unmodified, with nothing but an address and a file that holds a key."""
-    assert "kubeflow_reporter" in printed
-    run = run_of(service, "from-a-pod")
+def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: dict[str, str]) -> None:
+    """The unmodified callback needs only an address and a file with a key."""
+    assert "kubeflow_reporter" in outputs
+    run = find_run(service, "from-a-pod")
     assert run["total_steps"] == 10
     headers = {"Authorization": f"Bearer {service.key}"}
     with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
@@ -237,17 +234,17 @@ def test_the_kubeflow_callback_of_transformers_ends_here(service: Service, print
     assert [(item["step"], item["value"]) for item in page["items"]] == [(5, 0.25)]
 
 
-def test_three_requests_by_curl_are_a_trainer(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """In a shell, with nothing of ours installed."""
+def test_curl_example_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """Three requests make a trainer, without EvalStop's client."""
     if shutil.which("curl") is None:
-        assert os.environ.get("CI") != "true", "there is no curl to run the example with"
-        pytest.skip("there is no curl to run the example with")
-    said = play(["bash", str(EXAMPLES / "curl.sh")], environment, tmp_path)
-    assert ENDED.findall(said) == [("80", "1000")]
-    assert run_of(service, "curl")["best_checkpoint"]["step"] == 50
+        assert os.environ.get("CI") != "true", "the example needs curl"
+        pytest.skip("the example needs curl")
+    output = run_example(["bash", str(EXAMPLES / "curl.sh")], environment, tmp_path)
+    assert END_LINE.findall(output) == [("80", "1000")]
+    assert find_run(service, "curl")["best_checkpoint"]["step"] == 50
 
 
-def test_every_example_is_in_the_index() -> None:
-    """And the index names none that is not there."""
-    named = re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text())
-    assert sorted(named) == sorted(file.name for file in EXAMPLES.iterdir() if file.name != "README.md")
+def test_index_lists_every_example() -> None:
+    """examples/README.md links to exactly the files of the folder."""
+    linked = re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text())
+    assert sorted(linked) == sorted(file.name for file in EXAMPLES.iterdir() if file.name != "README.md")

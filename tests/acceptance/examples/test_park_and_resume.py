@@ -1,4 +1,4 @@
-"""A healthy run with a deep dip is parked, resumed by a word, recovers and ends better than it was."""
+"""A healthy run with a temporary dip is parked, resumed by a person, and ends better than before."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.clients.programs import wait_until
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 NAME = "park-and-resume"
-WANTED = ["run.park_requested", "run.resume_requested", "run.stop_requested"]
+EVENT_TYPES = ["run.park_requested", "run.resume_requested", "run.stop_requested"]
 
 
-def test_a_dip_that_heals_costs_no_run(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """The receiver parks the job and brings it back; the run ends with a better checkpoint than it was parked with."""
+def test_parked_run_resumes_and_improves(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """The receiver parks the job and resumes it on request; the run ends with a better checkpoint than when parked."""
     headers = {"Authorization": f"Bearer {service.key}"}
     secret, ready = tmp_path / "secret", tmp_path / "ready.json"
     secret.write_text("whsec_bm90IHlldCBrbm93biwgdGhpcyBpcyBhIHBsYWNl")
@@ -43,27 +43,29 @@ def test_a_dip_that_heals_costs_no_run(service: Service, environment: dict[str, 
     ):
         try:
             wait_until(ready.exists, 60.0)
-            endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": WANTED}
+            endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": EVENT_TYPES}
             secret.write_text(api.post("/endpoints", json=endpoint).raise_for_status().json()["secret"])
             parked = wait_until(lambda: find_run(api, "parked"), 120.0)
             decision = parked["decision"]
             assert (decision["action"], decision["state"], parked["should_stop"]) == ("park", "parked", False)
             assert parked["last_step"] < parked["total_steps"]
-            word = {"reason": "the learning rate was raised: a dip was to be expected"}
-            api.post(f"/decisions/{decision['id']}/undo", json=word).raise_for_status()
-            said, _ = receiver.communicate(timeout=200)
+            body = {"reason": "the learning rate was raised, so a dip was expected"}
+            api.post(f"/decisions/{decision['id']}/undo", json=body).raise_for_status()
+            output, _ = receiver.communicate(timeout=200)
         finally:
             receiver.send_signal(signal.SIGTERM)
-        ended = wait_until(lambda: find_run(api, "completed"), 60.0)
+        completed = wait_until(lambda: find_run(api, "completed"), 60.0)
     assert receiver.returncode == 0
-    assert re.search(r"resumed at step \d+", said), "it went on from its checkpoint"
-    assert "completed" in said
-    assert ended["last_step"] == ended["total_steps"]
-    assert ended["decision"]["id"] == decision["id"], "a person had it return: it was not parked again"
-    assert ended["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], "its eval is a loss"
+    assert re.search(r"resumed at step \d+", output), "the job did not resume from its checkpoint"
+    assert "completed" in output
+    assert completed["last_step"] == completed["total_steps"]
+    assert completed["decision"]["id"] == decision["id"], "the run was parked again after a person resumed it"
+    assert completed["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], (
+        "the eval is a loss, so lower is better"
+    )
 
 
 def find_run(api: httpx.Client, status: str) -> dict[str, Any]:
-    """The run of the example once it has this status; empty until then."""
-    found = api.get("/runs", params={"name": NAME}).raise_for_status().json()["items"]
-    return next((dict(run) for run in found if run["status"] == status), {})
+    """The example's run in this status; empty if there is none."""
+    runs = api.get("/runs", params={"name": NAME}).raise_for_status().json()["items"]
+    return next((dict(run) for run in runs if run["status"] == status), {})

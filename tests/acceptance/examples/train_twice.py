@@ -1,4 +1,4 @@
-"""`Trainer.train()` and Keras' `fit()` called twice with one callback, as a notebook does."""
+"""Calls `Trainer.train()` and Keras' `fit()` twice with one callback, as in a notebook."""
 
 import keras
 import numpy as np

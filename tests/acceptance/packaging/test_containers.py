@@ -1,4 +1,4 @@
-"""Dockerfile and docker-compose.yml, held against the settings and the commands that they name."""
+"""Dockerfile and docker-compose.yml agree with the settings and commands of the service."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ ROOT = Path(__file__).parents[3]
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|KEY|TOKEN")
 REQUIRED = re.compile(r"\$\{([A-Z_]+):\?[^}]+\}")
 OPTIONAL = re.compile(r"\$\{[A-Z_]+:-([^}]*)\}")
-FILLED_IN = base64.b64encode(b"a secret of thirty-two characters"[:32]).decode()
-FIELDS = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
+EXAMPLE_SECRET = base64.b64encode(b"a secret of thirty-two characters"[:32]).decode()
+SETTING_VARIABLES = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    """docker-compose.yml."""
+    """The parsed docker-compose.yml."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     return document
 
 
 @pytest.fixture(scope="module")
 def services(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Its services by name."""
-    found: dict[str, dict[str, Any]] = compose["services"]
-    return found
+    """The services of docker-compose.yml by name."""
+    services: dict[str, dict[str, Any]] = compose["services"]
+    return services
 
 
 @pytest.fixture(scope="module")
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions with their arguments, each on one line."""
+    """The Dockerfile's instructions and their arguments."""
     lines = (line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
     text = "\n".join(lines).replace("\\\n", " ")
     parts = (line.split(None, 1) for line in text.splitlines() if line.strip())
@@ -49,53 +49,55 @@ def instructions() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def image_environment(instructions: list[tuple[str, str]]) -> dict[str, str]:
-    """The variables that the image sets."""
+    """The environment variables that the image sets."""
     pairs = [pair for word, rest in instructions if word == "ENV" for pair in rest.split()]
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def ours(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def select_own_services(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The services that run EvalStop's own image."""
-    return {name: service for name, service in services.items() if default_of(service["image"]).startswith("evalstop:")}
+    return {
+        name: service
+        for name, service in services.items()
+        if resolve_defaults(service["image"]).startswith("evalstop:")
+    }
 
 
-def default_of(text: str) -> str:
-    """What compose reads where no variable says otherwise."""
+def resolve_defaults(text: str) -> str:
+    """The value that compose uses when no variable is set."""
     return OPTIONAL.sub(r"\1", text)
 
 
-def test_a_whole_installation_is_there(services: dict[str, dict[str, Any]]) -> None:
-    """Compose brings a database, the migration of its schema, the service behind a proxy, and its deliveries."""
+def test_compose_has_every_service(services: dict[str, dict[str, Any]]) -> None:
+    """Compose starts a database, a migration, the service behind a proxy, and the worker."""
     assert services.keys() == {"database", "migrate", "serve", "proxy", "deliver"}
 
 
-def test_every_variable_is_a_setting(services: dict[str, dict[str, Any]], image_environment: dict[str, str]) -> None:
-    """Each EVALSTOP_ variable that is set anywhere is a field of Settings: a mistyped one would do nothing."""
-    named = {
+def test_variables_are_settings(services: dict[str, dict[str, Any]], image_environment: dict[str, str]) -> None:
+    """Each EVALSTOP_ variable of compose and image is a setting, so that a misspelled one is found."""
+    variables = {
         name for service in services.values() for name in service.get("environment", {})
     } | image_environment.keys()
-    assert {name for name in named if name.startswith("EVALSTOP_")} <= FIELDS
+    assert {name for name in variables if name.startswith("EVALSTOP_")} <= SETTING_VARIABLES
 
 
-def test_every_command_is_one_of_the_command_line(
-    services: dict[str, dict[str, Any]], instructions: list[tuple[str, str]]
-) -> None:
-    """The command line's own parser takes each command, by itself and under the image's entry point."""
+def test_commands_exist(services: dict[str, dict[str, Any]], instructions: list[tuple[str, str]]) -> None:
+    """The command line parses each command, and the image's entry point is `evalstop`."""
     words = dict(instructions)
     assert json.loads(words["ENTRYPOINT"]) == ["evalstop"]
-    commands = [json.loads(words["CMD"]), *(service["command"] for service in ours(services).values())]
+    commands = [json.loads(words["CMD"]), *(service["command"] for service in select_own_services(services).values())]
     for command in commands:
         assert cli.parser(command).parse_args(command).command.__name__ == command[0]
 
 
-def test_the_settings_accept_what_compose_sets(
+def test_compose_environment_is_valid(
     services: dict[str, dict[str, Any]], image_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With secrets filled in, each service's environment makes valid settings, on a database that compose starts."""
-    for name, service in ours(services).items():
+    """With secrets filled in, each service's environment is valid and names the database that compose starts."""
+    for name, service in select_own_services(services).items():
         for variable, value in {**image_environment, **service["environment"]}.items():
-            if variable.startswith("EVALSTOP_") and value is not None:  # None: only where whoever runs it has set it
-                monkeypatch.setenv(variable, OPTIONAL.sub(r"\1", REQUIRED.sub(FILLED_IN, str(value))))
+            if variable.startswith("EVALSTOP_") and value is not None:  # None passes on a variable only if it is set
+                monkeypatch.setenv(variable, OPTIONAL.sub(r"\1", REQUIRED.sub(EXAMPLE_SECRET, str(value))))
         settings = Settings()
         host = re.fullmatch(r"postgresql://(\w+)@([\w-]+)/(\w+)", settings.url)
         assert host, name
@@ -105,10 +107,10 @@ def test_the_settings_accept_what_compose_sets(
         assert service["environment"]["PGPASSWORD"] == database["POSTGRES_PASSWORD"]
 
 
-def test_the_ports_meet_and_are_open_to_this_machine_alone(
+def test_only_the_proxy_is_published_on_loopback(
     services: dict[str, dict[str, Any]], image_environment: dict[str, str], instructions: list[tuple[str, str]]
 ) -> None:
-    """The proxy alone is published, on loopback, at the port that it and the image listen on."""
+    """The proxy is published on loopback, at the port that it and the image listen on."""
     port = image_environment["EVALSTOP_PORT"]
     assert ("EXPOSE", port) in instructions
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
@@ -120,21 +122,21 @@ def test_the_ports_meet_and_are_open_to_this_machine_alone(
 
 
 def test_images_are_pinned(services: dict[str, dict[str, Any]], instructions: list[tuple[str, str]]) -> None:
-    """No image is taken at whatever version is newest, and each can be named by its digest instead."""
+    """Each image has a version, and can be replaced by a digest."""
     (base,) = [rest.removeprefix("PYTHON_IMAGE=") for word, rest in instructions if word == "ARG"]
     assert {rest.split()[0] for word, rest in instructions if word == "FROM"} == {"${PYTHON_IMAGE}"}
     images = [service["image"] for service in services.values()]
     assert all(OPTIONAL.fullmatch(image) for image in images)
-    for image in [base, *map(default_of, images)]:
+    for image in [base, *map(resolve_defaults, images)]:
         name, _, tag = image.partition(":")
         assert re.search(r"\d", tag), image
         assert name
 
 
-def test_no_secret_has_a_default(services: dict[str, dict[str, Any]], image_environment: dict[str, str]) -> None:
-    """Every secret must be set by whoever starts it, or may be left out altogether, and the image holds none."""
+def test_secrets_have_no_default(services: dict[str, dict[str, Any]], image_environment: dict[str, str]) -> None:
+    """Each secret must be set or may be left out; the image has none."""
     for name, service in services.items():
-        if name == "proxy":  # it has no environment
+        if name == "proxy":  # without an environment
             continue
         secrets = {key: value for key, value in service["environment"].items() if SECRET_NAME.search(key)}
         assert secrets, name
@@ -143,14 +145,14 @@ def test_no_secret_has_a_default(services: dict[str, dict[str, Any]], image_envi
     assert REQUIRED.fullmatch(services["serve"]["environment"]["EVALSTOP_SESSION_SECRET"])
 
 
-def test_no_password_stands_in_a_url() -> None:
-    """A URL with a password in it ends up in logs."""
+def test_urls_have_no_password() -> None:
+    """A password in a URL would end up in logs."""
     for file in ("docker-compose.yml", "Dockerfile"):
         assert not re.search(r"://[^/\s@]*:[^/\s@]*@", (ROOT / file).read_text()), file
 
 
-def test_who_waits_for_whom(services: dict[str, dict[str, Any]]) -> None:
-    """The schema waits for a database that answers, everything else for the schema; each condition can come true."""
+def test_start_order(services: dict[str, dict[str, Any]]) -> None:
+    """The migration waits for a database that answers, and everything else for the migration."""
     waits = {name: service.get("depends_on", {}) for name, service in services.items()}
     assert waits == {
         "database": {},
@@ -163,24 +165,24 @@ def test_who_waits_for_whom(services: dict[str, dict[str, Any]]) -> None:
     assert services["migrate"]["restart"] == "no"
 
 
-def test_containers_are_locked_down_and_come_back(
+def test_containers_are_restricted_and_restart(
     services: dict[str, dict[str, Any]], instructions: list[tuple[str, str]]
 ) -> None:
-    """File systems are read-only, ours drop every capability, nobody runs ours as root, and what serves restarts."""
+    """File systems are read-only, own containers drop all capabilities and run without root, services restart."""
     for name, service in services.items():
         assert service["read_only"] is True, name
         assert "no-new-privileges:true" in service["security_opt"], name
         assert not service.get("privileged"), name
         assert service["restart"] == ("no" if name == "migrate" else "unless-stopped"), name
-    for name, service in ours(services).items():
+    for name, service in select_own_services(services).items():
         assert service["cap_drop"] == ["ALL"], name
     last_stage = [word for word, _ in instructions[::-1]]
     assert last_stage.index("USER") < last_stage.index("FROM")
     assert [rest for word, rest in instructions if word == "USER"] == ["10001"]
 
 
-def test_only_what_is_copied_reaches_the_image(instructions: list[tuple[str, str]]) -> None:
-    """.dockerignore leaves everything out but what the Dockerfile copies, and all of that exists."""
+def test_dockerignore_allows_what_the_dockerfile_copies(instructions: list[tuple[str, str]]) -> None:
+    """.dockerignore excludes everything but the paths that the Dockerfile copies, which exist."""
     copied = {rest.split()[0] for word, rest in instructions if word == "COPY" and not rest.startswith("--from")}
     lines = (ROOT / ".dockerignore").read_text().split("\n")
     assert "*" in lines
@@ -189,8 +191,8 @@ def test_only_what_is_copied_reaches_the_image(instructions: list[tuple[str, str
 
 
 @pytest.mark.real
-def test_the_health_check_tells_ready_from_away(instructions: list[tuple[str, str]], tmp_path: Path) -> None:
-    """The image's own health check succeeds on a service that is up and fails once it is gone."""
+def test_health_check_fails_once_the_service_is_gone(instructions: list[tuple[str, str]], tmp_path: Path) -> None:
+    """The image's health check succeeds while the service is up, and fails after its end."""
     check = next(rest for word, rest in instructions if word == "HEALTHCHECK")
     program = json.loads(check.split(" CMD ", 1)[1])
     assert program[:2] == ["python", "-c"]

@@ -1,4 +1,4 @@
-"""deploy/: manifests and chart are what Kubernetes' schemas and Helm take, and grant no more than is used."""
+"""The Kubernetes manifests and the Helm chart are valid and grant no more than is used."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart/evalstop"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 KUBERNETES = ("1.25.0", "1.37.0")
-FIELDS = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
-EVERY_KIND = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
+SETTING_VARIABLES = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
+ALL_KINDS = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
 RECEIVERS = ("receiver", "evaluator")
-RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": EVERY_KIND, "checkpointAnnotation": True}
+RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": ALL_KINDS, "checkpointAnnotation": True}
 EVAL_JOB = yaml.safe_load((ROOT / "examples/kubernetes_eval_job.yaml").read_text())
 EVALUATOR = {"enabled": True, "prefixes": ["s3://runs/", "file:///runs/"], "job": EVAL_JOB}
 PLACEMENT: dict[str, Any] = {
@@ -61,15 +61,20 @@ VALUES: dict[str, dict[str, Any]] = {
 Json = dict[str, Any]
 
 
-def rendered(values: Json, name: str = "stop", namespace: str = "tools") -> list[Json]:
-    """What Helm makes of the chart."""
-    files = helm().Chart.load(CHART).render(values, name=name, namespace=namespace)
-    text = [one for name, one in sorted(files.items()) if name.endswith(".yaml")]
-    return [item for one in text for item in yaml.safe_load_all(one) if item]
+def render_chart(values: Json, name: str = "stop", namespace: str = "tools") -> list[Json]:
+    """The objects that Helm renders from the chart."""
+    files = load_helm().Chart.load(CHART).render(values, name=name, namespace=namespace)
+    documents = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
+    return [item for text in documents for item in yaml.safe_load_all(text) if item]
 
 
-def helm() -> Any:
-    """Helm's own library; there is one for most machines."""
+def load_manifests(*files: Path) -> list[Json]:
+    """The objects of YAML files."""
+    return [item for file in files for item in yaml.safe_load_all(file.read_text()) if item]
+
+
+def load_helm() -> Any:
+    """Helm's library; skips on machines for which there is none, and fails in CI."""
     if os.environ.get("CI") == "true":
         import helm_python
     else:
@@ -77,25 +82,25 @@ def helm() -> Any:
     return helm_python
 
 
-def validated(items: list[Json]) -> None:
-    """Every field is one that Kubernetes knows, of the right type, in an old release and a new one."""
+def assert_valid(items: list[Json]) -> None:
+    """Check objects against the schemas of an old and a new Kubernetes release, without unknown fields."""
     for item in items:
         for version in KUBERNETES:
             kubernetes_validate.validate(copy.deepcopy(item), version, strict=True)
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: str(file.name))
-def test_manifests_are_what_kubernetes_takes(file: Path) -> None:
-    """A field that was mistyped would be dropped without a word."""
-    validated([item for item in yaml.safe_load_all(file.read_text()) if item])
+def test_manifests_are_valid(file: Path) -> None:
+    """Kubernetes would drop a misspelled field without an error."""
+    assert_valid(load_manifests(file))
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
-def test_chart_renders_to_what_kubernetes_takes(values: Json) -> None:
-    """For each way to install it; Helm's linter has nothing to say but that there is no icon."""
-    report = helm().lint(CHART, values, strict=True)
-    assert [one["error"] for one in report["messages"]] == ["icon is recommended"]
-    validated(rendered(values))
+def test_chart_renders_valid_objects(values: Json) -> None:
+    """For each set of values the objects are valid, and Helm's linter only asks for an icon."""
+    report = load_helm().lint(CHART, values, strict=True)
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
+    assert_valid(render_chart(values))
 
 
 @pytest.mark.parametrize(
@@ -111,72 +116,75 @@ def test_chart_renders_to_what_kubernetes_takes(values: Json) -> None:
         ({"service": {"enabled": False}, "evaluator": EVALUATOR}, "evaluator.url"),
     ],
 )
-def test_values_that_cannot_work_are_refused(values: Json, words: str) -> None:
-    """Before anything is installed, and by name."""
-    with pytest.raises(helm().HelmError, match=words):
-        rendered(values)
+def test_invalid_values_are_refused(values: Json, words: str) -> None:
+    """Rendering fails with the name of the missing or unknown value."""
+    with pytest.raises(load_helm().HelmError, match=words):
+        render_chart(values)
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
-def test_commands_and_settings_are_ours(values: Json, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each container's arguments are taken by the command line of its image, each variable is a setting."""
-    items = rendered(values) + [item for file in MANIFESTS for item in yaml.safe_load_all(file.read_text()) if item]
-    for container in containers(items):
+def test_container_commands_and_variables_exist(values: Json, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each container's arguments parse, and each variable is a setting."""
+    items = render_chart(values) + load_manifests(*MANIFESTS)
+    for container in list_containers(items):
         if container["name"] in RECEIVERS:
             with pytest.raises(SystemExit) as end:
                 receiver_cli.main([*container["args"], "--help"])
             assert end.value.code == 0
-            explained = capsys.readouterr().out
-            assert all(one.partition("=")[0] in explained for one in container["args"])
+            help_text = capsys.readouterr().out
+            assert all(argument.partition("=")[0] in help_text for argument in container["args"])
         else:
             cli.parser(container["args"]).parse_args(container["args"])
-            assert {one["name"] for one in container.get("env", [])} <= FIELDS
+            assert {variable["name"] for variable in container.get("env", [])} <= SETTING_VARIABLES
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
-def test_containers_may_do_little(values: Json) -> None:
-    """No root, nothing written but to volumes, no capabilities, and the API for receiver and evaluator alone."""
-    items = rendered(values) + [item for file in MANIFESTS for item in yaml.safe_load_all(file.read_text()) if item]
-    for container in containers(items):
+def test_containers_are_restricted(values: Json) -> None:
+    """No root, a read-only file system, no capabilities; only receiver and evaluator may use the Kubernetes API."""
+    items = render_chart(values) + load_manifests(*MANIFESTS)
+    for container in list_containers(items):
         security = container["securityContext"]
         assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
         assert security["capabilities"] == {"drop": ["ALL"]}
-    for pod in pods(items):
+    for pod in list_pod_specs(items):
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["automountServiceAccountToken"] is any(one["name"] in RECEIVERS for one in pod["containers"])
+        assert pod["automountServiceAccountToken"] is any(
+            container["name"] in RECEIVERS for container in pod["containers"]
+        )
 
 
-def test_pods_run_where_the_values_say() -> None:
-    """Every pod of the chart takes the node selector, tolerations, affinity and image pull secrets of its values."""
-    placed = pods(rendered(VALUES["placed"]))
-    assert len(placed) == 5
-    for spec in placed:
+def test_pods_have_the_placement_of_the_values() -> None:
+    """Each pod gets the node selector, tolerations, affinity and image pull secrets of its values."""
+    placed_pods = list_pod_specs(render_chart(VALUES["placed"]))
+    assert len(placed_pods) == 5
+    for spec in placed_pods:
         assert {name: spec.get(name) for name in PLACEMENT} == PLACEMENT
-    assert not any(name in spec for spec in pods(rendered(VALUES["defaults"])) for name in PLACEMENT)
+    assert not any(name in spec for spec in list_pod_specs(render_chart(VALUES["defaults"])) for name in PLACEMENT)
 
 
-def test_roles_grant_what_the_receiver_does_and_no_more() -> None:
-    """The plain manifest and the chart grant the same, on the kinds of the table, and never a wildcard or a secret."""
-    roles = list(yaml.safe_load_all((DEPLOY / "kubernetes/receiver-role.yaml").read_text()))
-    plain = granted([one for one in roles if one["kind"] == "Role"])
-    chart = [one for one in rendered(VALUES["sqlite"]) if one["kind"] == "Role"]
-    assert {one["metadata"]["namespace"] for one in chart} == {"research", "eval"}
-    assert granted(chart) == plain
-    known = {(kind.group, kind.resource) for kind in (*KINDS, POD, WORKLOAD, COMMAND, EVENT)}
-    assert {(group, resource) for group, resource, _ in plain} == known
-    assert {verb for _, _, verb in plain} == {"get", "list", "watch", "patch", "create", "delete"}
-    assert {resource for _, resource, verb in plain if verb == "delete"} == {"pods"}
-    fewer = granted([one for one in rendered({"receiver": {**RECEIVER, "kinds": {}}}) if one["kind"] == "Role"])
+def test_receiver_role_grants_only_what_is_used() -> None:
+    """Manifest and chart grant the same verbs on the same kinds, without wildcards or secrets."""
+    roles = load_manifests(DEPLOY / "kubernetes/receiver-role.yaml")
+    manifest_permissions = list_permissions([role for role in roles if role["kind"] == "Role"])
+    chart_roles = [item for item in render_chart(VALUES["sqlite"]) if item["kind"] == "Role"]
+    assert {role["metadata"]["namespace"] for role in chart_roles} == {"research", "eval"}
+    assert list_permissions(chart_roles) == manifest_permissions
+    used = {(kind.group, kind.resource) for kind in (*KINDS, POD, WORKLOAD, COMMAND, EVENT)}
+    assert {(group, resource) for group, resource, _ in manifest_permissions} == used
+    assert {verb for _, _, verb in manifest_permissions} == {"get", "list", "watch", "patch", "create", "delete"}
+    assert {resource for _, resource, verb in manifest_permissions if verb == "delete"} == {"pods"}
+    without_kinds = render_chart({"receiver": {**RECEIVER, "kinds": {}}})
+    fewer = list_permissions([item for item in without_kinds if item["kind"] == "Role"])
     assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods"), ("", "events")}
 
 
-def test_the_evaluator_may_create_jobs_and_read_them() -> None:
-    """The chart grants the same as the manifest, all of which tests/clients/receivers/kubernetes shows to be used."""
-    plain = [one for one in yaml.safe_load_all((DEPLOY / "kubernetes/evaluator.yaml").read_text()) if one]
-    (role,) = [one for one in rendered(VALUES["evaluator"]) if one["kind"] == "Role"]
+def test_evaluator_role_grants_only_jobs() -> None:
+    """Manifest and chart grant the evaluator creating and reading jobs and reading their logs."""
+    manifest = load_manifests(DEPLOY / "kubernetes/evaluator.yaml")
+    (role,) = [item for item in render_chart(VALUES["evaluator"]) if item["kind"] == "Role"]
     assert role["metadata"]["namespace"] == "research"
-    assert granted([one for one in plain if one["kind"] == "Role"]) == granted([role])
-    assert granted([role]) == {
+    assert list_permissions([item for item in manifest if item["kind"] == "Role"]) == list_permissions([role])
+    assert list_permissions([role]) == {
         (JOB.group, JOB.resource, "get"),
         (JOB.group, JOB.resource, "create"),
         (POD.group, POD.resource, "list"),
@@ -184,49 +192,51 @@ def test_the_evaluator_may_create_jobs_and_read_them() -> None:
     }
 
 
-def test_the_chart_hands_the_job_to_the_evaluator(tmp_path: Path) -> None:
-    """As it was given, and a changed one starts the evaluator anew."""
-    items = rendered(VALUES["evaluator"])
-    (config,) = [one for one in items if one["kind"] == "ConfigMap"]
+def test_changed_job_restarts_the_evaluator(tmp_path: Path) -> None:
+    """The evaluator gets the job of the values, and a changed job changes the pod's annotation."""
+    items = render_chart(VALUES["evaluator"])
+    (config,) = [item for item in items if item["kind"] == "ConfigMap"]
     (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
     assert yaml.safe_load(config["data"]["job.yaml"]) == EVAL_JOB
     assert load_job_manifest(tmp_path / "job.yaml", 60.0)[1] == "research"
-    other = rendered({"evaluator": {**EVALUATOR, "job": {**EVAL_JOB, "spec": {**EVAL_JOB["spec"], "backoffLimit": 0}}}})
-    marks = [
-        one["spec"]["template"]["metadata"]["annotations"]["evalstop.io/job-sha256"]
-        for one in (*items, *other)
-        if one["kind"] == "Deployment"
+    changed = render_chart(
+        {"evaluator": {**EVALUATOR, "job": {**EVAL_JOB, "spec": {**EVAL_JOB["spec"], "backoffLimit": 0}}}}
+    )
+    checksums = [
+        item["spec"]["template"]["metadata"]["annotations"]["evalstop.io/job-sha256"]
+        for item in (*items, *changed)
+        if item["kind"] == "Deployment"
     ]
-    assert len(set(marks)) == 2
+    assert len(set(checksums)) == 2
 
 
-def test_schema_is_made_before_the_new_processes_start() -> None:
-    """On PostgreSQL a hook migrates; on SQLite `up` does it by itself, alone on its volume."""
-    items = {(item["kind"], item["metadata"]["name"]): item for item in rendered(VALUES["postgresql"])}
+def test_schema_is_migrated_before_the_upgrade() -> None:
+    """On PostgreSQL a Helm hook migrates; on SQLite the single `up` process does."""
+    items = {(item["kind"], item["metadata"]["name"]): item for item in render_chart(VALUES["postgresql"])}
     assert items["Job", "stop-migrate"]["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     assert ("Deployment", "stop-deliver") in items
-    items = {(item["kind"], item["metadata"]["name"]): item for item in rendered({})}
+    items = {(item["kind"], item["metadata"]["name"]): item for item in render_chart({})}
     assert items["StatefulSet", "stop-serve"]["spec"]["replicas"] == 1
     assert not any(kind == "Job" for kind, _ in items)
 
 
-def test_image_of_the_receiver_is_built_from_what_is_there() -> None:
-    """Its Dockerfile copies the client alone and starts its command."""
+def test_receiver_image_copies_existing_paths() -> None:
+    """The receiver's Dockerfile copies existing paths and starts its command."""
     text = (DEPLOY / "receiver.Dockerfile").read_text()
     copied = [line.split()[1] for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
-    assert all((ROOT / one).exists() for one in copied)
+    assert all((ROOT / path).exists() for path in copied)
     assert 'ENTRYPOINT ["evalstop-receiver"]' in text
 
 
-def containers(items: list[Json]) -> list[Json]:
-    return [container for pod in pods(items) for container in pod["containers"]]
+def list_containers(items: list[Json]) -> list[Json]:
+    return [container for pod in list_pod_specs(items) for container in pod["containers"]]
 
 
-def pods(items: list[Json]) -> list[Json]:
+def list_pod_specs(items: list[Json]) -> list[Json]:
     return [item["spec"]["template"]["spec"] for item in items if "template" in item.get("spec", {})]
 
 
-def granted(roles: list[Json]) -> set[tuple[str, str, str]]:
+def list_permissions(roles: list[Json]) -> set[tuple[str, str, str]]:
     rules = [rule for role in roles for rule in role["rules"]]
     return {
         (group, resource, verb)
@@ -237,20 +247,20 @@ def granted(roles: list[Json]) -> set[tuple[str, str, str]]:
     }
 
 
-def test_the_example_of_a_job_is_one() -> None:
-    """It is what Kubernetes takes, and tells the client all by which the receiver finds it, but for the cluster."""
+def test_example_job_is_valid() -> None:
+    """The example job is valid and sets every variable by which the receiver finds a job, except the cluster."""
     (job,) = yaml.safe_load_all((ROOT / "examples/kubernetes_job.yaml").read_text())
-    validated([job])
-    (container,) = containers([job])
-    told = {one["name"] for one in container["env"]}
-    assert set(KUBERNETES_LABELS.values()) - told == {KUBERNETES_LABELS["kubernetes_cluster"]}
+    assert_valid([job])
+    (container,) = list_containers([job])
+    variables = {variable["name"] for variable in container["env"]}
+    assert set(KUBERNETES_LABELS.values()) - variables == {KUBERNETES_LABELS["kubernetes_cluster"]}
 
 
-def test_the_example_of_an_evaluation_is_a_job() -> None:
-    """As an evaluator fills it in; the fields are Kubernetes' own."""
+def test_example_eval_job_is_valid() -> None:
+    """Filled in by the evaluator, the example is a valid job."""
     manifest, namespace = load_job_manifest(ROOT / "examples/kubernetes_eval_job.yaml", 60.0)
     request = PairedRequest("1", "run", "s3://runs/1", "s3://runs/2", 800, 7)
     job = manifest.fill("evalstop-1-best", request, "s3://runs/1")
     assert namespace == "research"
-    assert containers([job])[0]["command"] == ["python", "eval.py", "s3://runs/1", "800", "7"]
-    validated([job])
+    assert list_containers([job])[0]["command"] == ["python", "eval.py", "s3://runs/1", "800", "7"]
+    assert_valid([job])

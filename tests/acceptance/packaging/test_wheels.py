@@ -1,4 +1,4 @@
-"""What is built is what works: the four wheels in a bare environment, outside the repository."""
+"""The wheels work in an environment of their own, outside the repository."""
 
 from __future__ import annotations
 
@@ -40,83 +40,83 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist of each distribution; the wheel is built from the sdist."""
+def built_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of each distribution, and the wheel built from it."""
     folder = tmp_path_factory.mktemp("dist")
     for distribution in DISTRIBUTIONS:
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT / distribution)
+        run_command(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT / distribution)
     return folder
 
 
 @pytest.fixture(scope="module")
-def client_only(built: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, frozenset[str]]:
-    """A bare environment in which the client alone was installed, and the names of what that brought."""
+def client_environment(built_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, frozenset[str]]:
+    """The Python of an environment with the client alone, and the names of the installed packages."""
     folder = tmp_path_factory.mktemp("bare")
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    run_command(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
-    install(python, *built.glob("evalstop_client-*.whl"))
-    run(python, "-I", "-c", "import evalstop_client", cwd=folder)
-    listed = run(
+    install_wheels(python, *built_folder.glob("evalstop_client-*.whl"))
+    run_command(python, "-I", "-c", "import evalstop_client", cwd=folder)
+    package_list = run_command(
         sys.executable, "-m", "pip", "--python", python, "list", "--format=json", "--disable-pip-version-check"
     )
-    return python, frozenset(normal(package["name"]) for package in json.loads(listed))
+    return python, frozenset(normalize_name(package["name"]) for package in json.loads(package_list))
 
 
 @pytest.fixture(scope="module")
-def bare(built: Path, client_only: tuple[Path, frozenset[str]]) -> Path:
-    """The `bin` folder of that environment once all four are installed."""
-    python, _ = client_only
-    install(python, *built.glob("*.whl"))
+def bin_folder(built_folder: Path, client_environment: tuple[Path, frozenset[str]]) -> Path:
+    """The `bin` folder of that environment after all four wheels are installed."""
+    python, _ = client_environment
+    install_wheels(python, *built_folder.glob("*.whl"))
     return python.parent
 
 
-def test_the_client_brings_httpx_and_nothing_of_the_server(client_only: tuple[Path, frozenset[str]]) -> None:
-    """`pip install evalstop-client` adds itself, httpx and what httpx needs; nothing of a server comes along."""
-    _, installed = client_only
-    assert installed == {"evalstop-client", *closure("httpx")}
+def test_client_installs_only_httpx(client_environment: tuple[Path, frozenset[str]]) -> None:
+    """Installing the client adds itself, httpx and what httpx needs, and no server package."""
+    _, installed = client_environment
+    assert installed == {"evalstop-client", *list_dependencies("httpx")}
     assert not installed & SERVER_PACKAGES
 
 
-def test_the_client_alone_has_the_command(client_only: tuple[Path, frozenset[str]], tmp_path: Path) -> None:
-    """On a laptop with the client `evalstop` is there, and lists what works over HTTP."""
-    python, _ = client_only
-    assert run(python.parent / "evalstop", "--version", cwd=tmp_path).startswith("evalstop ")
-    assert "doctor" in run(python.parent / "evalstop", "--help", cwd=tmp_path)
+def test_client_alone_has_the_evalstop_command(client_environment: tuple[Path, frozenset[str]], tmp_path: Path) -> None:
+    """With the client alone, `evalstop` works and lists the commands that use HTTP."""
+    python, _ = client_environment
+    assert run_command(python.parent / "evalstop", "--version", cwd=tmp_path).startswith("evalstop ")
+    assert "doctor" in run_command(python.parent / "evalstop", "--help", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_every_wheel_ships_its_types_license_and_all_of_its_files(distribution: str, built: Path) -> None:
-    """A wheel holds py.typed, the license, every tracked file of its package, and no file of another."""
+def test_wheels_have_types_license_and_all_files(distribution: str, built_folder: Path) -> None:
+    """A wheel has py.typed, the license and every file of its package, and no other."""
     packages = {"clients": ("evalstop_client", "evalstop")}.get(distribution, (f"evalstop_{distribution}",))
-    wheel = next(built.glob(f"{packages[0]}-*.whl"))
+    wheel = next(built_folder.glob(f"{packages[0]}-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         license_text = next(archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE"))
     assert license_text == (ROOT / "LICENSE").read_bytes()
     assert {f"{package}/py.typed" for package in packages} <= names
-    here = ROOT / distribution
+    distribution_folder = ROOT / distribution
     expected = {
-        path.relative_to(here).as_posix()
+        path.relative_to(distribution_folder).as_posix()
         for package in packages
-        for path in (here / package).rglob("*")
+        for path in (distribution_folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in names if ".dist-info/" not in name} == expected | migrations_of(distribution)
+    assert {name for name in names if ".dist-info/" not in name} == expected | list_migrations(distribution)
 
 
-def test_the_sdist_of_the_service_carries_the_migrations_and_the_pages(built: Path) -> None:
-    """The migrations are a link in the repository and real files in the sdist, as are templates and static files."""
-    with tarfile.open(next(built.glob("evalstop_service-*.tar.gz"))) as archive:
+def test_service_sdist_has_migrations_and_pages(built_folder: Path) -> None:
+    """The linked migrations are real files in the sdist, and templates and static files are there."""
+    with tarfile.open(next(built_folder.glob("evalstop_service-*.tar.gz"))) as archive:
         files = {member.name.split("/", 1)[1] for member in archive.getmembers() if member.isfile()}
     pages = ROOT / "service/evalstop_service/web/dashboard"
-    assert migrations_of("service") <= files
-    shown = [path for folder in ("templates", "static") for path in (pages / folder).rglob("*") if path.is_file()]
-    assert shown
-    assert {path.relative_to(ROOT / "service").as_posix() for path in shown} <= files
+    assert list_migrations("service") <= files
+    page_files = [path for folder in ("templates", "static") for path in (pages / folder).rglob("*") if path.is_file()]
+    assert page_files
+    assert {path.relative_to(ROOT / "service").as_posix() for path in page_files} <= files
 
 
-def test_what_the_dockerfile_copies_is_enough_to_build(tmp_path: Path) -> None:
-    """The paths that the Dockerfile copies suffice to build the service's wheel, migrations included."""
+def test_dockerfile_copies_enough_to_build(tmp_path: Path) -> None:
+    """The service's wheel, with migrations, builds from the paths that the Dockerfile copies."""
     for source in re.findall(r"^COPY (?!--from)(\S+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE):
         original = ROOT / source
         if original.is_dir():
@@ -124,13 +124,13 @@ def test_what_the_dockerfile_copies_is_enough_to_build(tmp_path: Path) -> None:
             shutil.copytree(original, tmp_path / source, symlinks=True, ignore=leave_out)
         else:
             shutil.copy(original, tmp_path / source)
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, tmp_path / "service")
+    run_command(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, tmp_path / "service")
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
-        assert migrations_of("service") <= set(archive.namelist())
+        assert list_migrations("service") <= set(archive.namelist())
 
 
-def test_the_public_api_of_each_package_is_named_and_there(bare: Path, tmp_path: Path) -> None:
-    """Each package lists its public names in `__all__`, sorted, and has them all, as installed from its wheel."""
+def test_public_names_exist(bin_folder: Path, tmp_path: Path) -> None:
+    """Every name in `__all__` of each installed package exists."""
     script = """
 import importlib, json
 names = {}
@@ -140,36 +140,36 @@ for package in ("evalstop", "evalstop_client", "evalstop_detectors", "evalstop_l
                       "file": module.__file__}
 print(json.dumps(names))
 """
-    found = json.loads(run(bare / "python", "-I", "-c", script, cwd=tmp_path))
-    for package, api in found.items():
-        assert str(bare.parent) in api["file"], package
+    apis = json.loads(run_command(bin_folder / "python", "-I", "-c", script, cwd=tmp_path))
+    for package, api in apis.items():
+        assert str(bin_folder.parent) in api["file"], package
         assert api["missing"] == [], package
         assert api["all"], f"{package} names no public API"
 
 
-def test_the_installed_service_migrates_and_comes_up_outside_the_repository(bare: Path, tmp_path: Path) -> None:
-    """From its wheel alone the service makes its schema, comes up with a key, is ready and serves its pages."""
-    migrated = json.loads(run(bare / "evalstop", "migrate", "--json", cwd=tmp_path))
+def test_installed_service_migrates_and_starts(bin_folder: Path, tmp_path: Path) -> None:
+    """From its wheel the service creates its schema, starts with a key, is ready and serves its pages."""
+    migrated = json.loads(run_command(bin_folder / "evalstop", "migrate", "--json", cwd=tmp_path))
     assert migrated["before"] is None
     assert migrated["after"]
-    with service(bare, tmp_path) as ready:
+    with start_service(bin_folder, tmp_path) as ready:
         assert ready["key"].startswith("esk_")
-        assert get(ready["url"] + "/readyz") == {"status": "ok"}
-        assert get(ready["url"] + "/api/v1/runs", ready["key"])["items"] == []
+        assert fetch_json(ready["url"] + "/readyz") == {"status": "ok"}
+        assert fetch_json(ready["url"] + "/api/v1/runs", ready["key"])["items"] == []
         with urllib.request.urlopen(ready["sign_in"], timeout=10) as page:
             assert page.status == 200
             assert "text/html" in page.headers["content-type"]
 
 
-def test_the_other_commands_are_installed(bare: Path, tmp_path: Path) -> None:
-    """The receiver's and the lab's commands start from their wheels, and the service's are listed with the client's."""
-    assert all(word in run(bare / "evalstop", "--help", cwd=tmp_path) for word in ("doctor", "demo-data"))
-    assert "process" in run(bare / "evalstop-receiver", "--help", cwd=tmp_path)
-    assert "train" in run(bare / "evalstop-lab", "--help", cwd=tmp_path)
+def test_installed_commands_start(bin_folder: Path, tmp_path: Path) -> None:
+    """The commands of receiver and lab start, and `evalstop` lists those of client and service."""
+    assert all(word in run_command(bin_folder / "evalstop", "--help", cwd=tmp_path) for word in ("doctor", "demo-data"))
+    assert "process" in run_command(bin_folder / "evalstop-receiver", "--help", cwd=tmp_path)
+    assert "train" in run_command(bin_folder / "evalstop-lab", "--help", cwd=tmp_path)
 
 
-def test_one_version_is_told_everywhere() -> None:
-    """The four distributions, what they require of each other, the API, the changelog and the image agree."""
+def test_versions_agree() -> None:
+    """The distributions, their pins, the API, the changelog and the image have one version."""
     projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in DISTRIBUTIONS]
     (version,) = {project["version"] for project in projects}
     pins = [pin for project in projects for pin in project["dependencies"] if pin.startswith("evalstop-")]
@@ -179,22 +179,22 @@ def test_one_version_is_told_everywhere() -> None:
     assert f"image: ${{EVALSTOP_IMAGE:-evalstop:{version}}}\n" in (ROOT / "docker-compose.yml").read_text()
 
 
-def test_constraints_name_versions_and_nothing_else() -> None:
-    """constraints.txt pins every requirement of ours by name and version, sorted, and names no place to get it from."""
+def test_constraints_pin_every_requirement() -> None:
+    """constraints.txt pins every requirement by name and version, without a source."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line)] == []
-    pinned = {normal(line.split("==")[0]) for line in lines}
+    pinned = {normalize_name(line.split("==")[0]) for line in lines}
     assert not {name for name in pinned if name.startswith("evalstop")}
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    needed = {normal(Requirement(tool).name) for tools in groups.values() for tool in tools}
+    needed = {normalize_name(Requirement(tool).name) for tools in groups.values() for tool in tools}
     for distribution in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
-        needed |= {normal(re.split(r"[<>=\[ ]", item)[0]) for item in project["dependencies"]}
+        needed |= {normalize_name(re.split(r"[<>=\[ ]", item)[0]) for item in project["dependencies"]}
     assert {name for name in needed if not name.startswith("evalstop-")} <= pinned
 
 
-def migrations_of(distribution: str) -> set[str]:
-    """The names under which a distribution ships the migrations; none but the service does."""
+def list_migrations(distribution: str) -> set[str]:
+    """The paths of the migrations in a distribution; only the service has some."""
     if distribution != "service":
         return set()
     paths = [path for path in (ROOT / "migrations").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -203,16 +203,16 @@ def migrations_of(distribution: str) -> set[str]:
     return {f"evalstop_service/migrations/{path.relative_to(ROOT / 'migrations').as_posix()}" for path in paths}
 
 
-def closure(name: str) -> set[str]:
-    """What the installed distribution `name` needs here, itself included, extras left aside."""
-    found: set[str] = set()
+def list_dependencies(name: str) -> set[str]:
+    """A distribution and what it requires, recursively, without extras."""
+    dependencies: set[str] = set()
     waiting = {name}
     while waiting:
-        found |= waiting
-        lines = [line for one in waiting for line in requires(one) or []]
-        needed = {normal(re.split(r"[<>=!~;\[ ]", line)[0]) for line in lines if not _is_conditional(line)}
-        waiting = needed - found
-    return found
+        dependencies |= waiting
+        lines = [line for name in waiting for line in requires(name) or []]
+        needed = {normalize_name(re.split(r"[<>=!~;\[ ]", line)[0]) for line in lines if not _is_conditional(line)}
+        waiting = needed - dependencies
+    return dependencies
 
 
 def _is_conditional(line: str) -> bool:
@@ -220,36 +220,38 @@ def _is_conditional(line: str) -> bool:
     return marker is not None and not marker.evaluate({"extra": ""})
 
 
-def normal(name: str) -> str:
-    """A distribution's name as indexes compare it."""
+def normalize_name(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def install(python: Path, *wheels: Path) -> None:
-    """Install wheels with their pinned dependencies from wherever this machine's pip gets packages."""
+def install_wheels(python: Path, *wheels: Path) -> None:
+    """Install wheels with their pinned dependencies."""
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    run(*pip, "install", "-qq", "--no-compile", "--constraint", ROOT / "constraints.txt", *wheels)
+    run_command(*pip, "install", "-qq", "--no-compile", "--constraint", ROOT / "constraints.txt", *wheels)
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command to its end, without settings of ours in its environment; gives what it printed."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=cwd, env=environment())
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
+def run_command(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command without EVALSTOP_ and PYTHON variables, which must succeed; returns its output."""
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, cwd=cwd, env=clean_environment()
+    )
+    assert result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}{result.stderr}"
+    return result.stdout
 
 
-def environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("EVALSTOP_", "PYTHON"))}
 
 
 @contextmanager
-def service(bare: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """`evalstop up` in a folder; yields what it says once it is up, and ends it."""
-    command = [str(bare / "evalstop"), "up", "--port", "0", "--json"]
+def start_service(bin_folder: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """Run `evalstop up` in a folder; yields the JSON that it prints."""
+    command = [str(bin_folder / "evalstop"), "up", "--port", "0", "--json"]
     log = folder / "log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+            command, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=errors, text=True
         )
     try:
         assert process.stdout is not None
@@ -263,7 +265,7 @@ def service(bare: Path, folder: Path) -> Iterator[dict[str, Any]]:
             process.stdout.close()
 
 
-def get(url: str, key: str | None = None) -> Any:
+def fetch_json(url: str, key: str | None = None) -> Any:
     """The JSON at a URL."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     with urllib.request.urlopen(request, timeout=10) as answer:

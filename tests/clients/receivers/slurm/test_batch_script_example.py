@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from evalstop_lab.service_process import running_service
 
-from tests.acceptance.examples.test_examples import EXAMPLES, run_of
+from tests.acceptance.examples.test_examples import EXAMPLES, find_run
 from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS
 from tests.fixtures.slurm import SlurmCluster
@@ -32,7 +32,7 @@ def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_
             PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin",
         )
         wait_until(lambda: cluster.get_job_state(job) == "COMPLETED", PATIENCE_SECONDS)
-        run = run_of(service, f"watched-{job}")
+        run = find_run(service, f"watched-{job}")
         assert run["labels"]["slurm_job_id"] == job
         assert run["labels"]["job_kind"] == "sft"
         assert run["decision"] is not None, (tmp_path / "output").read_text()

@@ -20,7 +20,7 @@ from evalstop_service.web.dashboard.documentation import FOLDER
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
-from tests.acceptance.docs.documents import blocks_of
+from tests.acceptance.docs.documents import read_blocks
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.populated_project import populate_project
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
@@ -106,7 +106,7 @@ def test_search_index_has_every_code_block(built_site: Path) -> None:
     index = json.loads((built_site / "search/search_index.json").read_text(encoding="utf-8"))
     indexed = html.unescape("".join(section["text"] for section in index["docs"]))
     files = (ROOT / "docs").rglob("*.md")
-    assert [str(block) for file in files for block in blocks_of(file) if block.text not in indexed] == []
+    assert [str(block) for file in files for block in read_blocks(file) if block.text not in indexed] == []
 
 
 def test_tabs_are_rendered(built_site: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.packaging.test_deploy import MANIFESTS, VALUES, rendered
+from tests.acceptance.packaging.test_deploy import MANIFESTS, VALUES, render_chart
 from tests.clients.receivers.kubernetes.admin import Admin
 from tests.clients.receivers.kubernetes.cluster import Server, manifests
 
@@ -32,7 +32,7 @@ def test_manifests_are_taken(admin: Admin, file: str) -> None:
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_chart_is_taken(admin: Admin, values: dict[str, Any]) -> None:
     """In every way to install it."""
-    assert refusals(admin, rendered(values)) == []
+    assert refusals(admin, render_chart(values)) == []
 
 
 def refusals(admin: Admin, items: list[dict[str, Any]]) -> list[str]:
