@@ -255,6 +255,30 @@ def test_charts_of_unusual_series(window: Window, embedded_database: Database, t
     window.assert_no_errors()
 
 
+def test_slow_update_does_not_undo_show_more(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """An update requested before Show more and answered after it leaves all charts in place."""
+    page = window.page
+    window.sign_in(tenant)
+    run = open_run(embedded_database, tenant, now, "many-metrics")
+    points = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
+    submit_message(embedded_database, tenant.project.id, run.id, Observations(points), now)
+    page.goto(f"{window.address}/runs/{run.id}")
+    page.locator("#others-title").scroll_into_view_if_needed()
+    expect(page.locator("#metric-charts polyline")).to_have_count(24)
+    blocked: list[Route] = []
+    page.route(re.compile("metric-charts$"), lambda route: blocked.append(route))
+    with page.expect_request(re.compile("metric-charts$")):
+        post_evals(embedded_database, tenant, run.id, EVALS[:1], now)
+    page.get_by_role("link", name="Show more").click()
+    expect(page.locator("#metric-charts polyline")).to_have_count(30)
+    with page.expect_response(re.compile("metric-charts$")):
+        blocked[0].continue_()
+    page.wait_for_timeout(200)
+    expect(page.locator("#metric-charts polyline")).to_have_count(30)
+
+
 def test_preview_is_replaced_by_the_chart(
     window: Window, embedded_database: Database, tenant: Tenant, now: datetime
 ) -> None:

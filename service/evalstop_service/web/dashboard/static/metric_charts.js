@@ -9,8 +9,10 @@ let seen = false;
 
 async function load() {
   if (!seen && !section.hidden) return;
-  const response = await fetchSameOrigin(address);
+  const requested = address;
+  const response = await fetchSameOrigin(requested);
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("metric-charts");
+  if (requested !== address) return;  // "Show more" was clicked meanwhile: its answer has these charts, too
   section.hidden = !fresh.querySelector("li");
   place.replaceChildren(...fresh.childNodes);
 }
