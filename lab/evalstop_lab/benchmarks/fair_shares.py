@@ -1,19 +1,22 @@
 """`make bench-fair-shares`: what a key notices of another one that floods the service.
 
 One key posts observations, vetoes stops and loads a page, each in turn: quiet, while another key (and clients without
-one) flood the service, and quiet again. The flood is a process of its own with lower priority: what is measured is
-the service, not how one machine divides its processors.
+one) flood the service, and while they flood a second service, which shares nothing but the machine and the database
+server. What the second flood costs, no limit of the first service can prevent. The flood is a process of its own with
+lower priority.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,20 +39,29 @@ TARGET = 2.0
 VERSIONS = ("evalstop-service", "uvicorn", "sqlalchemy", "asyncpg")
 FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
 WARM_UP_SECONDS = 2.0
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The 99th percentiles of one kind of request in milliseconds, and how many were timed under the flood."""
+    """The 99th percentiles of one kind of request in milliseconds: quiet, while this service is flooded, and while
+    another one on the same machine is; and how many were timed under each flood."""
 
     kind: str
     quiet_ms: float
     flooded_ms: float
+    neighbor_ms: float
     times: int
 
     @property
     def ratio(self) -> float:
+        """What a flood of the service costs."""
         return self.flooded_ms / self.quiet_ms
+
+    @property
+    def neighbor_ratio(self) -> float:
+        """What a flood of another service costs."""
+        return self.neighbor_ms / self.quiet_ms
 
 
 def main() -> int:
@@ -59,36 +71,63 @@ def main() -> int:
     parser.add_argument("--times", type=positive_number, default=300, help="each request is timed so often")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parse_with_database(parser)
-    with (
-        tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
-        temporary_database(options.database_url, "shares") as url,
-    ):
-        environment = {"EVALSTOP_DATABASE_URL": url, "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8"}
-        key = prepare_service(environment)
-        with run_service(Path(folder), key, environment) as service:
-            ratios, flooded = measure_flood(service, options.times)
+    with _start_service(options.database_url) as service, _start_service(options.database_url) as neighbor:
+        ratios, flooded = measure_floods(service, neighbor, options.times)
     machine = describe_machine(*VERSIONS)
     if options.json:
-        rows = [vars(row) | {"ratio": row.ratio} for row in ratios]
+        rows = [vars(row) | {"ratio": row.ratio, "neighbor_ratio": row.neighbor_ratio} for row in ratios]
         sys.stdout.write(json.dumps({"ratios": rows, "flood": flooded.statuses, "machine": machine}) + "\n")
     else:
         _print_table(ratios, flooded, format_machine(machine))
     return 0 if all(row.ratio <= TARGET for row in ratios) else 1
 
 
-def measure_flood(service: Server, times: int) -> tuple[list[Ratio], Flooded]:
-    """Time each kind of request quiet, flooded and quiet again; the quiet figure is that of both together."""
-    with service.connect() as admin:
-        victim = Victim(admin, 3 * times + 30)
+@contextmanager
+def _start_service(database_url: str) -> Iterator[Server]:
+    """A service on a database of its own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
+        temporary_database(database_url, "shares") as url,
+    ):
+        environment = {"EVALSTOP_DATABASE_URL": url, "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+        key = prepare_service(environment)
+        with run_service(Path(folder), key, environment) as service:
+            yield service
+
+
+def measure_floods(service: Server, neighbor: Server, times: int) -> tuple[list[Ratio], Flooded]:
+    """Time each kind of request on `service` in `ROUNDS` rounds: quiet, under its flood, under the neighbor's."""
+    quiet, flooded, beside = (dict[str, list[float]]() for _ in range(3))
+    answers: list[Flooded] = []
+    each = math.ceil(times / ROUNDS)
+    with service.connect() as admin, neighbor.connect() as other:
+        victim = Victim(admin, 3 * ROUNDS * each + 10)
         victim.measure(10)
-        quiet = victim.measure(times)
-        with flooding(prepare_flood(admin, service.url)) as flooded:
-            time.sleep(WARM_UP_SECONDS)
-            under = victim.measure(times)
-        time.sleep(WARM_UP_SECONDS)
-        again = victim.measure(times)
-    rows = [Ratio(kind, _p99(quiet[kind] + again[kind]), _p99(spent), len(spent)) for kind, spent in under.items()]
-    return rows, flooded[0]
+        own_flood, other_flood = prepare_flood(admin, service.url), prepare_flood(other, neighbor.url)
+        for _ in range(ROUNDS):
+            _extend(quiet, victim.measure(each))
+            for flood, spent in ((own_flood, flooded), (other_flood, beside)):
+                with flooding(flood) as answered:
+                    time.sleep(WARM_UP_SECONDS)
+                    _extend(spent, victim.measure(each))
+                answers += answered if flood is own_flood else []
+                time.sleep(WARM_UP_SECONDS)
+    rows = [Ratio(kind, _p99(quiet[kind]), _p99(flooded[kind]), _p99(beside[kind]), ROUNDS * each) for kind in quiet]
+    return rows, _add_up(answers)
+
+
+def _extend(spent: dict[str, list[float]], more: Mapping[str, list[float]]) -> None:
+    for kind, milliseconds in more.items():
+        spent.setdefault(kind, []).extend(milliseconds)
+
+
+def _add_up(answers: Sequence[Flooded]) -> Flooded:
+    """The answers of several floods together."""
+    statuses: dict[str, Counter[str]] = {}
+    for flooded in answers:
+        for kind, counts in flooded.statuses.items():
+            statuses.setdefault(kind, Counter()).update(counts)
+    return Flooded({kind: dict(counts) for kind, counts in statuses.items()})
 
 
 def prepare_flood(admin: httpx.Client, url: str) -> Flood:
@@ -180,11 +219,19 @@ def _p99(spent: list[float]) -> float:
 def _print_table(ratios: list[Ratio], flooded: Flooded, machine: str) -> None:
     console = Console()
     table = new_table(
-        "99th percentile, milliseconds", "request", "quiet", "under the flood", "ratio", f"wanted <= {TARGET:g}"
+        "99th percentile, milliseconds",
+        "request",
+        "quiet",
+        "flooded",
+        "ratio",
+        f"wanted <= {TARGET:g}",
+        "another service flooded",
+        "ratio",
     )
     for row in ratios:
         met = "met" if row.ratio <= TARGET else "missed"
-        table.add_row(row.kind, f"{row.quiet_ms:.1f}", f"{row.flooded_ms:.1f}", f"{row.ratio:.1f}", met)
+        own = (f"{row.quiet_ms:.1f}", f"{row.flooded_ms:.1f}", f"{row.ratio:.1f}")
+        table.add_row(row.kind, *own, met, f"{row.neighbor_ms:.1f}", f"{row.neighbor_ratio:.1f}")
     console.print(table)
     flood = new_table("what the flood was answered", "requests", "by status")
     for kind, counts in flooded.statuses.items():
