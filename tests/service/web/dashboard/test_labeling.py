@@ -129,6 +129,7 @@ def test_labeling_by_single_keys(window: Window, embedded_database: Database, no
     page.set_viewport_size({"width": 375, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     for key, label in (("w", "healthy"), ("u", "can’t tell"), ("w", "healthy")):
+        expect(page.locator("[data-press=n]")).to_be_focused()  # autofocus waits for the next frame
         page.keyboard.press("Enter")
         expect(page.get_by_text("You said")).to_be_hidden()
         page.keyboard.press(key)
