@@ -1,4 +1,4 @@
-"""Cases for tests to count, written as rows of their own."""
+"""Cases inserted directly as rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _ATTEMPTS = count(1000)
 
 
 def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:
-    """So many ended attempts, all alike, filed under one run; flagged and observed unless said otherwise.
-
-    Each is of a run of its own key, long enough to count towards a rollout stage.
-    """
+    """Insert this many equal cases of one run; by default flagged, observed and right."""
     row: dict[str, Any] = {
         "run_id": run.id,
         "project_id": run.project_id,

@@ -1,4 +1,4 @@
-"""Commands of the service that are run to their end."""
+"""Runs commands of the service until they end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_SECONDS = 60
 
 
 def run_evalstop(environment: dict[str, str], *arguments: str) -> CompletedProcess[str]:
-    """Run `evalstop` with these arguments to its end."""
+    """Run `evalstop` with these arguments until it ends."""
     with TemporaryDirectory() as folder:
         errors = Path(folder, "stderr")
         command = ForkedCommand(arguments, environment, errors)

@@ -1,4 +1,4 @@
-"""Committers for tests: a process each, as far as ingestion knows, on one event loop in a thread."""
+"""Committers for tests: each acts as a process of its own, on one event loop in a thread."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store.database import Database
 
 DEADLINE_SECONDS = 60.0
-MOST = 6
-"""Committers that stay open: each holds connections to its database."""
+MAX_OPEN = 6
+"""Committers kept open at the same time: each holds connections to its database."""
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _running: list[RunningCommitter] = []
 
 
 class RunningCommitter:
-    """A committer on the loop, whose clock shows the time of the last call."""
+    """A running committer whose clock shows the time of the last call."""
 
     def __init__(self, database: Database, cache: RunCache) -> None:
         self.database, self.cache = database, cache
@@ -39,38 +39,38 @@ class RunningCommitter:
     def submit_all(self, messages: Sequence[Message], now: datetime) -> list[Receipt | ServiceError]:
         """Submit messages in one turn of the loop."""
 
-        async def together() -> list[Receipt | BaseException]:
+        async def gather_receipts() -> list[Receipt | BaseException]:
             return await asyncio.gather(*map(self.committer.submit, messages), return_exceptions=True)
 
         self.now = now
-        return cast("list[Receipt | ServiceError]", run_on_loop(together()))
+        return cast("list[Receipt | ServiceError]", run_on_loop(gather_receipts()))
 
-    def count(self, name: str, **labels: str) -> float:
-        """What the committer counted."""
+    def read_counter(self, name: str, **labels: str) -> float:
+        """Read a counter of the committer."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def close(self) -> None:
-        """Commit what waits."""
+        """Commit waiting messages and close."""
         run_on_loop(self._exit.aclose())
 
 
 def close_all_committers() -> None:
-    """Close the committers that are open."""
+    """Close all open committers."""
     with _lock:
         while _running:
             _running.pop().close()
 
 
 def close_committers_of(database: Database) -> None:
-    """Close the committers that are open on this database."""
+    """Close the open committers of this database."""
     with _lock:
-        for running in [one for one in _running if one.database is database]:
+        for running in [running for running in _running if running.database is database]:
             _running.remove(running)
             running.close()
 
 
 def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What comes of a coroutine that runs on the loop."""
+    """Run a coroutine on the loop and return its result."""
     global _loop
     if _loop is None:
         _loop = asyncio.new_event_loop()
@@ -79,14 +79,16 @@ def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def get_committer(database: Database, cache: RunCache) -> RunningCommitter:
-    """The committer with this cache; those used longest ago are closed."""
+    """Return the committer of this cache, and close the least recently used ones."""
     with _lock:
-        found = next((one for one in _running if one.cache is cache and one.database is database), None)
-        if found is None:
-            while len(_running) >= MOST:
+        committer = next(
+            (running for running in _running if running.cache is cache and running.database is database), None
+        )
+        if committer is None:
+            while len(_running) >= MAX_OPEN:
                 _running.pop(0).close()
-            found = RunningCommitter(database, cache)
+            committer = RunningCommitter(database, cache)
         else:
-            _running.remove(found)
-        _running.append(found)
-        return found
+            _running.remove(committer)
+        _running.append(committer)
+        return committer

@@ -1,4 +1,4 @@
-"""Projects to ingest into."""
+"""Fixtures with projects to ingest into."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 
 @pytest.fixture
 def project(database: Database) -> Iterator[ProjectFixture]:
-    """A project; the events that the test has led to are held to their schemas."""
+    """A project; afterwards its events are validated against their schemas."""
     yield set_up_project(database)
     check_events(database)
 
 
 @pytest.fixture
 def veto_project(database: Database) -> Iterator[ProjectFixture]:
-    """A project whose stops wait a minute for a veto, with a subscribed endpoint."""
+    """A project with a veto window of one minute and an endpoint."""
     project = set_up_project(database, veto_window_seconds=60.0)
     with database.transaction() as tx:
         endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)

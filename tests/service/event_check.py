@@ -1,4 +1,4 @@
-"""Holds the events that a test left behind to their schemas."""
+"""Validates the events that a test left in the database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evalstop_service.webhooks.events import event_schema
 
 
 def check_events(database: Database) -> None:
-    """Fails on the first event in the database that is not as its schema says."""
+    """Validate all events in the database against their schemas; raise at the first invalid one."""
     with database.reading() as tx:
-        found = tx.execute(sa.select(events.c.type, events.c.body)).all()
-    for event_type, body in found:
-        _checker(event_type).validate(json.loads(body))
+        rows = tx.execute(sa.select(events.c.type, events.c.body)).all()
+    for event_type, body in rows:
+        _schema_validator(event_type).validate(json.loads(body))
 
 
 @cache
-def _checker(event_type: str) -> jsonschema_rs.Draft202012Validator:
+def _schema_validator(event_type: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator(event_schema(EventType(event_type)), validate_formats=True)

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry: takes spans over OTLP/HTTP as the real one does, and keeps them to be looked at."""
+"""A fake OpenTelemetry collector that accepts spans over OTLP/HTTP and records them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class CollectedSpan:
-    """A span as it arrived; ids in hexadecimal."""
+    """A span as received; ids in hexadecimal."""
 
     service: str
     name: str
@@ -36,12 +36,12 @@ class CollectedSpan:
 
     @property
     def context(self) -> str:
-        """Its trace and its id, as the middle of a `traceparent` has them; the exporter leaves the flags out."""
+        """Trace id and span id as in the middle of a `traceparent`; the exporter omits the flags."""
         return f"{self.trace_id}-{self.span_id}"
 
 
 class FakeCollector:
-    """`endpoint` is what `OTEL_EXPORTER_OTLP_ENDPOINT` would name."""
+    """Records spans; `endpoint` is the value for `OTEL_EXPORTER_OTLP_ENDPOINT`."""
 
     def __init__(self) -> None:
         self.spans: list[CollectedSpan] = []
@@ -50,18 +50,18 @@ class FakeCollector:
     def receive_export(self, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         for part in request.resource_spans:
-            service = str(_values(part.resource.attributes)["service.name"])
+            service = str(_read_attributes(part.resource.attributes)["service.name"])
             self.spans += [_convert_span(service, span) for scope in part.scope_spans for span in scope.spans]
 
     def find_span(self, name: str) -> CollectedSpan:
-        """The one span of this name."""
-        [found] = [span for span in self.spans if span.name == name]
-        return found
+        """Return the only span of this name."""
+        [matching] = [span for span in self.spans if span.name == name]
+        return matching
 
 
 @contextmanager
 def run_collector() -> Iterator[FakeCollector]:
-    """A collector that listens on a port of its own until the end of the block."""
+    """Run a collector on a free port until the block ends."""
     collector = FakeCollector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -89,25 +89,25 @@ def run_collector() -> Iterator[FakeCollector]:
             thread.join()
 
 
-def _convert_span(service: str, span: Sent) -> CollectedSpan:
+def _convert_span(service: str, span: OtlpSpan) -> CollectedSpan:
     return CollectedSpan(
         service=service,
         name=span.name,
-        kind=Sent.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
+        kind=OtlpSpan.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),
-        attributes=_values(span.attributes),
+        attributes=_read_attributes(span.attributes),
         links=tuple(f"{link.trace_id.hex()}-{link.span_id.hex()}" for link in span.links),
         failed=span.status.code == 2,
         raw=span.SerializeToString(),
     )
 
 
-def _values(attributes: Iterable[KeyValue]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+def _read_attributes(attributes: Iterable[KeyValue]) -> dict[str, Value]:
+    attributes_by_name: dict[str, Value] = {}
     for item in attributes:
         kind = item.value.WhichOneof("value")
         assert kind is not None
-        found[item.key] = getattr(item.value, kind)
-    return found
+        attributes_by_name[item.key] = getattr(item.value, kind)
+    return attributes_by_name

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -63,7 +61,7 @@ class ProjectFixture:
 
     def read_counter(self, name: str, **labels: str) -> float:
         """Read a Prometheus counter of this process."""
-        return get_committer(self.database, self.cache).count(name, **labels)
+        return get_committer(self.database, self.cache).read_counter(name, **labels)
 
     def post_observations(self, run: Run, observations: Iterable[PostedObservation], now: datetime = NOW) -> Receipt:
         return self.submit(run, Observations(tuple(observations)), now)
@@ -77,6 +75,21 @@ class ProjectFixture:
     def find_decision(self, run: Run, attempt: int = 1) -> Decision | None:
         with self.database.reading() as tx:
             return decisions.find_decision_of_attempt(tx, run.id, attempt)
+
+    def load_decision(self, run: Run, attempt: int = 1) -> Decision:
+        """Load the decision of an attempt, which must exist."""
+        decision = self.find_decision(run, attempt)
+        assert decision is not None
+        return decision
+
+    def load_decision_states(self, run: Run) -> list[str]:
+        """Load the states that the run's decisions went through, in order."""
+        return [row["state"] for row in self.load_rows(tables.decision_changes, run)]
+
+    def change_settings(self, **changes: Any) -> None:
+        """Change columns of the project."""
+        with self.database.transaction() as tx:
+            projects.update_project(tx, replace(projects.lock_project(tx, self.id), **changes))
 
     def drop_monitor_state(self, run: Run) -> None:
         """Delete the monitor's state from the cache and from the database."""
@@ -176,34 +189,3 @@ def load_stop_delivery_states(project: ProjectFixture) -> list[str]:
     query = query.where(tables.events.c.project_id == project.id, tables.events.c.type == "run.stop_requested")
     with project.database.reading() as tx:
         return list(tx.execute(query).scalars())
-
-
-def run_concurrently(*calls: Callable[[], object]) -> list[BaseException]:
-    """Run calls in threads that start together; return the exceptions they raised."""
-    barrier, failures = threading.Barrier(len(calls)), list[BaseException]()
-
-    def run(call: Callable[[], object]) -> None:
-        barrier.wait()
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
-
-
-def wait_for_blocked_process(database: Database) -> int:
-    """Wait until a PostgreSQL process waits for a lock in this database; return its id."""
-    query = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with database.reading() as tx:
-            pid: int | None = tx.exec_driver_sql(query).scalar()
-        if pid is not None:
-            return pid
-    raise AssertionError("no process waited for a lock within 30 s")

@@ -1,4 +1,4 @@
-"""The whole service with what watches it, behind a real server."""
+"""The whole service with metrics and tracing, behind a real server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fixtures.projects import create_project
 
 @dataclass
 class RunningService:
-    """A service that is up, what it counts, and a client that may do everything in its project."""
+    """A running service, its metrics, and a client with all scopes in its project."""
 
     url: str
     database: Database
@@ -33,7 +33,7 @@ class RunningService:
     client: httpx.Client
 
     def scrape(self, **headers: str) -> str:
-        """What /metrics shows without a key."""
+        """Request /metrics without a key."""
         answer = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False)
         assert answer.status_code == 200, answer.text
         return answer.text
@@ -48,7 +48,7 @@ def run_service(
     public: bool = True,
     deliver: bool = False,
 ) -> Iterator[RunningService]:
-    """A service on this database with a project of its own, which ends with the block."""
+    """Run a service on this database, with a project of its own, until the block ends."""
     service_metrics = create_service_metrics(database)
     app = create_app(
         Settings(access_log=access_log, metrics_public=public),

@@ -1,4 +1,4 @@
-"""Decisions, and what is told of them and of suspicions."""
+"""Decisions of a run, and the events that announce them and its suspicions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.service.project_fixture import (
 )
 
 
-def test_decides_once_an_attempt(project: ProjectFixture) -> None:
-    """An attempt is decided once, however long it goes on falling; a resumed one can be decided anew."""
+def test_attempt_is_decided_once(project: ProjectFixture) -> None:
+    """An attempt gets one decision, however long its evals decline; a resumed attempt can get another."""
     run = project.open_run()
     first = project.post_observations(run, DECLINING_EVALS).decision
     assert first is not None
@@ -38,8 +38,8 @@ def test_decides_once_an_attempt(project: ProjectFixture) -> None:
     assert len(project.load_events(run, "run.stop_requested")) == 2
 
 
-def test_late_news_does_not_take_a_decision_back(project: ProjectFixture) -> None:
-    """A late eval changes the verdict to what it would have been; what was decided stays on record."""
+def test_late_eval_does_not_revoke_a_decision(project: ProjectFixture) -> None:
+    """A late eval changes the verdict to what it would have been; the decision stays on record."""
     run = project.open_run()
     project.post_observations(run, [*DECLINING_EVALS[:3], *DECLINING_EVALS[4:], *evals(0.5, start=5)])
     receipt = project.post_observations(run, evals(0.95, start=3))
@@ -48,8 +48,8 @@ def test_late_news_does_not_take_a_decision_back(project: ProjectFixture) -> Non
     assert [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)] == ["suspect", "stop", "suspect"]
 
 
-def test_an_ended_run_is_not_stopped(project: ProjectFixture) -> None:
-    """A run that ended by itself gets a verdict, but no decision."""
+def test_ended_run_gets_no_decision(project: ProjectFixture) -> None:
+    """A run that has completed gets a verdict but no decision."""
     run = project.open_run()
     commands.finish_run(project.database, project.id, run.id, "completed", NOW)
     receipt = project.post_observations(run, DECLINING_EVALS)
@@ -57,8 +57,8 @@ def test_an_ended_run_is_not_stopped(project: ProjectFixture) -> None:
     assert receipt.decision is None
 
 
-def test_shadow_tells_nobody(database: Database) -> None:
-    """In shadow mode a stop is recorded and not announced."""
+def test_shadow_decision_is_not_announced(database: Database) -> None:
+    """In shadow mode a decision is recorded without an event."""
     project = set_up_project(database, mode="shadow", veto_window_seconds=60)
     run = project.open_run()
     decision = project.post_observations(run, DECLINING_EVALS).decision
@@ -68,8 +68,8 @@ def test_shadow_tells_nobody(database: Database) -> None:
     assert project.load_events(run, "run.stop_requested") == []
 
 
-def test_announces_what_was_decided(project: ProjectFixture) -> None:
-    """The event carries the verdict, the decision and the best checkpoint as they were committed."""
+def test_stop_event_carries_the_decision(project: ProjectFixture) -> None:
+    """The event has the verdict, the decision and the best checkpoint as they were committed."""
     run = project.open_run(labels={"slurm_job_id": "4711"})
     project.submit(run, CheckpointSaved(1, "file:///1"))
     receipt = project.post_observations(run, DECLINING_EVALS)
@@ -83,33 +83,33 @@ def test_announces_what_was_decided(project: ProjectFixture) -> None:
     assert data["run"]["labels"] == {"slurm_job_id": "4711"}
 
 
-def test_suspects_aloud_once(project: ProjectFixture) -> None:
+def test_suspicion_is_announced_once_per_attempt(project: ProjectFixture) -> None:
     """The first suspicion of an attempt is announced, later ones are not."""
     run = project.open_run()
     for point in evals(0.9, 0.8, 0.7, 0.9, 0.8, 0.7):
         project.post_observations(run, [point])
     assert len(project.load_events(run, "run.suspected")) == 1
-    words = [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)]
-    assert words == ["suspect", "continue", "suspect"]
+    verdicts = [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)]
+    assert verdicts == ["suspect", "continue", "suspect"]
 
 
-def test_a_suspicion_without_gold_asks_for_an_eval(project: ProjectFixture) -> None:
-    """What the proxy alone is alarmed by can only be judged by an eval; what gold itself tells needs no other."""
-    blind, seen = project.open_run(policy="watch-all-roles"), project.open_run(policy="watch-all-roles")
-    project.post_observations(blind, [PostedObservation("proxy", step, -float(step)) for step in range(5)])
-    project.post_observations(seen, evals(0.9, 0.8))
-    for run, asked in ((blind, 1), (seen, 0)):
+def test_suspicion_by_proxy_alone_requests_an_eval(project: ProjectFixture) -> None:
+    """A suspicion raised by the proxy alone requests an eval; one raised by evals does not."""
+    proxy_only, with_evals = project.open_run(policy="watch-all-roles"), project.open_run(policy="watch-all-roles")
+    project.post_observations(proxy_only, [PostedObservation("proxy", step, -float(step)) for step in range(5)])
+    project.post_observations(with_evals, evals(0.9, 0.8))
+    for run, requests in ((proxy_only, 1), (with_evals, 0)):
         assert project.load_run(run).verdict.verdict == "suspect"
         assert len(project.load_events(run, "run.suspected")) == 1
-        assert len(project.load_events(run, "run.eval_requested")) == asked
+        assert len(project.load_events(run, "run.eval_requested")) == requests
 
 
-def test_tells_of_a_suspicion_on_the_way(project: ProjectFixture) -> None:
-    """A whole run in one batch leaves the same changes of verdict as one that came point by point."""
-    one, other = project.open_run(), project.open_run()
-    project.post_observations(one, DECLINING_EVALS)
+def test_batch_records_every_change_of_verdict(project: ProjectFixture) -> None:
+    """One large batch records the same changes of verdict as the same observations one by one."""
+    batched, single = project.open_run(), project.open_run()
+    project.post_observations(batched, DECLINING_EVALS)
     for point in DECLINING_EVALS:
-        project.post_observations(other, [point])
-    for run in (one, other):
+        project.post_observations(single, [point])
+    for run in (batched, single):
         assert [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)] == ["suspect", "stop"]
         assert len(project.load_events(run, "run.suspected")) == 1

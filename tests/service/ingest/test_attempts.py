@@ -1,4 +1,4 @@
-"""A trainer that goes on from a checkpoint: what its earlier attempt observed past it no longer counts."""
+"""Resuming from a checkpoint: later observations of the earlier attempt no longer count."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.service.project_fixture import (
 )
 
 
-def test_resume_supersedes(project: ProjectFixture) -> None:
-    """What was observed and saved past the resumed step no longer counts, stays on record, and can come anew."""
+def test_resume_supersedes_later_observations(project: ProjectFixture) -> None:
+    """Observations and checkpoints past the resumed step stay on record, do not count, and can be sent again."""
     run = project.open_run()
     project.submit(run, CheckpointSaved(1, "file:///1"))
     project.submit(run, CheckpointSaved(3, "file:///3"))
     project.post_observations(run, evals(0.5, 0.6, 0.4, 0.9))
-    assert pointer(project.load_run(run)) == {
+    assert read_best_checkpoint(project.load_run(run)) == {
         "step": 3,
         "uri": "file:///3",
         "score": 0.9,
@@ -35,20 +35,25 @@ def test_resume_supersedes(project: ProjectFixture) -> None:
     }
     receipt = project.submit(run, Resumed(1))
     assert (receipt.superseded, receipt.run.attempt, receipt.run.last_step) == (2, 2, 1)
-    assert pointer(receipt.run) == {"step": 1, "uri": "file:///1", "score": 0.6, "chosen_by": "smoothed_maximum"}
+    assert read_best_checkpoint(receipt.run) == {
+        "step": 1,
+        "uri": "file:///1",
+        "score": 0.6,
+        "chosen_by": "smoothed_maximum",
+    }
     assert project.post_observations(run, evals(0.7, 0.8, start=2)).accepted == 2
     assert project.submit(run, CheckpointSaved(3, "file:///elsewhere")).created
-    kept = {(row["step"], row["superseded_by"]): row["value"] for row in project.load_rows(tables.observations, run)}
-    assert kept == {(0, 0): 0.5, (1, 0): 0.6, (2, 2): 0.4, (3, 2): 0.9, (2, 0): 0.7, (3, 0): 0.8}
+    stored = {(row["step"], row["superseded_by"]): row["value"] for row in project.load_rows(tables.observations, run)}
+    assert stored == {(0, 0): 0.5, (1, 0): 0.6, (2, 2): 0.4, (3, 2): 0.9, (2, 0): 0.7, (3, 0): 0.8}
 
 
-def pointer(run: Run) -> dict[str, Any] | None:
+def read_best_checkpoint(run: Run) -> dict[str, Any] | None:
     best = run.best_checkpoint
     return {key: getattr(best, key) for key in ("step", "uri", "score", "chosen_by")} if best else None
 
 
-def test_resume_can_be_sent_again(project: ProjectFixture) -> None:
-    """The same resume, sent again with nothing in between, changes nothing; after news it begins another attempt."""
+def test_repeated_resume_changes_nothing(project: ProjectFixture) -> None:
+    """The same resume again changes nothing; after new messages it starts another attempt."""
     run = project.open_run()
     project.post_observations(run, evals(0.5, 0.6, 0.4))
     assert project.submit(run, Resumed(1)).run.attempt == 2
@@ -60,8 +65,8 @@ def test_resume_can_be_sent_again(project: ProjectFixture) -> None:
     assert project.submit(run, Resumed(0)).run.attempt == 5
 
 
-def test_resume_wakes_a_run_that_ended(project: ProjectFixture) -> None:
-    """A job that failed right after it was resumed, and is resumed from the same step again, is watched again."""
+def test_resume_reopens_an_ended_run(project: ProjectFixture) -> None:
+    """A job that failed right after its resume, and resumes from the same step again, is watched again."""
     run = project.open_run()
     project.post_observations(run, evals(0.5))
     project.submit(run, Resumed(0))
@@ -71,36 +76,32 @@ def test_resume_wakes_a_run_that_ended(project: ProjectFixture) -> None:
     assert project.post_observations(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None
 
 
-def test_resume_within_grace_withdraws(veto_project: ProjectFixture) -> None:
-    """A stop that still waits for its veto window does not hit the attempt that the trainer begins meanwhile."""
+def test_resume_vetoes_a_stop_in_its_veto_window(veto_project: ProjectFixture) -> None:
+    """A stop still in its veto window does not apply to the attempt that the trainer starts meanwhile."""
     run = veto_project.open_run()
     veto_project.post_observations(run, DECLINING_EVALS)
     veto_project.submit(run, Resumed(1))
-    decision = veto_project.find_decision(run)
-    assert decision is not None
+    decision = veto_project.load_decision(run)
     assert decision.state == DecisionState.VETOED
     assert load_stop_delivery_states(veto_project) == ["cancelled"]
 
 
-def test_resume_before_anybody_had_the_stop(project: ProjectFixture) -> None:
-    """A stop that has reached no receiver is moot for an attempt that is over; one that may have waits for its word."""
+def test_resume_makes_an_undelivered_stop_moot(project: ProjectFixture) -> None:
+    """A stop that no receiver got is moot for the ended attempt; one that a worker claimed stays requested."""
     with project.database.transaction() as tx:
         endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW)
     run = project.open_run()
     project.post_observations(run, DECLINING_EVALS)
     project.submit(run, Resumed(1))
-    assert (state_of(project, run, 1), load_stop_delivery_states(project)) == (DecisionState.MOOT, ["cancelled"])
+    assert (project.load_decision(run, 1).state, load_stop_delivery_states(project)) == (
+        DecisionState.MOOT,
+        ["cancelled"],
+    )
     assert project.post_observations(run, evals(0.8, 0.7, 0.6, start=2)).decision is not None
     with project.database.transaction() as tx:
         assert len(leases.claim_deliveries(tx, utc_now(), 60.0, 10, 10)) == 1
     project.submit(run, Resumed(1))
-    assert (state_of(project, run, 2), load_stop_delivery_states(project)) == (
+    assert (project.load_decision(run, 2).state, load_stop_delivery_states(project)) == (
         DecisionState.REQUESTED,
         ["cancelled"] * 2,
     )
-
-
-def state_of(project: ProjectFixture, run: Run, attempt: int) -> str:
-    decision = project.find_decision(run, attempt)
-    assert decision is not None
-    return decision.state

@@ -1,4 +1,4 @@
-"""A run with several evals: their mean is stored as its eval, and its stop names what fell."""
+"""A run with several evals: their weighted mean is stored as its eval, and the reason names the evals that fell."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ EVALS: dict[str, MetricFields] = {
     "math": {"role": "eval", "direction": "maximize", "weight": 2.0},
     "chat": {"role": "eval", "direction": "maximize"},
 }
-GUARDED: dict[str, MetricFields] = EVALS | {"chat": {"role": "eval", "direction": "maximize", "critical": True}}
+EVALS_WITH_CRITICAL: dict[str, MetricFields] = EVALS | {
+    "chat": {"role": "eval", "direction": "maximize", "critical": True}
+}
 
 
-def rows(metric: str, values: Iterable[float], first_step: int = 0) -> list[PostedObservation]:
+def build_observations(metric: str, values: Iterable[float], first_step: int = 0) -> list[PostedObservation]:
     return [PostedObservation(metric, step, value) for step, value in enumerate(values, start=first_step)]
 
 
-def stored_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]]:
+def load_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]]:
     with project.database.reading() as tx:
         return [(point.step, point.value) for point in observations.load_series(tx, run.id, [COMBINED_METRIC])]
 
 
-def expected_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]]:
-    """What the evals on record make, taken in at once."""
+def compute_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]]:
+    """Combine the stored evals at once, as the reference."""
     weights = find_combined_evals(run)
     with project.database.reading() as tx:
         values = select_eval_values(run, observations.load_series(tx, run.id, weights))
@@ -43,68 +45,76 @@ def expected_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]
     return [(score.step, score.value) for score in scores]
 
 
-def test_the_mean_is_what_is_watched(project: ProjectFixture) -> None:
+def test_falling_mean_stops_the_run(project: ProjectFixture) -> None:
     """The run is stopped when the mean turns, and its reason names the evals that fell."""
     run = project.open_run(metrics=EVALS, policy="paper")
     project.submit(run, CheckpointSaved(2, "file:///2"))
-    project.post_observations(run, rows("code", [9.0, 8.0, 7.0, 8.0, 9.0, 10.0]))
-    project.post_observations(run, rows("math", [1.0, 2.0, 3.0, 2.0, 1.0, 0.0]))
-    stopped = project.post_observations(run, rows("chat", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]))
+    project.post_observations(run, build_observations("code", [9.0, 8.0, 7.0, 8.0, 9.0, 10.0]))
+    project.post_observations(run, build_observations("math", [1.0, 2.0, 3.0, 2.0, 1.0, 0.0]))
+    stopped = project.post_observations(run, build_observations("chat", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]))
     assert stopped.run.verdict.verdict == "stop"
     assert stopped.run.verdict.reason.endswith("; fallen evals: math (67 % of the fall), code (33 % of the fall)")
     assert stopped.decision is not None
     assert stopped.decision.verdict.reason == stopped.run.verdict.reason
     assert stopped.run.best_checkpoint is not None
     assert stopped.run.best_checkpoint.step == 2
-    assert stored_scores(project, run) == expected_scores(project, run)
+    assert load_scores(project, run) == compute_scores(project, run)
 
 
-@pytest.mark.parametrize("remembered", [True, False])
-def test_a_late_value_moves_the_scores_from_there_on(project: ProjectFixture, remembered: bool) -> None:
-    """Scores that were stored without an eval are stored anew when it comes, those of before stay."""
+@pytest.mark.parametrize("cached", [True, False])
+def test_late_eval_rewrites_later_scores(project: ProjectFixture, cached: bool) -> None:
+    """A late eval changes the scores from its step on; earlier ones stay."""
     run = project.open_run(metrics=EVALS)
-    project.post_observations(run, [*rows("code", [5.0, 4.0, 4.5, 3.0]), *rows("math", [1.0, 3.0, 2.0, 5.0])])
-    project.post_observations(run, rows("chat", [0.5, 0.7], first_step=2))
-    before = stored_scores(project, run)
-    if not remembered:
+    project.post_observations(
+        run, [*build_observations("code", [5.0, 4.0, 4.5, 3.0]), *build_observations("math", [1.0, 3.0, 2.0, 5.0])]
+    )
+    project.post_observations(run, build_observations("chat", [0.5, 0.7], first_step=2))
+    before = load_scores(project, run)
+    if not cached:
         project.drop_monitor_state(run)
-    project.post_observations(run, rows("chat", [0.1], first_step=1))
-    after = stored_scores(project, run)
-    assert after == expected_scores(project, run)
+    project.post_observations(run, build_observations("chat", [0.1], first_step=1))
+    after = load_scores(project, run)
+    assert after == compute_scores(project, run)
     assert (after[:1], after[1:]) == (before[:1], after[1:])
     assert after != before
 
 
-def test_roles_that_are_corrected_make_other_scores(project: ProjectFixture) -> None:
-    """Other weights make other scores of all that was measured; with one eval left there are none."""
+def test_corrected_roles_recompute_the_scores(project: ProjectFixture) -> None:
+    """Other weights recompute all scores; with one eval left there are none."""
     run = project.open_run(metrics=EVALS)
-    project.post_observations(run, [point for metric in EVALS for point in rows(metric, [1.0, 2.0, 1.5, 4.0])])
-    before = stored_scores(project, run)
-    heavy: dict[str, MetricFields] = EVALS | {"math": {"role": "eval", "direction": "maximize", "weight": 9.0}}
-    weighed = project.submit(run, RolesCorrected(heavy, "dana")).run
-    assert stored_scores(project, run) == expected_scores(project, weighed) != before
-    alone = project.submit(run, RolesCorrected({"math": EVALS["math"]}, "dana")).run
-    assert stored_scores(project, run) == []
-    assert alone.raw_maximum is not None
-    assert alone.raw_maximum.score == 4.0
-    more = project.post_observations(run, rows("math", [9.0], first_step=4)).run
-    assert more.raw_maximum is not None
-    assert more.raw_maximum.score == 9.0
+    project.post_observations(
+        run, [point for metric in EVALS for point in build_observations(metric, [1.0, 2.0, 1.5, 4.0])]
+    )
+    before = load_scores(project, run)
+    other_weights: dict[str, MetricFields] = EVALS | {"math": {"role": "eval", "direction": "maximize", "weight": 9.0}}
+    reweighted = project.submit(run, RolesCorrected(other_weights, "dana")).run
+    assert load_scores(project, run) == compute_scores(project, reweighted) != before
+    single_eval = project.submit(run, RolesCorrected({"math": EVALS["math"]}, "dana")).run
+    assert load_scores(project, run) == []
+    assert single_eval.raw_maximum is not None
+    assert single_eval.raw_maximum.score == 4.0
+    later = project.post_observations(run, build_observations("math", [9.0], first_step=4)).run
+    assert later.raw_maximum is not None
+    assert later.raw_maximum.score == 9.0
 
 
-def test_nobody_posts_the_scores(project: ProjectFixture) -> None:
-    """What the service computes is refused from a trainer, with the names of the evals that it is made of."""
+def test_posting_the_combined_metric_is_refused(project: ProjectFixture) -> None:
+    """The combined metric is computed by the service: posting it is refused, naming its evals."""
     run = project.open_run(metrics=EVALS)
     with pytest.raises(Conflict, match="chat, code, math"):
-        project.post_observations(run, rows(COMBINED_METRIC, [1.0]))
+        project.post_observations(run, build_observations(COMBINED_METRIC, [1.0]))
 
 
-def test_a_critical_eval_is_judged_by_itself(project: ProjectFixture) -> None:
-    """Its fall stops a run whose mean rises; whether that was right is told by its own later values."""
-    run = project.open_run(metrics=GUARDED, policy="paper")
+def test_falling_critical_eval_stops_the_run(project: ProjectFixture) -> None:
+    """A critical eval that falls stops the run while the mean rises; its own later values give the outcome."""
+    run = project.open_run(metrics=EVALS_WITH_CRITICAL, policy="paper")
     rising = [float(step) for step in range(30)]
     falling = [*[0.3 * step for step in range(8)], *[2.1 - 0.2 * step for step in range(1, 23)]]
-    points = [*rows("code", [-value for value in rising]), *rows("math", rising), *rows("chat", falling)]
+    points = [
+        *build_observations("code", [-value for value in rising]),
+        *build_observations("math", rising),
+        *build_observations("chat", falling),
+    ]
     stopped = project.post_observations(run, points)
     assert stopped.decision is not None
     assert (stopped.decision.verdict.critical, stopped.decision.step) == ("chat", 10)
@@ -116,9 +126,9 @@ def test_a_critical_eval_is_judged_by_itself(project: ProjectFixture) -> None:
     assert (outcome.outcome, outcome.turn_step) == ("right", 7)
 
 
-def test_one_eval_stores_nothing_else(project: ProjectFixture) -> None:
-    """A run with one eval, weighed or critical, has no series of scores."""
-    run = project.open_run(metrics={"chat": GUARDED["chat"]}, policy="paper")
-    project.post_observations(run, rows("chat", [3.0, 2.0, 1.0, 0.0]))
+def test_single_eval_has_no_combined_metric(project: ProjectFixture) -> None:
+    """A run with one eval, weighted or critical, stores no combined metric."""
+    run = project.open_run(metrics={"chat": EVALS_WITH_CRITICAL["chat"]}, policy="paper")
+    project.post_observations(run, build_observations("chat", [3.0, 2.0, 1.0, 0.0]))
     assert {row["metric"] for row in project.load_rows(tables.observations, run)} == {"chat"}
     assert project.load_run(run).verdict.critical is None

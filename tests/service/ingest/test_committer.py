@@ -1,9 +1,8 @@
-"""Group commit: what waits goes together, each is answered for itself, and no more may wait than was allowed."""
+"""Group commit: waiting messages are committed together, each gets its own answer, and the queue is bounded."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
@@ -35,14 +34,8 @@ from evalstop_service.web.problems import problem_of
 
 from tests.faults.run_records import count_deadlocks
 from tests.service.committers import run_on_loop
-from tests.service.project_fixture import (
-    DECLINING_EVALS,
-    NOW,
-    ProjectFixture,
-    evals,
-    set_up_project,
-    wait_for_blocked_process,
-)
+from tests.service.concurrency import wait_for_blocked_process, wait_until
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
 
 DEADLINE_SECONDS = 30.0
 
@@ -61,87 +54,80 @@ def committer(project: ProjectFixture, service_metrics: ServiceMetrics) -> Itera
     run_on_loop(running.aclose())
 
 
-def posting(project: ProjectFixture, run: Run, *values: float, start: int = 0) -> Message:
+def build_message(project: ProjectFixture, run: Run, *values: float, start: int = 0) -> Message:
     return Message(project.id, run.id, Observations(tuple(evals(*values, start=start))))
 
 
-def sample(service_metrics: ServiceMetrics, name: str) -> float:
+def read_sample(service_metrics: ServiceMetrics, name: str) -> float:
     value = service_metrics.registry.get_sample_value(name)
     assert value is not None
     return value
 
 
-def wait_until(committer: Committer, count: int) -> None:
-    """Wait until so many observations are on their way."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while committer.waiting != count:
-        assert time.monotonic() < deadline, f"{committer.waiting} wait, not {count}"
-        time.sleep(0.002)
-
-
-def test_what_waits_goes_together(
+def test_waiting_posts_are_committed_together(
     project: ProjectFixture, committer: Committer, service_metrics: ServiceMetrics
 ) -> None:
-    """Posts that arrive while the only writer is held up are committed together, and each gets its own receipt."""
+    """Posts that arrive while the writer is blocked share a commit, and each gets its own receipt."""
     first, others = project.open_run(), [project.open_run() for _ in range(9)]
     with ThreadPoolExecutor(10) as threads:
         with project.database.transaction() as tx:
             if not project.database.embedded:
                 tx.exec_driver_sql("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
             answers = [
-                threads.submit(committer.submit_and_wait, posting(project, run, 0.1, 0.2)) for run in (first, *others)
+                threads.submit(committer.submit_and_wait, build_message(project, run, 0.1, 0.2))
+                for run in (first, *others)
             ]
-            wait_until(committer, 20)
+            wait_until(lambda: committer.waiting == 20)
         receipts = [answer.result(DEADLINE_SECONDS) for answer in answers]
     assert [receipt.accepted for receipt in receipts] == [2] * 10
     assert [receipt.run.id for receipt in receipts] == [run.id for run in (first, *others)]
-    assert sample(service_metrics, "evalstop_commit_requests_sum") == 10
-    assert sample(service_metrics, "evalstop_commit_requests_count") <= 4
+    assert read_sample(service_metrics, "evalstop_commit_requests_sum") == 10
+    assert read_sample(service_metrics, "evalstop_commit_requests_count") <= 4
 
 
-def test_one_refusal_is_one_answer(project: ProjectFixture, committer: Committer) -> None:
-    """In a group, an unknown run and a checkpoint that moved are refused; their neighbors are taken."""
+def test_refused_messages_do_not_affect_the_group(project: ProjectFixture, committer: Committer) -> None:
+    """In a group, an unknown run and a moved checkpoint are refused; the other messages are accepted."""
     run = project.open_run()
     committer.submit_and_wait(Message(project.id, run.id, CheckpointSaved(1, "file:///1")))
 
-    async def together() -> Sequence[Receipt | BaseException]:
+    async def submit_together() -> Sequence[Receipt | BaseException]:
         return await asyncio.gather(
             committer.submit(Message(project.id, new_id(), Observations(tuple(evals(0.1))))),
             committer.submit(Message(project.id, run.id, CheckpointSaved(1, "file:///elsewhere"))),
             committer.submit(Message(new_id(), run.id, Observations(tuple(evals(0.1))))),
-            committer.submit(posting(project, run, 0.5)),
+            committer.submit(build_message(project, run, 0.5)),
             return_exceptions=True,
         )
 
-    unknown, moved, foreign, taken = run_on_loop(together())
+    unknown, moved, foreign, accepted = run_on_loop(submit_together())
     assert isinstance(unknown, NotFound)
     assert isinstance(moved, Conflict)
     assert isinstance(foreign, NotFound)
-    assert isinstance(taken, Receipt)
-    assert taken.accepted == 1
+    assert isinstance(accepted, Receipt)
+    assert accepted.accepted == 1
 
 
-def test_a_policy_of_a_later_release_refuses_for_now(project: ProjectFixture, committer: Committer) -> None:
-    """After a way back to this release a run whose policy it cannot read is to be sent again; its neighbor is taken."""
-    behind, run = project.open_run(policy="paper"), project.open_run(policy="cautious")
+def test_unreadable_policy_is_refused_with_503(project: ProjectFixture, committer: Committer) -> None:
+    """After a downgrade, a run whose policy this release cannot read gets a 503; other runs are accepted."""
+    unreadable, run = project.open_run(policy="paper"), project.open_run(policy="cautious")
     with project.database.transaction() as tx:
-        of_it = tables.policies.c.id == behind.policy_id
-        tx.execute(tables.policies.update().where(of_it).values(document={"name": "paper", "members": "later"}))
+        same_policy = tables.policies.c.id == unreadable.policy_id
+        tx.execute(tables.policies.update().where(same_policy).values(document={"name": "paper", "members": "later"}))
 
-    async def together() -> Sequence[Receipt | BaseException]:
-        arrivals = [posting(project, item, 0.5) for item in (behind, run)]
-        return await asyncio.gather(*map(committer.submit, arrivals), return_exceptions=True)
+    async def submit_together() -> Sequence[Receipt | BaseException]:
+        messages = [build_message(project, item, 0.5) for item in (unreadable, run)]
+        return await asyncio.gather(*map(committer.submit, messages), return_exceptions=True)
 
-    refused, taken = run_on_loop(together())
+    refused, accepted = run_on_loop(submit_together())
     assert isinstance(refused, Behind)
     assert problem_of(refused).status == 503
-    assert isinstance(taken, Receipt)
-    assert taken.accepted == 1
-    assert project.load_rows(tables.observations, behind) == []
+    assert isinstance(accepted, Receipt)
+    assert accepted.accepted == 1
+    assert project.load_rows(tables.observations, unreadable) == []
 
 
-def test_a_stored_policy_that_would_be_refused_now_is_still_read(project: ProjectFixture, committer: Committer) -> None:
-    """Runs go on under a policy that was stored before thresholds out of reach were refused."""
+def test_stored_policy_is_read_without_validation(project: ProjectFixture, committer: Committer) -> None:
+    """A policy stored before its thresholds became invalid is still applied."""
     member = {"detector": "posterior", "stop_at": 1.7}
     with project.database.transaction() as tx:
         project_row = projects.get_project(tx, project.id)
@@ -149,112 +135,116 @@ def test_a_stored_policy_that_would_be_refused_now_is_still_read(project: Projec
     run = project.open_run(policy="old")
 
     async def submit() -> Receipt:
-        return await committer.submit(posting(project, run, 0.5))
+        return await committer.submit(build_message(project, run, 0.5))
 
     assert run_on_loop(submit()).accepted == 1
 
 
-def test_one_fault_is_one_answer(project: ProjectFixture, committer: Committer) -> None:
-    """A request that breaks the transaction of its group fails alone; the others are stored."""
-    good, bad = project.open_run(), project.open_run()
-    with project.database.transaction() as tx:  # a constraint that one run violates
+def test_failing_message_does_not_affect_the_group(project: ProjectFixture, committer: Committer) -> None:
+    """A message that breaks the transaction of its group fails alone; the others are stored."""
+    valid, invalid = project.open_run(), project.open_run()
+    with project.database.transaction() as tx:  # a constraint that one message violates
         if project.database.embedded:
             tx.exec_driver_sql(
                 "CREATE TRIGGER spoiler BEFORE INSERT ON observations WHEN NEW.value = 666"
-                " BEGIN SELECT RAISE(ABORT, 'spoiled'); END"
+                " BEGIN SELECT RAISE(ABORT, 'refused'); END"
             )
         else:
             tx.exec_driver_sql("ALTER TABLE observations ADD CONSTRAINT spoiler CHECK (value <> 666)")
 
-    async def together() -> Sequence[Receipt | BaseException]:
+    async def submit_together() -> Sequence[Receipt | BaseException]:
         return await asyncio.gather(
-            committer.submit(posting(project, good, 0.1)),
-            committer.submit(posting(project, bad, 666.0)),
-            committer.submit(posting(project, project.open_run(), 0.3)),
+            committer.submit(build_message(project, valid, 0.1)),
+            committer.submit(build_message(project, invalid, 666.0)),
+            committer.submit(build_message(project, project.open_run(), 0.3)),
             return_exceptions=True,
         )
 
-    first, failed, third = run_on_loop(together())
+    first, failed, third = run_on_loop(submit_together())
     assert isinstance(first, Receipt)
     assert isinstance(third, Receipt)
     assert isinstance(failed, sa.exc.IntegrityError)
-    assert len(project.load_rows(tables.observations, good)) == 1
-    assert project.load_rows(tables.observations, bad) == []
+    assert len(project.load_rows(tables.observations, valid)) == 1
+    assert project.load_rows(tables.observations, invalid) == []
 
 
-def test_no_more_waits_than_may(project: ProjectFixture, committer: Committer, service_metrics: ServiceMetrics) -> None:
-    """While the database is held up, what exceeds the limit is refused; what was admitted is stored after all."""
+def test_messages_beyond_the_limit_are_refused(
+    project: ProjectFixture, committer: Committer, service_metrics: ServiceMetrics
+) -> None:
+    """While the database is blocked, messages beyond the limit are refused; admitted ones are stored later."""
     run = project.open_run()
     with ThreadPoolExecutor(10) as threads:
         with project.database.transaction() as tx:
             tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == run.id).with_for_update())
             admitted = [
-                threads.submit(committer.submit_and_wait, posting(project, run, *[0.1] * 10, start=10 * batch))
+                threads.submit(committer.submit_and_wait, build_message(project, run, *[0.1] * 10, start=10 * batch))
                 for batch in range(5)
             ]
-            wait_until(committer, 50)
+            wait_until(lambda: committer.waiting == 50)
             with pytest.raises(Overloaded):
-                committer.submit_and_wait(posting(project, run, 0.1, start=50))
+                committer.submit_and_wait(build_message(project, run, 0.1, start=50))
         assert sum(answer.result(DEADLINE_SECONDS).accepted for answer in admitted) == 50
     assert service_metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "overloaded"}) == 1
-    assert committer.submit_and_wait(posting(project, run, 0.1, start=50)).accepted == 1
+    assert committer.submit_and_wait(build_message(project, run, 0.1, start=50)).accepted == 1
 
 
-def test_a_batch_larger_than_the_limit_is_taken_alone(project: ProjectFixture, committer: Committer) -> None:
-    """A limit below the size of one batch does not refuse it for ever."""
-    assert committer.submit_and_wait(posting(project, project.open_run(), *[0.1] * 200)).accepted == 200
+def test_batch_larger_than_the_limit_is_accepted_alone(project: ProjectFixture, committer: Committer) -> None:
+    """A batch larger than the limit is accepted when nothing else waits."""
+    assert committer.submit_and_wait(build_message(project, project.open_run(), *[0.1] * 200)).accepted == 200
 
 
-def test_closing_commits_what_waits(project: ProjectFixture, service_metrics: ServiceMetrics) -> None:
-    """Closing answers everything that was admitted, and refuses what comes after."""
+def test_closing_commits_waiting_messages(project: ProjectFixture, service_metrics: ServiceMetrics) -> None:
+    """Closing answers every admitted message and refuses later ones."""
     committer = Committer(project.database, RunCache(), utc_now, service_metrics)
     run = project.open_run()
     with ThreadPoolExecutor(5) as threads, ExitStack() as running:
         running.enter_context(running_in_thread(committer))
         with project.database.transaction() as tx:
             tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == run.id).with_for_update())
-            posts = [posting(project, run, 0.1, start=step) for step in range(4)]
+            posts = [build_message(project, run, 0.1, start=step) for step in range(4)]
             answers = [threads.submit(committer.submit_and_wait, post) for post in posts]
-            wait_until(committer, 4)
+            wait_until(lambda: committer.waiting == 4)
             closing = threads.submit(running.close)
         closing.result(DEADLINE_SECONDS)
     assert [answer.result(DEADLINE_SECONDS).accepted for answer in answers] == [1, 1, 1, 1]
     with pytest.raises(Closed):
-        committer.submit_and_wait(posting(project, run, 0.1, start=9))
+        committer.submit_and_wait(build_message(project, run, 0.1, start=9))
     assert len(project.load_rows(tables.observations, run)) == 4
 
 
-def test_a_run_is_taken_in_order(project: ProjectFixture, committer: Committer) -> None:
-    """What one caller posts one after another is taken in that order, however many commits there are."""
+def test_messages_of_a_run_are_applied_in_order(project: ProjectFixture, committer: Committer) -> None:
+    """Messages that one caller submits one after another are applied in that order over many commits."""
     run = project.open_run(policy="paper")
 
-    async def one_by_one() -> list[int]:
-        posts = [committer.submit(posting(project, run, 1.0 - step / 100, start=step)) for step in range(40)]
+    async def submit_one_by_one() -> list[int]:
+        posts = [committer.submit(build_message(project, run, 1.0 - step / 100, start=step)) for step in range(40)]
         return [receipt.run.last_step or 0 for receipt in await asyncio.gather(*posts)]
 
-    assert run_on_loop(one_by_one()) == list(range(40))
+    assert run_on_loop(submit_one_by_one()) == list(range(40))
 
 
-def test_a_client_that_left(project: ProjectFixture, committer: Committer) -> None:
-    """Whoever stops waiting costs nobody else an answer, and the points stay stored."""
+def test_cancelled_client_loses_no_observations(project: ProjectFixture, committer: Committer) -> None:
+    """A client that stops waiting delays no other answer, and its observations are stored."""
     run, other = project.open_run(), project.open_run()
 
-    async def leave() -> Receipt:
-        leaving = asyncio.ensure_future(committer.submit(posting(project, run, 0.1)))
-        staying = asyncio.ensure_future(committer.submit(posting(project, other, 0.2)))
+    async def submit_and_cancel() -> Receipt:
+        cancelled = asyncio.ensure_future(committer.submit(build_message(project, run, 0.1)))
+        remaining = asyncio.ensure_future(committer.submit(build_message(project, other, 0.2)))
         await asyncio.sleep(0)
-        leaving.cancel()
-        return await staying
+        cancelled.cancel()
+        return await remaining
 
-    assert run_on_loop(leave()).accepted == 1
-    assert committer.submit_and_wait(posting(project, run, 0.1)).duplicates == 1
+    assert run_on_loop(submit_and_cancel()).accepted == 1
+    assert committer.submit_and_wait(build_message(project, run, 0.1)).duplicates == 1
 
 
 @pytest.mark.parametrize(
     "content", [Observations(tuple(evals(0.5, start=0))), Observations((PostedObservation("kl", 0, 1.0),))]
 )
-def test_what_a_cut_commit_stored_is_a_duplicate(postgres_database: Database, content: Observations) -> None:
-    """A process whose run was saved behind its back, as by its own commit that it did not hear of, counts repeats."""
+def test_observations_of_an_unacknowledged_commit_are_duplicates(
+    postgres_database: Database, content: Observations
+) -> None:
+    """Observations stored by another process, or by a commit whose answer was lost, count as duplicates."""
     project = set_up_project(postgres_database)
     run, other = project.open_run(), replace(project, cache=RunCache())
     project.post_observations(run, [PostedObservation("loss", 0, 1.0)])
@@ -263,8 +253,8 @@ def test_what_a_cut_commit_stored_is_a_duplicate(postgres_database: Database, co
     assert project.post_observations(run, evals(0.4, start=1)).accepted == 1
 
 
-def test_order_is_kept_among_kinds(project: ProjectFixture) -> None:
-    """Messages of one run that arrive together are taken in order, of whatever kind they are."""
+def test_messages_of_different_kinds_keep_their_order(project: ProjectFixture) -> None:
+    """Messages of one run submitted together are applied in order, whatever their kinds."""
     run = project.open_run(policy="watch-all-roles")
     project.post_observations(run, evals(0.1))
     contents: list[Content] = [
@@ -280,8 +270,8 @@ def test_order_is_kept_among_kinds(project: ProjectFixture) -> None:
     assert [(row["step"], row["value"]) for row in live] == [(0, 0.1), (1, 0.2), (2, 0.4)]
 
 
-def test_what_comes_after_a_verdict_waits_for_it(project: ProjectFixture) -> None:
-    """Two evals that arrive together, of which the first calls for a stop, lead to one decision."""
+def test_second_eval_of_a_batch_sees_the_first_decision(project: ProjectFixture) -> None:
+    """Of two evals submitted together, the first of which stops the run, only one decision comes."""
     run = project.open_run(policy="paper", mode="enforce")
     project.post_observations(run, DECLINING_EVALS[:-1])
     points = [*DECLINING_EVALS[-1:], *evals(0.1, start=9)]
@@ -291,28 +281,28 @@ def test_what_comes_after_a_verdict_waits_for_it(project: ProjectFixture) -> Non
     assert len(project.load_rows(tables.decisions, run)) == 1
 
 
-def test_a_stale_cache_costs_one_try(project: ProjectFixture) -> None:
-    """A run that another process saved is loaded and applied again; then it is checked before it is used."""
+def test_stale_cache_is_retried_once(project: ProjectFixture) -> None:
+    """A run that another process saved is reloaded and applied again; afterwards it is checked before use."""
     run, other = project.open_run(policy="paper"), replace(project, cache=RunCache())
 
-    def mistaken() -> float:
+    def count_mistaken() -> float:
         return project.read_counter("evalstop_loaded_runs_total", result="mistaken")
 
     project.post_observations(run, evals(0.1))
     other.post_observations(run, evals(0.2, start=1))
     assert project.post_observations(run, evals(0.3, start=2)).accepted == 1
-    assert mistaken() == 1
+    assert count_mistaken() == 1
     other.post_observations(run, evals(0.35, start=3))
     assert project.post_observations(run, evals(0.4, start=4)).accepted == 1
-    assert mistaken() == 1
+    assert count_mistaken() == 1
     assert [row["step"] for row in project.load_rows(tables.observations, run)] == [0, 1, 2, 3, 4]
     cold = replace(project, cache=RunCache())
     assert cold.post_observations(run, evals(0.5, start=5)).run.verdict == project.load_run(run).verdict
 
 
 @pytest.mark.parametrize("uri", ["file:///2", "file:///2-again"])
-def test_what_saves_nothing_is_not_answered_from_a_stale_cache(project: ProjectFixture, uri: str) -> None:
-    """A checkpoint that another process's resume has superseded is saved anew, wherever it lies, and not refused."""
+def test_superseded_checkpoint_is_saved_again(project: ProjectFixture, uri: str) -> None:
+    """A checkpoint that another process's resume superseded is stored again, even under another URI."""
     run, other = project.open_run(policy="paper"), replace(project, cache=RunCache())
     project.post_observations(run, [*evals(0.1), *evals(0.2, start=1), *evals(0.3, start=2)])
     assert project.submit(run, CheckpointSaved(2, "file:///2")).created
@@ -325,16 +315,18 @@ def test_what_saves_nothing_is_not_answered_from_a_stale_cache(project: ProjectF
     assert (best.step, best.uri) == (2, uri)
 
 
-def test_a_deadlock_is_tried_again(postgres_database: Database) -> None:
-    """A commit that PostgreSQL breaks off to end a deadlock is tried again, and nobody is told of it."""
+def test_deadlock_is_retried(postgres_database: Database) -> None:
+    """A commit that PostgreSQL aborts to end a deadlock is retried without an error to the caller."""
     project = set_up_project(postgres_database)
     low, high = sorted((project.open_run(), project.open_run()), key=lambda run: run.id)
     for run in (low, high):
         project.post_observations(run, evals(0.1))
-    messages = [posting(project, run, 0.2, start=1) for run in (low, high)]
+    messages = [build_message(project, run, 0.2, start=1) for run in (low, high)]
     with ThreadPoolExecutor(1) as thread:
         with postgres_database.transaction() as tx:
-            tx.exec_driver_sql("SET LOCAL deadlock_timeout TO '1h'")  # the other one looks first, and gives way
+            tx.exec_driver_sql(
+                "SET LOCAL deadlock_timeout TO '1h'"
+            )  # so the other transaction detects the deadlock and is aborted
             runs.lock_runs(tx, [high.id])
             answers = thread.submit(project.submit_all, messages)
             wait_for_blocked_process(postgres_database)

@@ -1,4 +1,4 @@
-"""Opening a run by its name, again and under other terms."""
+"""Opening a run by its name, again and with other options."""
 
 from __future__ import annotations
 
@@ -19,27 +19,20 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.project_fixture import (
-    DECLINING_EVALS,
-    NOW,
-    ProjectFixture,
-    evals,
-    run_concurrently,
-    set_up_project,
-    wait_for_blocked_process,
-)
+from tests.service.concurrency import run_concurrently, wait_for_blocked_process
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
 
 
-def test_opened_at_once(project: ProjectFixture) -> None:
-    """A run that many trainers open by one name at the same time is one run."""
+def test_concurrent_opens_share_one_run(project: ProjectFixture) -> None:
+    """Trainers that open one name concurrently get the same run."""
     opened = []
     failures = run_concurrently(*(lambda: opened.append(project.open_run("one", policy="default")) for _ in range(6)))
     assert failures == []
     assert len({run.id for run in opened}) == 1
 
 
-def test_a_change_of_policy_hides_no_run(postgres_database: Database) -> None:
-    """News that waited while the run got another policy is taken in under the new one."""
+def test_message_waiting_for_a_policy_change_uses_it(postgres_database: Database) -> None:
+    """A message that waited while the run got another policy is judged by the new one."""
     project = set_up_project(postgres_database)
     run = project.open_run("one", policy="paper")
     project.post_observations(run, DECLINING_EVALS[:3])
@@ -49,22 +42,22 @@ def test_a_change_of_policy_hides_no_run(postgres_database: Database) -> None:
         thread = threading.Thread(target=lambda: receipts.append(project.post_observations(run, DECLINING_EVALS[3:])))
         thread.start()
         wait_for_blocked_process(postgres_database)
-        watchful = sa.select(tables.policies.c.id).where(
+        other_policy = sa.select(tables.policies.c.id).where(
             tables.policies.c.project_id == project.id, tables.policies.c.name == "watch-all-roles"
         )
-        policy_id = tx.execute(watchful).scalar_one()
-        later = tables.runs.c.version + 1
+        policy_id = tx.execute(other_policy).scalar_one()
+        next_version = tables.runs.c.version + 1
         tx.execute(
             tables.runs.update()
             .where(tables.runs.c.id == run.id)
-            .values(policy_id=policy_id, version=later, rewritten_version=later)
+            .values(policy_id=policy_id, version=next_version, rewritten_version=next_version)
         )
     thread.join()
     assert [receipt.run.policy_name for receipt in receipts] == ["watch-all-roles"]
 
 
-def test_a_run_without_observations_takes_another_policy(project: ProjectFixture) -> None:
-    """A run that is opened again under another policy, before anything is observed, is judged by that one."""
+def test_run_without_observations_can_change_its_policy(project: ProjectFixture) -> None:
+    """A run reopened with another policy before its first observation is judged by that one."""
     run = project.open_run("one", policy="paper")
     project.open_run("one", policy="watch-all-roles")
     receipt = project.post_observations(run, evals(0.9, 0.8, 0.7))
@@ -72,7 +65,7 @@ def test_a_run_without_observations_takes_another_policy(project: ProjectFixture
 
 
 @pytest.mark.parametrize(
-    ("terms", "refusal"),
+    ("options", "message"),
     [
         ({"policy": "watch-all-roles"}, "policy paper@1, not watch-all-roles"),
         ({"policy": "paper@2"}, "policy paper@1, not paper@2"),
@@ -81,25 +74,25 @@ def test_a_run_without_observations_takes_another_policy(project: ProjectFixture
     ],
 )
 @pytest.mark.parametrize("resume", [None, *Resume])
-def test_attaching_changes_no_terms(
-    project: ProjectFixture, terms: dict[str, Any], refusal: str, resume: Resume | None
+def test_reopening_changes_no_options(
+    project: ProjectFixture, options: dict[str, Any], message: str, resume: Resume | None
 ) -> None:
-    """Of a run with observations nobody changes policy or mode, and its labels only who resumes it."""
+    """Once a run has observations, its policy and mode are fixed, and only a resume changes its labels."""
     run = project.open_run("one", policy="paper", mode=Mode.SHADOW, labels={"slurm_job_id": "1"})
     project.post_observations(run, evals(0.9))
-    same = {"policy": "paper", "mode": Mode.SHADOW, "labels": {"slurm_job_id": "1", "note": "new"}}
-    assert project.open_run("one", **same).labels == {"slurm_job_id": "1", "note": "new"}
+    same_options = {"policy": "paper", "mode": Mode.SHADOW, "labels": {"slurm_job_id": "1", "note": "new"}}
+    assert project.open_run("one", **same_options).labels == {"slurm_job_id": "1", "note": "new"}
     assert project.open_run("one", policy="paper@1").id == run.id
-    if "labels" in terms and resume is not None:
-        assert project.open_run("one", resume=resume, **terms).labels["slurm_job_id"] == "2"
+    if "labels" in options and resume is not None:
+        assert project.open_run("one", resume=resume, **options).labels["slurm_job_id"] == "2"
     else:
-        with pytest.raises(Conflict, match=refusal):
-            project.open_run("one", resume=resume, **terms)
+        with pytest.raises(Conflict, match=message):
+            project.open_run("one", resume=resume, **options)
         assert project.load_run(run).labels["slurm_job_id"] == "1"
 
 
-def test_a_trainer_gets_no_more_than_its_project_allows(database: Database) -> None:
-    """A run that asks for a mode or policy beyond its project's is opened without them, and can be opened again so."""
+def test_options_beyond_the_project_are_ignored(database: Database) -> None:
+    """A run that asks for a mode or policy its project does not allow is opened without them."""
     project = set_up_project(database)
     author = Author(project.id, "dana", NOW)
     with pytest.raises(Conflict, match="change both"):
@@ -107,28 +100,27 @@ def test_a_trainer_gets_no_more_than_its_project_allows(database: Database) -> N
     allowed = ["paper@1"]
     change = ProjectChange(default_mode=Mode.SHADOW, max_mode=Mode.SHADOW, allowed_policies=allowed)
     change_project_settings(database, author, change)
-    projects_own = project.open_run("own").policy_name
+    default_policy = project.open_run("own").policy_name
     for _ in range(2):
         run = project.open_run("one", policy="cautious", mode=Mode.ENFORCE)
-        assert (run.policy_name, run.mode) == (projects_own, "shadow")
+        assert (run.policy_name, run.mode) == (default_policy, "shadow")
         project.post_observations(run, evals(0.9))
     assert project.open_run("two", policy="paper@1").policy_name == "paper"
     assert project.open_run("three", policy=run.policy_name).policy_name == run.policy_name
 
 
-def test_nothing_is_stopped_beyond_the_highest_mode(project: ProjectFixture) -> None:
-    """A project that allows no stops any more has those of its open runs recorded only."""
+def test_lowered_mode_applies_to_open_runs(project: ProjectFixture) -> None:
+    """When a project's highest mode is lowered to shadow, stops of its open runs are only recorded."""
     run = project.open_run(policy="paper", mode=Mode.ENFORCE)
     lowered = ProjectChange(default_mode=Mode.SHADOW, max_mode=Mode.SHADOW)
     change_project_settings(project.database, Author(project.id, "dana", NOW), lowered)
     project.post_observations(run, evals(0.9, 0.8, 0.7, 0.6))
-    decision = project.find_decision(run)
-    assert decision is not None
+    decision = project.load_decision(run)
     assert decision.state == "shadow"
 
 
-def test_the_same_job_attaches(project: ProjectFixture) -> None:
-    """Processes of one job share the run of a name; another job, or one of which nothing is known, gets its own."""
+def test_processes_of_one_job_share_a_run(project: ProjectFixture) -> None:
+    """Processes of one job share the run of a name; another job, or an unknown one, gets its own."""
     first = project.open_run("one", job="slurm:1", labels={"restart": "0"})
     project.post_observations(first, evals(0.9))
     assert project.open_run("one", job="slurm:1", labels={"restart": "1"}).labels == {"restart": "1"}
@@ -140,18 +132,18 @@ def test_the_same_job_attaches(project: ProjectFixture) -> None:
     assert project.open_run("two").id != project.open_run("two", job="slurm:1").id
 
 
-def test_without_a_job_one_attaches_to_what_runs(project: ProjectFixture) -> None:
-    """Who names no job attaches to a running run of that name: one without a job before those of others."""
-    of_nobody = project.open_run("one")
+def test_open_without_job_attaches_to_a_running_run(project: ProjectFixture) -> None:
+    """Without a job, a running run of that name is found: one without a job before those of jobs."""
+    without_job = project.open_run("one")
     project.open_run("one", job="slurm:1")
-    assert project.open_run("one").id == of_nobody.id
-    commands.finish_run(project.database, project.id, of_nobody.id, "completed", NOW)
+    assert project.open_run("one").id == without_job.id
+    commands.finish_run(project.database, project.id, without_job.id, "completed", NOW)
     assert project.open_run("one").job == "slurm:1"
 
 
 @pytest.mark.parametrize("job", [None, "slurm:1"])
-def test_the_name_of_an_ended_run_starts_another(project: ProjectFixture, job: str | None) -> None:
-    """A second start of a script is a run of its own, even in the same job; the first stays as it ended."""
+def test_name_of_an_ended_run_opens_a_new_one(project: ProjectFixture, job: str | None) -> None:
+    """Starting a script again opens a new run, even in the same job; the first one stays ended."""
     first = project.open_run("one", job=job)
     project.post_observations(first, evals(0.9))
     commands.finish_run(project.database, project.id, first.id, "completed", NOW)
@@ -162,8 +154,8 @@ def test_the_name_of_an_ended_run_starts_another(project: ProjectFixture, job: s
     assert project.open_run("one", job=job).name == "one-3"
 
 
-def test_resuming_continues_the_latest(project: ProjectFixture) -> None:
-    """Who resumes continues the latest run opened by that name, that of the same job first; `must` wants one there."""
+def test_resume_continues_the_latest_run(project: ProjectFixture) -> None:
+    """A resume continues the latest run of the name, that of the same job first; `must` requires one."""
     with pytest.raises(NotFound, match="'one'"):
         project.open_run("one", resume=Resume.MUST)
     seeds = [project.open_run("one", resume=Resume.ALLOW, job="slurm:1"), project.open_run("one", job="slurm:2")]
@@ -178,8 +170,8 @@ def test_resuming_continues_the_latest(project: ProjectFixture) -> None:
     assert project.open_run("one", resume=Resume.MUST).id == resumed.id
 
 
-def test_a_request_that_is_sent_again_opens_no_second_run(project: ProjectFixture) -> None:
-    """What a spool sends again finds the run that it opened, under any name, and does not open it again."""
+def test_repeated_request_opens_no_second_run(project: ProjectFixture) -> None:
+    """A repeated request with the same opening id finds the run it opened, whatever became of it."""
     project.open_run("one", job="slurm:0")
     opening = new_id()
     run = project.open_run("one", job="slurm:1", opening=opening)
@@ -190,8 +182,8 @@ def test_a_request_that_is_sent_again_opens_no_second_run(project: ProjectFixtur
     assert other.id != run.id
 
 
-def test_processes_of_a_job_open_one_run(project: ProjectFixture) -> None:
-    """Ranks that open a run at the same time share it, and each job gets one."""
+def test_concurrent_ranks_open_one_run_per_job(project: ProjectFixture) -> None:
+    """Ranks that open a run concurrently share it, and each job gets one."""
     opened = []
     ranks = [lambda job=job: opened.append(project.open_run("one", job=f"slurm:{job}")) for job in (1, 2) * 4]
     assert run_concurrently(*ranks) == []
@@ -199,8 +191,8 @@ def test_processes_of_a_job_open_one_run(project: ProjectFixture) -> None:
     assert len({(run.job, run.id) for run in opened}) == 2
 
 
-def test_reopening(project: ProjectFixture) -> None:
-    """Opened again, a run merges its labels and keeps what is not said; other metrics are refused."""
+def test_reopening_merges_labels(project: ProjectFixture) -> None:
+    """Reopened, a run merges its labels and keeps options not given; other metrics are refused."""
     run = project.open_run("one", labels={"job": "1", "node": "a"}, total_steps=10)
     again = project.open_run("one", labels={"job": "2"})
     assert again.id == run.id
@@ -210,8 +202,8 @@ def test_reopening(project: ProjectFixture) -> None:
         project.open_run("one", metrics={"gold": {"role": "eval", "direction": "maximize"}})
 
 
-def test_going_on(project: ProjectFixture) -> None:
-    """A run goes on by its id, as if it were opened again; one that is not there is not opened by anything."""
+def test_reopen_by_id_continues_the_run(project: ProjectFixture) -> None:
+    """Reopening by id continues the run; an unknown id opens nothing."""
     run = project.open_run("one", labels={"job": "1"})
     project.open_run("two")
     commands.finish_run(project.database, project.id, run.id, "failed", NOW)
@@ -225,16 +217,16 @@ def test_going_on(project: ProjectFixture) -> None:
         assert sorted(tx.execute(sa.select(tables.runs.c.name)).scalars()) == ["one", "two"]
 
 
-def test_opening_needs_a_policy_that_exists(project: ProjectFixture) -> None:
-    """A policy is named with or without its version; one that does not exist is refused with those that do."""
+def test_unknown_policy_is_refused(project: ProjectFixture) -> None:
+    """A policy is named with or without version; an unknown one is refused."""
     assert project.open_run(policy="paper@1").policy_version == 1
     for reference in ("nosuch", "paper@2", "paper@" + "9" * 30, "paper@x", "@1"):
         with pytest.raises(Invalid, match="policy"):
             project.open_run(policy=reference)
 
 
-def test_another_plan(project: ProjectFixture) -> None:
-    """A run that is opened again with another length is judged by it at once, and the change is on the audit log."""
+def test_changed_length_applies_at_once(project: ProjectFixture) -> None:
+    """A run reopened with another length is judged by it at once, and the change is audited."""
     run = project.open_run("one", policy="watch-all-roles", labels={"total_steps": "100"})
     project.post_observations(run, [PostedObservation("proxy", step, step) for step in range(5)])
     assert (run.total_steps, project.load_run(run).verdict.verdict) == (100, "continue")

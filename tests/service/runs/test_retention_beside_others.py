@@ -1,4 +1,4 @@
-"""Pruning stands in the way of nobody who works on the database at the same time, and is not kept up by any."""
+"""Pruning beside other processes: it blocks nobody, and is blocked by nobody."""
 
 from __future__ import annotations
 
@@ -17,138 +17,136 @@ from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
 from tests.service import project_fixture
-from tests.service.aged import (
-    AT_ONCE,
+from tests.service.concurrency import run_concurrently
+from tests.service.ended_runs import (
     KEEP_DAYS,
     NOW,
-    a_scene,
-    end,
-    ended,
-    is_empty,
-    is_marked,
-    name_of,
+    WITHOUT_PAUSES,
+    add_ended_run,
+    has_no_details,
+    is_marked_pruned,
+    load_project_name,
+    set_end,
+    set_up_project_with_retention,
 )
 
 
-def test_a_run_that_goes_on_is_left_alone(database: Database) -> None:
-    """A run that was resumed after it was found, and before it was marked, keeps everything."""
-    project = a_scene(database)
-    run = ended(project, 100)
+def test_run_resumed_before_marking_is_kept(database: Database) -> None:
+    """A run resumed between being found and being marked keeps all its rows."""
+    project = set_up_project_with_retention(database)
+    run = add_ended_run(project, 100)
     with database.reading() as tx:
-        found = rows.list_expired_runs(tx, project.id, NOW - timedelta(days=KEEP_DAYS), 10)
-    assert found == [run.id]
+        expired = rows.list_expired_runs(tx, project.id, NOW - timedelta(days=KEEP_DAYS), 10)
+    assert expired == [run.id]
     with database.transaction() as tx:
-        end(tx, run, None)
+        set_end(tx, run, None)
     with database.transaction() as tx:
-        assert rows.mark_runs(tx, found, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
-    assert not is_marked(project, run)
+        assert rows.mark_runs(tx, expired, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
+    assert not is_marked_pruned(project, run)
 
 
-def test_a_run_that_is_held_is_not_waited_for(postgres_database: Database) -> None:
-    """A run that somebody has locked is passed over, and its turn comes with the next pass."""
-    project = a_scene(postgres_database)
-    busy, free = ended(project, 200), ended(project, 100)
-    with impatient(postgres_database), postgres_database.transaction() as tx:
-        tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == busy.id).with_for_update())
-        done = retention.prune_runs(postgres_database, NOW, pace=AT_ONCE)
-        assert done.runs == {name_of(project): 1}
-    assert not is_marked(project, busy)
-    assert is_empty(postgres_database, free)
-    assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs == {name_of(project): 1}
-    assert is_empty(postgres_database, busy)
+def test_locked_run_is_skipped(postgres_database: Database) -> None:
+    """A locked run is skipped and pruned by the next pass."""
+    project = set_up_project_with_retention(postgres_database)
+    locked_run, free_run = add_ended_run(project, 200), add_ended_run(project, 100)
+    with set_short_lock_timeout(postgres_database), postgres_database.transaction() as tx:
+        tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == locked_run.id).with_for_update())
+        result = retention.prune_runs(postgres_database, NOW, pace=WITHOUT_PAUSES)
+        assert result.runs == {load_project_name(project): 1}
+    assert not is_marked_pruned(project, locked_run)
+    assert has_no_details(postgres_database, free_run)
+    assert retention.prune_runs(postgres_database, NOW, pace=WITHOUT_PAUSES).runs == {load_project_name(project): 1}
+    assert has_no_details(postgres_database, locked_run)
 
 
-def test_it_stands_in_nobodys_way(postgres_database: Database) -> None:
-    """While transactions that mark and that empty are open, others post and open runs without waiting for any lock."""
-    project = a_scene(postgres_database)
-    old, live = ended(project, 100), project.open_run()
+def test_pruning_blocks_no_writer(postgres_database: Database) -> None:
+    """While transactions that mark or delete are open, others post and open runs without waiting for a lock."""
+    project = set_up_project_with_retention(postgres_database)
+    old, live = add_ended_run(project, 100), project.open_run()
     points = iter(range(100))
 
-    def others_work() -> None:
+    def post_and_open_run() -> None:
         project.open_run()
         assert project.post_observations(live, project_fixture.evals(0.1, start=next(points))).accepted == 1
         with postgres_database.reading() as tx:
             assert tx.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one() == 0
 
-    with impatient(postgres_database):
+    with set_short_lock_timeout(postgres_database):
         with postgres_database.transaction() as tx:
             assert rows.mark_runs(tx, [old.id], NOW, NOW) == 1
-            others_work()
+            post_and_open_run()
         position = None
         for _ in range(3):
             with postgres_database.transaction() as tx:
                 position = rows.delete_details(tx, 10, position).position
-                others_work()
-    assert not is_marked(project, live)
+                post_and_open_run()
+    assert not is_marked_pruned(project, live)
 
 
 @contextmanager
-def impatient(database: Database) -> Iterator[None]:
-    """From now on whoever waits for a lock in this database fails at once."""
+def set_short_lock_timeout(database: Database) -> Iterator[None]:
+    """Make every wait for a lock in this database fail at once."""
     with database.transaction() as tx:
         name = tx.exec_driver_sql("SELECT current_database()").scalar_one()
         tx.exec_driver_sql(f'ALTER DATABASE "{name}" SET lock_timeout = 100')
-    database.close()  # the setting is for connections that are made from now on
+    database.close()  # the setting applies to new connections
     yield
 
 
-def test_writers_have_their_turn(database: Database) -> None:
-    """Between two transactions anybody may write, on the embedded database with its one writer, too."""
-    project = a_scene(database)
-    ended(project, 100)
+def test_writers_get_a_turn_between_transactions(database: Database) -> None:
+    """Between two transactions anyone can write, also on SQLite with its single writer."""
+    project = set_up_project_with_retention(database)
+    add_ended_run(project, 100)
     live = project.open_run()
-    turns = 0
+    writes = 0
 
-    def write(_seconds: float) -> bool:
-        nonlocal turns
+    def write_observation(_seconds: float) -> bool:
+        nonlocal writes
         writer = threading.Thread(
-            target=project.post_observations, args=(live, project_fixture.evals(0.1, start=turns))
+            target=project.post_observations, args=(live, project_fixture.evals(0.1, start=writes))
         )
         writer.start()
         writer.join()
-        turns += 1
+        writes += 1
         return False
 
-    retention.prune_runs(database, NOW, pace=AT_ONCE, pause=write)
-    assert turns > 5
-    assert len(project.load_rows(tables.observations, live)) == turns
+    retention.prune_runs(database, NOW, pace=WITHOUT_PAUSES, pause=write_observation)
+    assert writes > 5
+    assert len(project.load_rows(tables.observations, live)) == writes
 
 
-def test_a_writer_beside_it_loses_nothing(database: Database) -> None:
-    """A run that is posted to all the while comes to the verdict that it comes to alone, and keeps every point."""
-    project = a_scene(database)
-    alone, beside = project.open_run(policy="watch-all-roles"), project.open_run(policy="watch-all-roles")
+def test_writer_beside_pruning_loses_nothing(database: Database) -> None:
+    """A run that is posted to during pruning keeps every observation and gets its usual verdict."""
+    project = set_up_project_with_retention(database)
+    reference, posted_meanwhile = project.open_run(policy="watch-all-roles"), project.open_run(policy="watch-all-roles")
     values = [0.1, 0.2, 0.5, 0.4, 0.3, 0.35, 0.2, 0.1]
     for step, value in enumerate(values):
-        project.post_observations(alone, project_fixture.evals(value, start=step))
+        project.post_observations(reference, project_fixture.evals(value, start=step))
     for _ in range(4):
-        ended(project, 100, points=30)
-    failures: list[BaseException] = []
+        add_ended_run(project, 100, points=30)
 
     def prune() -> None:
-        try:
-            retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0))
-        except BaseException as error:
-            failures.append(error)
+        retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0))
 
-    pruner = threading.Thread(target=prune)
-    pruner.start()
-    for step, value in enumerate(values):
-        project.post_observations(beside, project_fixture.evals(value, start=step))
-    pruner.join()
-    assert failures == []
-    assert project.load_run(beside).verdict == project.load_run(alone).verdict
-    assert len(project.load_rows(tables.observations, beside)) == len(values)
-    assert len(project.load_rows(tables.verdicts, beside)) == len(project.load_rows(tables.verdicts, alone))
+    def post() -> None:
+        for step, value in enumerate(values):
+            project.post_observations(posted_meanwhile, project_fixture.evals(value, start=step))
+
+    assert run_concurrently(prune, post) == []
+    assert project.load_run(posted_meanwhile).verdict == project.load_run(reference).verdict
+    assert len(project.load_rows(tables.observations, posted_meanwhile)) == len(values)
+    assert len(project.load_rows(tables.verdicts, posted_meanwhile)) == len(
+        project.load_rows(tables.verdicts, reference)
+    )
 
 
-def test_one_process_at_a_time(postgres_database: Database) -> None:
-    """While one prunes another says so and leaves it to that; afterwards it may."""
-    project = a_scene(postgres_database)
-    run = ended(project, 100)
-    with rows.hold_retention_lock(postgres_database) as alone:
-        assert alone
+def test_only_one_process_prunes(postgres_database: Database) -> None:
+    """While one process prunes, another is refused; afterwards it can prune."""
+    project = set_up_project_with_retention(postgres_database)
+    run = add_ended_run(project, 100)
+    with rows.hold_retention_lock(postgres_database) as acquired:
+        assert acquired
         with pytest.raises(Conflict, match="another process"):
             retention.prune_runs(postgres_database, NOW)
-    assert not is_marked(project, run)
-    assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs
+    assert not is_marked_pruned(project, run)
+    assert retention.prune_runs(postgres_database, NOW, pace=WITHOUT_PAUSES).runs

@@ -1,14 +1,10 @@
-"""Joined together: what a trainer does is counted, traced up to its webhook, and pruned in the end."""
+"""A trainer's requests are counted, traced through to the webhook, and its runs pruned by the project's retention."""
 
 from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -21,57 +17,27 @@ from evalstop_service.store.database import Database
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.service.concurrency import wait_until
 from tests.service.fake_collector import run_collector
 from tests.service.running_service import RunningService, run_service
+from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply
 
 
-class FakeEndpoint:
-    """Takes every webhook, and keeps its headers and body."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.taken: list[tuple[dict[str, str], dict[str, Any]]] = []
-        self.came = threading.Event()
+def has_received_stop(endpoint: FakeEndpoint) -> bool:
+    return any(json.loads(request.body)["type"] == "run.stop_requested" for request in endpoint.received)
 
 
-@contextmanager
-def an_endpoint() -> Iterator[FakeEndpoint]:
-    endpoint = FakeEndpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            endpoint.taken.append(({name.lower(): value for name, value in self.headers.items()}, body))
-            self.send_response(204)
-            self.end_headers()
-            if body["type"] == "run.stop_requested":
-                endpoint.came.set()
-
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        endpoint.url = f"http://127.0.0.1:{server.server_port}"
-        try:
-            yield endpoint
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def a_run(service: RunningService, values: list[float]) -> dict[str, Any]:
-    """A run that reported these evals, one a request."""
+def post_run(service: RunningService, values: list[float]) -> dict[str, Any]:
+    """Open a run and post these evals, one per request."""
     run: dict[str, Any] = service.client.post("/api/v1/runs", json={"name": "r", "policy": "paper"}).json()
     for step, value in enumerate(values):
-        points = {"observations": [{"metric": "eval", "step": step, "value": value}]}
-        assert service.client.post(f"/api/v1/runs/{run['id']}/observations", json=points).status_code == 200
+        body = {"observations": [{"metric": "eval", "step": step, "value": value}]}
+        assert service.client.post(f"/api/v1/runs/{run['id']}/observations", json=body).status_code == 200
     return run
 
 
-def values(service: RunningService) -> dict[tuple[str, ...], float]:
-    """What /metrics shows, by name and values of labels."""
+def read_metrics(service: RunningService) -> dict[tuple[str, ...], float]:
+    """Parse /metrics into values by name and label values."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(service.scrape())
@@ -79,35 +45,34 @@ def values(service: RunningService) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_a_trainer_does_is_counted(database: Database) -> None:
-    """Observations, their commits and their requests are in the numbers, with the route of the ingest endpoint."""
+def test_observations_and_commits_are_counted(database: Database) -> None:
+    """Observations, commits and requests appear in /metrics with the route of the ingest endpoint."""
     with run_service(database) as service:
-        run = a_run(service, [0.1, 0.2, 0.3])
+        run = post_run(service, [0.1, 0.2, 0.3])
         again = {
             "observations": [{"metric": "eval", "step": 0, "value": 0.1}, {"metric": "eval", "step": 1, "value": 9}]
         }
         assert service.client.post(f"/api/v1/runs/{run['id']}/observations", json=again).status_code == 200
-        found = values(service)
-    assert found["evalstop_observations_total", "accepted"] == 3
-    assert found["evalstop_observations_total", "duplicate"] == 1
-    assert found["evalstop_observations_total", "conflict"] == 1
-    assert found["evalstop_commit_seconds_count",] == found["evalstop_commit_requests_sum",] == 4
-    assert found["evalstop_detector_seconds_count",] == 4
-    assert found["evalstop_request_seconds_count", "POST", "/api/v1/runs/{run_id}/observations", "2xx"] == 4
-    assert found["evalstop_running_runs",] == 1
+        metrics = read_metrics(service)
+    assert metrics["evalstop_observations_total", "accepted"] == 3
+    assert metrics["evalstop_observations_total", "duplicate"] == 1
+    assert metrics["evalstop_observations_total", "conflict"] == 1
+    assert metrics["evalstop_commit_seconds_count",] == metrics["evalstop_commit_requests_sum",] == 4
+    assert metrics["evalstop_detector_seconds_count",] == 4
+    assert metrics["evalstop_request_seconds_count", "POST", "/api/v1/runs/{run_id}/observations", "2xx"] == 4
+    assert metrics["evalstop_running_runs",] == 1
 
 
-def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit links to the requests that it serves, the detectors and the write are parts of it, and a webhook carries
-    the trace of its delivery."""
-    with run_collector() as collector, an_endpoint() as endpoint:
+def test_trace_links_requests_commit_and_webhook(embedded_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit span links to its requests and has child spans; a webhook carries the trace of its delivery."""
+    with run_collector() as collector, FakeEndpoint(Reply(204)) as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         tracer = tracing.create_tracer(os.environ)
         with run_service(embedded_database, tracer, deliver=True) as service:
             body = {"url": endpoint.url, "event_types": EVERY_EVENT}
             assert service.client.post("/api/v1/endpoints", json=body).status_code == 201
-            run = a_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
-            assert endpoint.came.wait(30)
+            run = post_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
+            wait_until(lambda: has_received_stop(endpoint))
         requests = {span.context for span in collector.spans if span.name == "POST /api/v1/runs/{run_id}/observations"}
         commits = [span for span in collector.spans if span.name == "commit"]
         assert len(requests) == 5
@@ -115,62 +80,65 @@ def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.Mo
         parts = {(span.name, span.parent_id) for span in collector.spans}
         for commit in commits:
             assert {("step detectors", commit.span_id), ("write", commit.span_id)} <= parts
-        sent = {headers["traceparent"][3:52] for headers, _ in endpoint.taken}
+        sent = {request.headers["traceparent"][3:52] for request in endpoint.received}
         delivered = [span for span in collector.spans if span.name == "deliver"]
         assert sent == {span.context for span in delivered}
         assert {span.attributes["evalstop.run_id"] for span in delivered} == {run["id"]}
 
 
 def test_untraced_webhooks_carry_no_trace(embedded_database: Database) -> None:
-    """Where nothing is traced a webhook says nothing of a trace."""
-    with an_endpoint() as endpoint, run_service(embedded_database, deliver=True) as service:
+    """Without tracing, webhooks have no `traceparent` header."""
+    with FakeEndpoint(Reply(204)) as endpoint, run_service(embedded_database, deliver=True) as service:
         assert service.client.post(
             "/api/v1/endpoints", json={"url": endpoint.url, "event_types": EVERY_EVENT}
         ).is_success
-        a_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
-        assert endpoint.came.wait(30)
-    assert all("traceparent" not in headers for headers, _ in endpoint.taken)
+        post_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
+        wait_until(lambda: has_received_stop(endpoint))
+    assert all("traceparent" not in request.headers for request in endpoint.received)
 
 
-def test_a_problem_names_its_request(embedded_database: Database) -> None:
-    """A caller who complains has the id in hand: in the answer's header and in the problem itself."""
+def test_problem_names_its_request(embedded_database: Database) -> None:
+    """An error has the same request id in its header and its body."""
     with run_service(embedded_database) as service:
         for path in ("/api/v1/runs/00000000-0000-0000-0000-000000000000", "/nowhere"):
             answer = service.client.get(path)
             assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
-def test_a_project_says_how_long_its_runs_are_kept(
+def test_project_retention_is_applied_by_prune(
     database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Set over the API, carried out by `evalstop prune`, told by the run; then nothing can be added to it."""
+    """A retention set over the API is applied by `evalstop prune`; a pruned run accepts nothing more."""
     with run_service(database) as service:
-        kept = service.client.patch("/api/v1/project", json={"retention_days": 30})
-        assert kept.json()["retention_days"] == 30
+        settings_answer = service.client.patch("/api/v1/project", json={"retention_days": 30})
+        assert settings_answer.json()["retention_days"] == 30
         assert service.client.patch("/api/v1/project", json={"veto_window_seconds": 1}).json()["retention_days"] == 30
-        run = a_run(service, [0.1, 0.2])
+        run = post_run(service, [0.1, 0.2])
         path = f"/api/v1/runs/{run['id']}"
         assert service.client.post(f"{path}/finish", json={"status": "completed"}).json()["pruned_at"] is None
         with database.transaction() as tx:
             tx.execute(tables.runs.update().values(ended_at=utc_now() - timedelta(days=31)))
         url = database.url.set(drivername=database.url.get_backend_name())
         monkeypatch.setenv("EVALSTOP_DATABASE_URL", url.render_as_string(hide_password=False))
-        assert [pruned(capsys, "--dry-run")["rows"] > 0, pruned(capsys)["runs"]] == [True, {kept.json()["name"]: 1}]
-        assert pruned(capsys)["runs"] == {}
+        assert [run_prune(capsys, "--dry-run")["rows"] > 0, run_prune(capsys)["runs"]] == [
+            True,
+            {settings_answer.json()["name"]: 1},
+        ]
+        assert run_prune(capsys)["runs"] == {}
         assert service.client.get(path).json()["pruned_at"] is not None
         assert service.client.get(f"{path}/observations", params={"metric": "eval"}).json()["items"] == []
         again = {"observations": [{"metric": "eval", "step": 5, "value": 0.1}]}
-        for verb, body in (("observations", again), ("resume", {"step": 0})):
-            answer = service.client.post(f"{path}/{verb}", json=body)
+        for action, body in (("observations", again), ("resume", {"step": 0})):
+            answer = service.client.post(f"{path}/{action}", json=body)
             assert answer.status_code == 409
             assert "pruned" in answer.json()["detail"]
         assert service.client.post("/api/v1/runs", json={"name": "r", "resume": "must"}).status_code == 409
-        for_ever = service.client.patch("/api/v1/project", json={"retention_days": None})
-        assert for_ever.json()["retention_days"] is None
+        unlimited = service.client.patch("/api/v1/project", json={"retention_days": None})
+        assert unlimited.json()["retention_days"] is None
         assert retention.prune_runs(database, utc_now(), dry_run=True) == retention.PruneResult()
 
 
-def pruned(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def run_prune(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     capsys.readouterr()
     assert cli.main(["prune", "--json", *options]) == cli.OK
     document: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -1,14 +1,14 @@
-"""What the tests of the store share."""
+"""Fixtures of the store's tests."""
 
 from __future__ import annotations
 
 import pytest
 from evalstop_service.store.database import Database
 
-from tests.service.webhooks.delivery.fakes import Scene, a_scene
+from tests.service.webhooks.delivery.fakes import SeededProject, seed_project
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
+def project(database: Database) -> SeededProject:
     """A project with a run."""
-    return a_scene(database)
+    return seed_project(database)

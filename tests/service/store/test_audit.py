@@ -1,4 +1,4 @@
-"""The audit log: what was changed, by whom, newest first."""
+"""Reading the audit log."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from evalstop_service.store.ids import new_id
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def keep(database: Database, project_id: UUID, actor: str, action: str, at: datetime = NOW) -> None:
+def record_action(database: Database, project_id: UUID, actor: str, action: str, at: datetime = NOW) -> None:
     with database.transaction() as tx:
         audit.record_action(tx, project_id, actor, action, "key trainers", {"scopes": ["ingest"]}, at)
 
 
-def test_the_log_is_read_by_page_actor_and_kind(database: Database) -> None:
-    """A project's entries come newest first, a page at a time, and those alone that were asked for."""
-    project_id, other = new_id(), new_id()
+def test_log_is_read_by_page_actor_and_action(database: Database) -> None:
+    """Entries of a project come newest first, by page, and filtered by actor and action."""
+    project_id, other_project_id = new_id(), new_id()
     for actor, action in (("key a", "key.made"), ("user Dana", "key.revoked"), ("user Dana", "keyring.made")):
-        keep(database, project_id, actor, action)
-    keep(database, other, "key a", "key.made")
+        record_action(database, project_id, actor, action)
+    record_action(database, other_project_id, "key a", "key.made")
     with database.reading() as tx:
-        everything = audit.list_entries(tx, project_id)
-        assert [entry.action for entry in everything] == ["keyring.made", "key.revoked", "key.made"]
-        assert (everything[2].actor, everything[2].subject) == ("key a", "key trainers")
-        assert everything[2].details == {"scopes": ["ingest"]}
-        assert everything[2].at == NOW
+        entries = audit.list_entries(tx, project_id)
+        assert [entry.action for entry in entries] == ["keyring.made", "key.revoked", "key.made"]
+        assert (entries[2].actor, entries[2].subject) == ("key a", "key trainers")
+        assert entries[2].details == {"scopes": ["ingest"]}
+        assert entries[2].at == NOW
         assert audit.list_entries(tx, project_id, limit=1) + audit.list_entries(
-            tx, project_id, before=everything[0].id
-        ) == (everything)
-        assert audit.list_entries(tx, project_id, actor="dana") == everything[:2]
-        assert audit.list_entries(tx, project_id, action="key") == everything[1:]
-        assert audit.list_entries(tx, project_id, action="key.made") == everything[2:]
+            tx, project_id, before=entries[0].id
+        ) == (entries)
+        assert audit.list_entries(tx, project_id, actor="dana") == entries[:2]
+        assert audit.list_entries(tx, project_id, action="key") == entries[1:]
+        assert audit.list_entries(tx, project_id, action="key.made") == entries[2:]
         assert audit.list_entries(tx, project_id, action="k_y") == []

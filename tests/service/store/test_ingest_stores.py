@@ -1,4 +1,4 @@
-"""Saving compares versions: a run that another process saved is left alone, and its neighbors are saved."""
+"""Saving ingested runs compares versions: a run that another process saved is skipped, the others are saved."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from evalstop_service.store.runs import Run
 from msgspec.structs import replace
 
 from tests.service.committers import run_on_loop
-from tests.service.project_fixture import NOW, ProjectFixture, set_up_project, wait_for_blocked_process
+from tests.service.concurrency import wait_for_blocked_process
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 
 LATER = NOW + timedelta(microseconds=1)
-STRANGE = [
+UNUSUAL_OBSERVATIONS = [
     PostedObservation("not a number", 0, math.nan),
     PostedObservation("not a number", 1, math.inf, 0.5),
     PostedObservation(
@@ -42,8 +43,8 @@ def project(database: Database) -> ProjectFixture:
     return set_up_project(database)
 
 
-def changed(run: Run) -> Run:
-    """The run with everything in it that `save` writes."""
+def change_run(run: Run) -> Run:
+    """Change every field of the run that `save` writes."""
     evidence = Evidence("k_decline", ("eval",), "count", 1e-300, None, 0.1 + 0.2, 1, "")
     verdict = Verdict(Call.SUSPECT, 3, 1, 'ü"\\', (evidence,))
     return replace(
@@ -57,92 +58,101 @@ def changed(run: Run) -> Run:
     )
 
 
-def save(project: ProjectFixture, changes: Sequence[RunChange], follow_up: FollowUp | None = None) -> Collection[UUID]:
-    """Save on a store of its own."""
+def save_changes(
+    project: ProjectFixture, changes: Sequence[RunChange], follow_up: FollowUp | None = None
+) -> Collection[UUID]:
+    """Save with a store of its own."""
 
-    async def saved() -> Collection[UUID]:
+    async def save_and_close() -> Collection[UUID]:
         store: IngestStore = (SqliteIngest if project.database.embedded else PostgresIngest)(project.database)
         try:
             return await store.save(changes, LATER, follow_up)
         finally:
             await store.close()
 
-    return run_on_loop(saved())
+    return run_on_loop(save_and_close())
 
 
-def one_point(run: Run) -> RunChange:
-    return RunChange(run, changed(run), [PostedObservation("eval", 0, 1.0)])
+def build_change(run: Run) -> RunChange:
+    return RunChange(run, change_run(run), [PostedObservation("eval", 0, 1.0)])
 
 
-def in_utc(point: PostedObservation) -> PostedObservation:
+def convert_to_utc(point: PostedObservation) -> PostedObservation:
     return replace(point, time=point.time.astimezone(UTC) if point.time else None)
 
 
-def test_what_is_saved_reads_back(project: ProjectFixture) -> None:
-    """Every number, name and moment comes back as it was sent, in the row of the run and in its observations."""
+def test_saved_values_are_read_back_unchanged(project: ProjectFixture) -> None:
+    """Every number, name and time is read back as it was sent, from the run and its observations."""
     run, other = project.open_run(), project.open_run()
     many = [PostedObservation("loss", step, step / 7) for step in range(500)]
-    assert save(project, [RunChange(run, changed(run), [*STRANGE, *many]), one_point(other)]) == {run.id, other.id}
-    assert (project.load_run(run), project.load_run(other)) == (changed(run), changed(other))
+    assert save_changes(
+        project, [RunChange(run, change_run(run), [*UNUSUAL_OBSERVATIONS, *many]), build_change(other)]
+    ) == {run.id, other.id}
+    assert (project.load_run(run), project.load_run(other)) == (change_run(run), change_run(other))
     rows = project.load_rows(tables.observations, run)
     stored = [
         PostedObservation(row["metric"], row["step"], row["value"], row["stderr"], row["observed_at"]) for row in rows
     ]
-    assert sorted(map(repr, map(in_utc, stored))) == sorted(map(repr, map(in_utc, [*STRANGE, *many])))
+    assert sorted(map(repr, map(convert_to_utc, stored))) == sorted(
+        map(repr, map(convert_to_utc, [*UNUSUAL_OBSERVATIONS, *many]))
+    )
     assert {(row["attempt"], row["superseded_by"], row["received_at"]) for row in rows} == {(1, tables.LIVE, LATER)}
 
 
-def test_a_run_that_moved_on_is_left_alone(project: ProjectFixture) -> None:
-    """Of a run with another version, or that does not exist, nothing is written, nor done; of its neighbor all is."""
-    here, moved = project.open_run(), project.open_run()
-    followed: list[UUID] = []
+def test_run_with_another_version_is_skipped(project: ProjectFixture) -> None:
+    """Nothing is written for a run whose version differs or that does not exist; other runs are saved."""
+    unchanged, moved_on = project.open_run(), project.open_run()
+    followed_up: list[UUID] = []
 
-    def follow_up(_tx: Transaction, saved: Collection[UUID]) -> None:
-        followed.extend(saved)
+    def follow_up(_tx: Transaction, save_and_close: Collection[UUID]) -> None:
+        followed_up.extend(save_and_close)
 
-    wrong = [one_point(replace(moved, version=moved.version + 1)), one_point(replace(moved, id=new_id()))]
-    assert save(project, [one_point(here), *wrong], follow_up) == {here.id}
-    assert followed == [here.id]
-    assert len(project.load_rows(tables.observations, here)) == 1
-    assert project.load_rows(tables.observations, moved) == []
-    assert project.load_run(moved) == moved
-    assert save(project, [one_point(moved)]) == {moved.id}
+    outdated_changes = [
+        build_change(replace(moved_on, version=moved_on.version + 1)),
+        build_change(replace(moved_on, id=new_id())),
+    ]
+    assert save_changes(project, [build_change(unchanged), *outdated_changes], follow_up) == {unchanged.id}
+    assert followed_up == [unchanged.id]
+    assert len(project.load_rows(tables.observations, unchanged)) == 1
+    assert project.load_rows(tables.observations, moved_on) == []
+    assert project.load_run(moved_on) == moved_on
+    assert save_changes(project, [build_change(moved_on)]) == {moved_on.id}
 
 
-def test_what_follows_is_saved_with_it_or_neither(project: ProjectFixture) -> None:
-    """When what follows from a save fails, nothing of the save stays."""
+def test_failed_follow_up_undoes_the_save(project: ProjectFixture) -> None:
+    """When the follow-up in the same transaction fails, nothing is saved."""
     run = project.open_run()
 
     def follow_up(tx: Transaction, _saved: Collection[UUID]) -> None:
         tx.execute(sa.text("SELECT nothing FROM nowhere"))
 
     with pytest.raises(sa.exc.DBAPIError):
-        save(project, [one_point(run)], follow_up)
+        save_changes(project, [build_change(run)], follow_up)
     assert project.load_rows(tables.observations, run) == []
     assert project.load_run(run) == run
 
 
-def test_refuses_an_identity_twice(project: ProjectFixture) -> None:
-    """The key itself keeps an identity from being stored twice, and the whole save is undone."""
+def test_duplicate_identity_is_refused(project: ProjectFixture) -> None:
+    """The primary key refuses a second observation of the same identity, and the whole save is undone."""
     run = project.open_run()
     with pytest.raises(sa.exc.IntegrityError) as caught:
-        save(
+        save_changes(
             project,
-            [RunChange(run, changed(run), [PostedObservation("eval", 0, 1.0), PostedObservation("eval", 0, 2.0)])],
+            [RunChange(run, change_run(run), [PostedObservation("eval", 0, 1.0), PostedObservation("eval", 0, 2.0)])],
         )
     assert not caught.value.connection_invalidated
     assert project.load_rows(tables.observations, run) == []
 
 
-def test_waits_for_whoever_holds_the_run(postgres_database: Database) -> None:
-    """A run that another transaction holds is compared as that leaves it."""
+def test_save_waits_for_a_locked_run(postgres_database: Database) -> None:
+    """A run that another transaction has locked is compared as that transaction leaves it."""
     project = set_up_project(postgres_database)
     run = project.open_run()
     with ThreadPoolExecutor(1) as thread:
         with postgres_database.transaction() as tx:
             runs.lock_runs(tx, [run.id])
-            saved = thread.submit(save, project, [one_point(run)])
+            save_and_close = thread.submit(save_changes, project, [build_change(run)])
             wait_for_blocked_process(postgres_database)
             runs.save_run(tx, replace(run, version=run.version + 1))
-        assert saved.result(30) == set()
+        assert save_and_close.result(30) == set()
     assert project.load_rows(tables.observations, run) == []

@@ -1,4 +1,4 @@
-"""Events: schemas that are valid, examples that fit them, and a reference that is up to date."""
+"""Event types: valid schemas, examples that match them, and documentation that is up to date."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.generated_docs import DOCS, GENERATED, replace_part
 
 
 def test_every_type_is_declared() -> None:
-    """Each type of event has a declaration, so that it has a schema, a message for people and a section in the docs."""
+    """A declaration holds a type's schema, its headline and its section in the docs."""
     assert list(DECLARATIONS) == list(EventType)
 
 
 @pytest.mark.parametrize("event_type", EventType)
-def test_schemas_are_schemas(event_type: EventType) -> None:
-    """A schema is valid in the dialect that it names, accepts its example, and rejects events of another type."""
+def test_schema_accepts_only_its_event_type(event_type: EventType) -> None:
+    """A schema is valid in its dialect, accepts its example, and rejects events of another type."""
     schema = event_schema(event_type)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema_rs.meta.validate(schema)
@@ -31,6 +31,6 @@ def test_schemas_are_schemas(event_type: EventType) -> None:
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_docs_are_up_to_date(name: str) -> None:
-    """The generated parts of the documentation are what `python -m tests.generated_docs` writes."""
+    """The generated parts of the documentation match the output of `python -m tests.generated_docs`."""
     text = (DOCS / name).read_text()
     assert replace_part(text, GENERATED[name]()) == text, "run `python -m tests.generated_docs`"

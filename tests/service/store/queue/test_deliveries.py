@@ -1,4 +1,4 @@
-"""Deliveries as an operator sees them, on both databases."""
+"""Listing and retrying deliveries."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.attempts import Dead
 
-from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
 
 
-def test_lists_by_pages(database: Database, scene: Scene) -> None:
-    """Deliveries are listed newest first, page by page, each once, filtered, and only those of the project."""
-    endpoint = scene.endpoint(database, "http://x.example")
-    stranger = a_scene(database)
-    stranger.endpoint(database, "http://stranger.example")
+def test_deliveries_are_listed_by_page(database: Database, project: SeededProject) -> None:
+    """Deliveries of the project are listed newest first, by page, each once, and by filter."""
+    endpoint = project.add_endpoint(database, "http://x.example")
+    other_project = seed_project(database)
+    other_project.add_endpoint(database, "http://stranger.example")
     with database.transaction() as tx:
         for number in range(7):
-            scene.announce(tx, number)
-            stranger.announce(tx, number)
-        claimed = take(tx, EPOCH, 10, 100)
-        dead = next(one for one in claimed if one.endpoint_id == endpoint.id)
-        settle(tx, dead, Dead("HTTP 400: no"), EPOCH, duration_ms=3.5, status_code=400)
+            project.add_event(tx, number)
+            other_project.add_event(tx, number)
+        claimed = claim_deliveries(tx, EPOCH, 10, 100)
+        dead = next(delivery for delivery in claimed if delivery.endpoint_id == endpoint.id)
+        settle_delivery(tx, dead, Dead("HTTP 400: no"), EPOCH, duration_ms=3.5, status_code=400)
     pages: list[UUID] = []
     with database.reading() as tx:
         before = None
-        while page := deliveries.list_deliveries(tx, scene.project_id, before=before, limit=3):
-            pages += [one.id for one in page]
+        while page := deliveries.list_deliveries(tx, project.id, before=before, limit=3):
+            pages += [delivery.id for delivery in page]
             before = pages[-1]
-        assert [one.id for one in scene.all(tx)] == pages == sorted(pages, reverse=True)
+        assert [delivery.id for delivery in project.list_deliveries(tx)] == pages == sorted(pages, reverse=True)
         assert len(pages) == 7
-        found = scene.all(tx, state="dead", endpoint_id=endpoint.id)
-        assert [one.id for one in found] == [dead.id]
-        assert scene.all(tx, endpoint_id=new_id()) == []
-        assert deliveries.find_delivery(tx, stranger.project_id, dead.id) is None
-        assert [(a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.list_attempts(tx, found[0])] == [
-            (1, 400, "HTTP 400: no", 3.5)
-        ]
+        dead_deliveries = project.list_deliveries(tx, state="dead", endpoint_id=endpoint.id)
+        assert [delivery.id for delivery in dead_deliveries] == [dead.id]
+        assert project.list_deliveries(tx, endpoint_id=new_id()) == []
+        assert deliveries.find_delivery(tx, other_project.id, dead.id) is None
+        assert [
+            (a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.list_attempts(tx, dead_deliveries[0])
+        ] == [(1, 400, "HTTP 400: no", 3.5)]
     with database.transaction() as tx:
-        assert not deliveries.retry_delivery(tx, stranger.project_id, dead.id, EPOCH)
+        assert not deliveries.retry_delivery(tx, other_project.id, dead.id, EPOCH)

@@ -1,4 +1,4 @@
-"""The outbox against a model, on both databases: nothing is lost, nothing settled is sent again, all in order."""
+"""The outbox against a model: nothing is lost, nothing settled is sent again, and order is kept."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.service.webhooks.delivery.fakes import EPOCH, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, claim_deliveries, seed_project, settle_delivery
 
 
 @dataclass
 class Expected:
-    """What the model knows of one delivery."""
+    """The model's state of one delivery."""
 
     id: UUID
     run_id: UUID
@@ -44,160 +44,164 @@ class Expected:
     settled_attempts: int = 0
 
 
-ENDS = ("delivered", "retry", "dead", "gone")
+RESULTS = ("delivered", "retry", "dead", "gone")
 
 
 class OutboxMachine(RuleBasedStateMachine):
-    """Workers, operators, crashes and time work on one outbox, and on a model of it."""
+    """Workers, operators, crashes and clock changes act on an outbox and on a model of it."""
 
     def __init__(self, database: Database) -> None:
         super().__init__()
         self.database = database
         self.now = EPOCH
-        self.scene = a_scene(database)
+        self.project = seed_project(database)
         with database.transaction() as tx:
-            self.runs = [self.scene.run_id, self.scene.another_run(tx)]
-        self.endpoints = [self.scene.endpoint(database, f"http://{number}.example") for number in range(2)]
-        self.scene.endpoint(database, "http://deaf.example", ("run.stopped",))
+            self.runs = [self.project.run_id, self.project.insert_run(tx)]
+        self.endpoints = [self.project.add_endpoint(database, f"http://{number}.example") for number in range(2)]
+        self.project.add_endpoint(database, "http://other-events.example", ("run.stopped",))
         self.enabled = {endpoint.id: True for endpoint in self.endpoints}
         self.model: dict[UUID, Expected] = {}
         self.held: list[ClaimedDelivery] = []
         self.decisions: list[tuple[UUID, UUID]] = []
 
-    def due(self) -> list[Expected]:
-        due = [
-            one
-            for one in self.model.values()
-            if one.state == "waiting" and one.due_at <= self.now and self.enabled[one.endpoint_id]
-            if not any(self.goes_first(other, one) for other in self.model.values())
+    def list_due(self) -> list[Expected]:
+        list_due = [
+            entry
+            for entry in self.model.values()
+            if entry.state == "waiting" and entry.due_at <= self.now and self.enabled[entry.endpoint_id]
+            if not any(self.must_go_before(other, entry) for other in self.model.values())
         ]
-        return sorted(due, key=lambda one: (one.due_at, one.id))
+        return sorted(list_due, key=lambda entry: (entry.due_at, entry.id))
 
-    def goes_first(self, other: Expected, one: Expected) -> bool:
-        same_line = (other.run_id, other.endpoint_id) == (one.run_id, one.endpoint_id)
-        under_way = other.state == "waiting" and (other.attempts > 0 or other.due_at <= self.now)
-        return same_line and under_way and other.id < one.id and (other.urgent or not one.urgent)
+    def must_go_before(self, other: Expected, entry: Expected) -> bool:
+        same_queue = (other.run_id, other.endpoint_id) == (entry.run_id, entry.endpoint_id)
+        is_due = other.state == "waiting" and (other.attempts > 0 or other.due_at <= self.now)
+        return same_queue and is_due and other.id < entry.id and (other.urgent or not entry.urgent)
 
     @initialize()
-    def begin(self) -> None:
-        self.announce(None, 0, False)
-        self.claim(1, 5)
+    def add_first_event(self) -> None:
+        self.add_event(None, 0, False)
+        self.claim_due(1, 5)
 
     @rule(wait=st.sampled_from([None, None, 0, 5, 40]), run=st.sampled_from([0, 0, 1]), urgent=st.booleans())
-    def announce(self, wait: int | None, run: int, urgent: bool) -> None:
+    def add_event(self, wait: int | None, run: int, urgent: bool) -> None:
         due_at = None if wait is None else self.now + timedelta(seconds=wait)
         decision = new_id()
         with self.database.transaction() as tx:
-            kind = "run.stop_requested" if urgent else "run.suspected"
-            about: dict[str, Any] = {"run_id": self.runs[run], "decision_id": decision, "type": kind}
-            event = self.scene.announce(tx, now=self.now, due_at=due_at, **about)
-            made = [one for one in self.scene.all(tx) if one.event_id == event]
-        assert {one.endpoint_id for one in made} == {key for key, enabled in self.enabled.items() if enabled}
+            event_type = "run.stop_requested" if urgent else "run.suspected"
+            columns: dict[str, Any] = {"run_id": self.runs[run], "decision_id": decision, "type": event_type}
+            event = self.project.add_event(tx, now=self.now, due_at=due_at, **columns)
+            created = [delivery for delivery in self.project.list_deliveries(tx) if delivery.event_id == event]
+        assert {delivery.endpoint_id for delivery in created} == {
+            key for key, enabled in self.enabled.items() if enabled
+        }
         self.decisions.append((self.runs[run], decision))
-        for one in made:
-            self.model[one.id] = Expected(one.id, one.run_id, one.endpoint_id, decision, due_at or self.now, urgent)
+        for delivery in created:
+            self.model[delivery.id] = Expected(
+                delivery.id, delivery.run_id, delivery.endpoint_id, decision, due_at or self.now, urgent
+            )
 
     @rule(seconds=st.sampled_from([1, 5, 30, 100]))
-    def time_passes(self, seconds: int) -> None:
+    def advance_clock(self, seconds: int) -> None:
         self.now += timedelta(seconds=seconds)
 
     @rule(limit=st.integers(1, 4), lease_seconds=st.sampled_from([5, 30]))
-    def claim(self, limit: int, lease_seconds: int) -> None:
-        expected = self.due()[:limit]
+    def claim_due(self, limit: int, lease_seconds: int) -> None:
+        expected = self.list_due()[:limit]
         with self.database.transaction() as tx:
-            claimed = take(tx, self.now, lease_seconds, limit)
-        assert [one.id for one in claimed] == [one.id for one in expected]
-        for one, known in zip(claimed, expected, strict=True):
+            claimed = claim_deliveries(tx, self.now, lease_seconds, limit)
+        assert [delivery.id for delivery in claimed] == [entry.id for entry in expected]
+        for delivery, known in zip(claimed, expected, strict=True):
             known.attempts += 1
             known.due_at = self.now + timedelta(seconds=lease_seconds)
-            assert (one.attempts, one.lease_until) == (known.attempts, known.due_at)
+            assert (delivery.attempts, delivery.lease_until) == (known.attempts, known.due_at)
         self.held += claimed
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def crash(self, data: st.DataObject) -> None:
+    def crash_worker(self, data: st.DataObject) -> None:
         self.held.remove(data.draw(st.sampled_from(self.held)))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), end=st.sampled_from(ENDS), again=st.booleans())
-    def settle(self, data: st.DataObject, end: str, again: bool) -> None:
+    @rule(data=st.data(), result=st.sampled_from(RESULTS), again=st.booleans())
+    def settle_delivery(self, data: st.DataObject, result: str, again: bool) -> None:
         claimed = data.draw(st.sampled_from(self.held))
-        if not again:  # or it comes back and settles twice
+        if not again:  # otherwise the worker settles it a second time
             self.held.remove(claimed)
-        self.settle_one(claimed, end)
+        self.settle_one(claimed, result)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), end=st.sampled_from(ENDS))
-    def settle_after_the_lease(self, data: st.DataObject, end: str) -> None:
+    @rule(data=st.data(), result=st.sampled_from(RESULTS))
+    def settle_after_lease_end(self, data: st.DataObject, result: str) -> None:
         claimed = data.draw(st.sampled_from(self.held))
         self.now = max(self.now, claimed.lease_until)
-        self.claim(4, 30)
-        self.settle_one(claimed, end)
+        self.claim_due(4, 30)
+        self.settle_one(claimed, result)
 
-    @rule(end=st.sampled_from(ENDS))
-    def work(self, end: str) -> None:
+    @rule(result=st.sampled_from(RESULTS))
+    def claim_and_settle(self, result: str) -> None:
         before = len(self.held)
-        self.claim(4, 30)
+        self.claim_due(4, 30)
         for claimed in self.held[before:]:
-            self.settle_one(claimed, end)
+            self.settle_one(claimed, result)
 
-    def settle_one(self, claimed: ClaimedDelivery, end: str) -> None:
+    def settle_one(self, claimed: ClaimedDelivery, result: str) -> None:
         known = self.model[claimed.id]
-        ends: dict[str, Result] = {
+        results: dict[str, Result] = {
             "delivered": Delivered(),
             "retry": Retry(self.now + timedelta(seconds=10), "HTTP 500"),
             "dead": Dead("HTTP 400"),
             "gone": Dead("HTTP 410", gone=True),
         }
-        holds = known.state == "waiting" and known.attempts == claimed.attempts
-        already = holds and known.settled_attempts == known.attempts
-        if already:
-            return  # the same lease settled twice as a retry is not a thing that one worker does
+        lease_held = known.state == "waiting" and known.attempts == claimed.attempts
+        already_settled = lease_held and known.settled_attempts == known.attempts
+        if already_settled:
+            return  # no worker settles the same lease twice as a retry
         with self.database.transaction() as tx:
-            assert settle(tx, claimed, ends[end], self.now) == holds
-        if not holds:
+            assert settle_delivery(tx, claimed, results[result], self.now) == lease_held
+        if not lease_held:
             return
         known.settled_attempts = known.attempts
-        if end == "retry":
+        if result == "retry":
             known.due_at = self.now + timedelta(seconds=10)
         else:
-            known.state = "delivered" if end == "delivered" else "dead"
-        if end == "gone":
+            known.state = "delivered" if result == "delivered" else "dead"
+        if result == "gone":
             self.enabled[known.endpoint_id] = False
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
-    def retry_by_hand(self, data: st.DataObject) -> None:
+    def retry_manually(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(list(self.model.values())))
         with self.database.transaction() as tx:
-            assert deliveries.retry_delivery(tx, self.scene.project_id, known.id, self.now) == (known.state == "dead")
+            assert deliveries.retry_delivery(tx, self.project.id, known.id, self.now) == (known.state == "dead")
         if known.state == "dead":
             known.state, known.due_at = "waiting", self.now
 
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())
-    def veto(self, data: st.DataObject) -> None:
+    def cancel_decision(self, data: st.DataObject) -> None:
         run, decision = data.draw(st.sampled_from(self.decisions))
-        stops = [one for one in self.model.values() if one.decision_id == decision and one.urgent]
-        waiting = [one for one in stops if one.state == "waiting"]
+        stops = [entry for entry in self.model.values() if entry.decision_id == decision and entry.urgent]
+        waiting = [entry for entry in stops if entry.state == "waiting"]
         with self.database.transaction() as tx:
             assert outbox.cancel_stop(tx, run, decision, self.now, "vetoed") == len(waiting)
-        for one in waiting:
-            one.state = "cancelled"
+        for delivery in waiting:
+            delivery.state = "cancelled"
 
-    @rule(which=st.integers(0, 1), enabled=st.sampled_from([True, True, False]))
-    def switch_endpoint(self, which: int, enabled: bool) -> None:
-        endpoint = self.endpoints[which]
+    @rule(index=st.integers(0, 1), enabled=st.sampled_from([True, True, False]))
+    def switch_endpoint(self, index: int, enabled: bool) -> None:
+        endpoint = self.endpoints[index]
         with self.database.transaction() as tx:
-            endpoints.update_endpoint(tx, self.scene.project_id, endpoint.id, enabled=enabled)
+            endpoints.update_endpoint(tx, self.project.id, endpoint.id, enabled=enabled)
         self.enabled[endpoint.id] = enabled
 
     @invariant()
-    def rows_are_as_the_model_says(self) -> None:
+    def rows_match_the_model(self) -> None:
         with self.database.reading() as tx:
-            rows = {one.id: one for one in self.scene.all(tx)}
-            assert [one.id for one in queues.find_due_deliveries(tx, self.now, 3, 3)] == [
-                one.id for one in self.due()[:3]
+            rows = {delivery.id: delivery for delivery in self.project.list_deliveries(tx)}
+            assert [delivery.id for delivery in queues.find_due_deliveries(tx, self.now, 3, 3)] == [
+                entry.id for entry in self.list_due()[:3]
             ]
         assert rows.keys() == self.model.keys()
         for known in self.model.values():
@@ -208,36 +212,36 @@ class OutboxMachine(RuleBasedStateMachine):
                 assert row.due_at == known.due_at
 
     def teardown(self) -> None:
-        """In the end everything that is neither dead nor cancelled can be delivered: nothing was lost on the way."""
-        for which in range(2):
-            self.switch_endpoint(which, True)
+        """At the end, every delivery that is neither dead nor cancelled can be delivered."""
+        for index in range(2):
+            self.switch_endpoint(index, True)
         self.now += timedelta(days=1)
-        while self.due():
+        while self.list_due():
             with self.database.transaction() as tx:
-                claimed = take(tx, self.now, 5, 100)
-                for one in claimed:
-                    assert settle(tx, one, Delivered(), self.now)
+                claimed = claim_deliveries(tx, self.now, 5, 100)
+                for delivery in claimed:
+                    assert settle_delivery(tx, delivery, Delivered(), self.now)
             assert claimed
-            for one in claimed:
-                self.model[one.id].attempts += 1
-                self.model[one.id].state = "delivered"
-        self.rows_are_as_the_model_says()
+            for delivery in claimed:
+                self.model[delivery.id].attempts += 1
+                self.model[delivery.id].state = "delivered"
+        self.rows_match_the_model()
 
 
-def test_outbox_follows_its_model(database: Database) -> None:
-    """Whatever workers, operators, crashes and time do, the outbox does what its model says."""
-    budget = settings(
+def test_outbox_matches_its_model(database: Database) -> None:
+    """After any sequence of claims, settlements, retries, cancellations and clock changes, rows and model agree."""
+    hypothesis_settings = settings(
         max_examples=40,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
-    class OnThisDatabase(OutboxMachine):
+    class MachineOnDatabase(OutboxMachine):
         def __init__(self) -> None:
             with database.transaction() as tx:
                 tx.execute(sa.delete(delivery_attempts))
                 tx.execute(sa.delete(delivery_rows))
             super().__init__(database)
 
-    run_state_machine_as_test(OnThisDatabase, settings=budget)
+    run_state_machine_as_test(MachineOnDatabase, settings=hypothesis_settings)

@@ -1,4 +1,4 @@
-"""What is due, endpoint by endpoint, and at what price; on both databases."""
+"""Which deliveries are due, per endpoint, and what finding them costs."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from evalstop_service.store.queue import queues
 from evalstop_service.store.queue.attempts import Delivered, Retry
 from evalstop_service.store.tables import deliveries, events, runs
 
-from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
 
 
-def test_one_endpoint_leaves_room(database: Database, scene: Scene) -> None:
-    """An endpoint with a long queue gets its share and no more, less what is under way to it already."""
-    busy = scene.endpoint(database, "http://busy.example", ("run.suspected",))
+def test_claims_are_limited_per_endpoint(database: Database, project: SeededProject) -> None:
+    """An endpoint with a long queue gets its limit, less its running attempts, and leaves room for others."""
+    busy = project.add_endpoint(database, "http://busy.example", ("run.suspected",))
     with database.transaction() as tx:
         for number in range(10):
-            scene.apart(tx, number)
-    quiet = scene.endpoint(database, "http://quiet.example")
+            project.add_event_of_new_run(tx, number)
+    quiet = project.add_endpoint(database, "http://quiet.example")
     with database.transaction() as tx:
-        scene.announce(tx, 10, now=EPOCH + timedelta(seconds=1))
+        project.add_event(tx, 10, now=EPOCH + timedelta(seconds=1))
         now = EPOCH + timedelta(seconds=2)
-        first = take(tx, now, 60, 8, per_endpoint=3)
-        second = take(tx, now, 60, 8, per_endpoint=3, room={busy.id: 0})
-        third = take(tx, now, 60, 8, per_endpoint=3, room={busy.id: 1})
-    assert [one.endpoint_id for one in first] == [busy.id, busy.id, busy.id, quiet.id]
+        first = claim_deliveries(tx, now, 60, 8, per_endpoint=3)
+        second = claim_deliveries(tx, now, 60, 8, per_endpoint=3, room={busy.id: 0})
+        third = claim_deliveries(tx, now, 60, 8, per_endpoint=3, room={busy.id: 1})
+    assert [delivery.endpoint_id for delivery in first] == [busy.id, busy.id, busy.id, quiet.id]
     assert second == []
-    assert [one.endpoint_id for one in third] == [busy.id]
+    assert [delivery.endpoint_id for delivery in third] == [busy.id]
 
 
-def test_costs_the_same_however_much_waits(database: Database, scene: Scene) -> None:
-    """A look into the outbox, and at what comes due next, reads no more with 5,000 deliveries waiting than with 50."""
-    fill(database, scene, 50, endpoints=3)
-    few = cost_of_a_look(database)
-    fill(database, scene, 5_000, endpoints=0)
-    many = cost_of_a_look(database)
-    assert many < 2 * few, (few, many)
+def test_cost_does_not_grow_with_waiting_deliveries(database: Database, project: SeededProject) -> None:
+    """Finding due deliveries, and the next due time, reads no more with 5,000 waiting than with 50."""
+    insert_waiting_deliveries(database, project, 50, endpoints=3)
+    cost_of_50 = measure_cost(database)
+    insert_waiting_deliveries(database, project, 5_000, endpoints=0)
+    cost_of_5000 = measure_cost(database)
+    assert cost_of_5000 < 2 * cost_of_50, (cost_of_50, cost_of_5000)
 
 
-def fill(database: Database, scene: Scene, count: int, endpoints: int) -> None:
-    """Deliveries that wait in three queues, a third of them for later, beside as many that were delivered."""
+def insert_waiting_deliveries(database: Database, project: SeededProject, count_step: int, endpoints: int) -> None:
+    """Insert waiting deliveries in three queues, a third due later, and as many delivered ones."""
     for number in range(endpoints):
-        scene.endpoint(database, f"http://{number}.example")
+        project.add_endpoint(database, f"http://{number}.example")
     with database.transaction() as tx:
-        event = scene.announce(tx)
+        event = project.add_event(tx)
         template = tx.execute(sa.select(deliveries).where(deliveries.c.event_id == event)).mappings().all()
-        made = [scene.run_row() for _ in range(count)]
+        run_rows = [project.build_run_row() for _ in range(count_step)]
         event_rows = [
-            {"run_id": run["id"], "id": new_id(), "project_id": scene.project_id, "type": "x", "body": ""}
-            for run in made
+            {"run_id": run["id"], "id": new_id(), "project_id": project.id, "type": "x", "body": ""} for run in run_rows
         ]
         rows = []
         for number, row_of_event in enumerate(event_rows):
@@ -61,23 +60,25 @@ def fill(database: Database, scene: Scene, count: int, endpoints: int) -> None:
             of_event = {"run_id": row_of_event["run_id"], "event_id": row_of_event["id"]}
             row = dict(template[number % 3]) | of_event | {"id": new_id(), "due_at": due_at}
             rows += [row, row | {"id": new_id(), "state": "delivered"}]
-        tx.execute(sa.insert(runs), made)
+        tx.execute(sa.insert(runs), run_rows)
         tx.execute(sa.insert(events).values(created_at=EPOCH), event_rows)
         tx.execute(sa.insert(deliveries), rows)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("ANALYZE deliveries")
 
 
-def cost_of_a_look(database: Database) -> int:
-    """What a look and a claim of nothing read: pages on PostgreSQL, steps of its machine on SQLite."""
-    asked: list[tuple[str, Any]] = []
+def measure_cost(database: Database) -> int:
+    """Count what two queries read: buffer pages on PostgreSQL, virtual machine steps on SQLite."""
+    statements: list[tuple[str, Any]] = []
 
-    def keep(_c: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool) -> None:
-        asked.append((statement, parameters))
+    def record_statement(
+        _c: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
+    ) -> None:
+        statements.append((statement, parameters))
 
     steps = 0
 
-    def count() -> int:
+    def count_step() -> int:
         nonlocal steps
         steps += 1
         return 0
@@ -85,84 +86,93 @@ def cost_of_a_look(database: Database) -> int:
     now = EPOCH + timedelta(days=1)
     with database.transaction() as tx:
         if database.embedded:
-            tx.connection.driver_connection.set_progress_handler(count, 1)  # type: ignore[union-attr]
-        sa.event.listen(database.engine, "before_cursor_execute", keep)
+            tx.connection.driver_connection.set_progress_handler(count_step, 1)  # type: ignore[union-attr]
+        sa.event.listen(database.engine, "before_cursor_execute", record_statement)
         assert len(queues.find_due_deliveries(tx, now, 6, 2)) == 6
         assert queues.find_next_due(tx, now) is not None
-        sa.event.remove(database.engine, "before_cursor_execute", keep)
+        sa.event.remove(database.engine, "before_cursor_execute", record_statement)
         if database.embedded:
             tx.connection.driver_connection.set_progress_handler(None, 1)  # type: ignore[union-attr]
             return steps
         plans = [
             tx.exec_driver_sql("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement, parameters).scalar_one()[0]
-            for statement, parameters in asked
+            for statement, parameters in statements
         ]
         return sum(plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] for plan in plans)
 
 
-def test_tells_what_comes_due_next(database: Database, scene: Scene) -> None:
-    """The next due time is that of a delivery to come or of a veto window, and none of an endpoint switched off."""
-    first = scene.endpoint(database, "http://first.example")
+def test_next_due_time_ignores_disabled_endpoints(database: Database, project: SeededProject) -> None:
+    """The next due time is that of a future delivery or veto window, and of no disabled endpoint's."""
+    first = project.add_endpoint(database, "http://first.example")
     with database.transaction() as tx:
         assert queues.find_next_due(tx, EPOCH) is None
-        scene.announce(tx)
-        assert queues.find_next_due(tx, EPOCH) is None, "what is due is not to come"
+        project.add_event(tx)
+        assert queues.find_next_due(tx, EPOCH) is None, "a delivery already due does not count"
         for minutes in (3, 1, 2):
-            scene.announce(tx, due_at=EPOCH + timedelta(minutes=minutes))
+            project.add_event(tx, due_at=EPOCH + timedelta(minutes=minutes))
         assert queues.find_next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
         assert queues.find_next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
-        endpoints.update_endpoint(tx, scene.project_id, first.id, enabled=False)
+        endpoints.update_endpoint(tx, project.id, first.id, enabled=False)
         assert queues.find_next_due(tx, EPOCH) is None
-        decision = scene.decision(tx, due_at=EPOCH + timedelta(minutes=5))
+        decision = project.insert_decision(tx, due_at=EPOCH + timedelta(minutes=5))
         assert queues.find_next_due(tx, EPOCH) == decision.due_at
 
 
-def test_finds_what_the_clock_left_behind(database: Database, scene: Scene) -> None:
-    """Once the clock is an hour back, what was never tried and what waits longer than any pause are found."""
-    scene.endpoint(database, "http://x.example")
+def test_misdated_deliveries_are_found(database: Database, project: SeededProject) -> None:
+    """After the clock went back an hour, untried deliveries and those that wait longer than any backoff are found."""
+    project.add_endpoint(database, "http://x.example")
     later = EPOCH + timedelta(hours=1)
     with database.transaction() as tx:
-        scene.apart(tx, now=later)
-        (leased,) = take(tx, later, 60, 1)
-        scene.apart(tx, now=later)
-        (retried,) = take(tx, later, 60, 1)
-        assert settle(tx, retried, Retry(later + timedelta(seconds=2), "HTTP 500"))
-        scene.apart(tx, now=later)
-        scene.apart(tx, now=EPOCH, due_at=later + timedelta(minutes=5))  # in grace: a promise to people
-        (untried,) = (one for one in scene.all(tx) if not one.attempts and one.due_at == later)
+        project.add_event_of_new_run(tx, now=later)
+        (leased,) = claim_deliveries(tx, later, 60, 1)
+        project.add_event_of_new_run(tx, now=later)
+        (retried,) = claim_deliveries(tx, later, 60, 1)
+        assert settle_delivery(tx, retried, Retry(later + timedelta(seconds=2), "HTTP 500"))
+        project.add_event_of_new_run(tx, now=later)
+        project.add_event_of_new_run(
+            tx, now=EPOCH, due_at=later + timedelta(minutes=5)
+        )  # in its veto window: not moved
+        (untried,) = (
+            delivery for delivery in project.list_deliveries(tx) if not delivery.attempts and delivery.due_at == later
+        )
         assert queues.find_misdated(tx, later, 900) == set()
-        found = queues.find_misdated(tx, EPOCH, 900)
-        assert {one.id for one in found} == {leased.id, retried.id, untried.id}
-        queues.make_due(tx, found, EPOCH)
-        assert {one.id for one in queues.find_due_deliveries(tx, EPOCH, 10, 10)} == {leased.id, retried.id, untried.id}
+        misdated = queues.find_misdated(tx, EPOCH, 900)
+        assert {delivery.id for delivery in misdated} == {leased.id, retried.id, untried.id}
+        queues.make_due(tx, misdated, EPOCH)
+        assert {delivery.id for delivery in queues.find_due_deliveries(tx, EPOCH, 10, 10)} == {
+            leased.id,
+            retried.id,
+            untried.id,
+        }
 
 
-def test_hastens_only_what_is_as_found(database: Database, scene: Scene) -> None:
-    """What was claimed or settled since it was found is left alone."""
-    scene.endpoint(database, "http://x.example")
+def test_repair_skips_deliveries_changed_since(database: Database, project: SeededProject) -> None:
+    """A delivery that was claimed or settled since it was found is left alone."""
+    project.add_endpoint(database, "http://x.example")
     later = EPOCH + timedelta(hours=1)
     with database.transaction() as tx:
-        scene.announce(tx, now=later)
-        found = queues.find_misdated(tx, EPOCH, 900)
-        assert len(found) == 1
-        (claimed,) = take(tx, later, 60, 1)
-        queues.make_due(tx, found, EPOCH)
+        project.add_event(tx, now=later)
+        misdated = queues.find_misdated(tx, EPOCH, 900)
+        assert len(misdated) == 1
+        (claimed,) = claim_deliveries(tx, later, 60, 1)
+        queues.make_due(tx, misdated, EPOCH)
         assert queues.find_due_deliveries(tx, later, 1, 1) == []
-        assert settle(tx, claimed, Delivered())
-        queues.make_due(tx, queues.find_misdated(tx, EPOCH, 900) | found, EPOCH)
-        assert scene.all(tx)[0].state == "delivered"
+        assert settle_delivery(tx, claimed, Delivered())
+        queues.make_due(tx, queues.find_misdated(tx, EPOCH, 900) | misdated, EPOCH)
+        assert project.list_deliveries(tx)[0].state == "delivered"
 
 
-def test_passes_over_what_another_holds(postgres_database: Database) -> None:
+def test_claiming_skips_locked_deliveries(postgres_database: Database) -> None:
     """Workers that look at the same time find different deliveries, without waiting for each other."""
     database = postgres_database
-    scene = a_scene(database)
-    scene.endpoint(database, "http://x.example")
+    project = seed_project(database)
+    project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
         for number in range(6):
-            scene.apart(tx, number)
-    with database.transaction() as one, database.transaction() as other:
-        other.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
-        first, second = queues.find_due_deliveries(one, EPOCH, 4, 4), queues.find_due_deliveries(other, EPOCH, 4, 4)
+            project.add_event_of_new_run(tx, number)
+    with database.transaction() as first_tx, database.transaction() as second_tx:
+        second_tx.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
+        first = queues.find_due_deliveries(first_tx, EPOCH, 4, 4)
+        second = queues.find_due_deliveries(second_tx, EPOCH, 4, 4)
     assert (len(first), len(second)) == (4, 2)
     assert {item.id for item in first}.isdisjoint(item.id for item in second)

@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, reach
+from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, wait_until
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -33,7 +33,7 @@ def run_worker_until(service: Service, condition: Callable[[], bool]) -> None:
             worker = DeliveryWorker(service.database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
             running = asyncio.create_task(worker.run(stop))
             try:
-                await reach(condition, running)
+                await wait_until(condition, running)
             finally:
                 stop.set()
                 await running
@@ -59,7 +59,7 @@ def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: ht
         (200, fake.url, "thanks"),
     ]
     assert delivery["request"]["body"].encode() == fake.received[0].body
-    assert delivery["request"]["headers"]["webhook-id"] == fake.ids()[0]
+    assert delivery["request"]["headers"]["webhook-id"] == fake.webhook_ids()[0]
     assert "webhook-signature" not in delivery["request"]["headers"]
     assert secret not in json.dumps(delivery)
 
@@ -75,7 +75,7 @@ def test_replay_of_a_delivery_repeats_the_event(service: Service, admin: httpx.C
         assert replayed["id"] != first["id"]
         assert replayed["event_id"] == first["event_id"]
         run_worker_until(service, no_delivery_waits(admin))
-    assert fake.ids() == [first["event_id"]] * 2
+    assert fake.webhook_ids() == [first["event_id"]] * 2
 
 
 def test_replay_of_a_period_sends_missed_events(service: Service, admin: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""Events as cards for Microsoft Teams and as e-mail: every type says something, and nobody's words do anything."""
+"""Events as Microsoft Teams cards and as e-mail: content, and text from users that stays text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 RUN_ID = UUID("0199aa0d-1111-7e22-8f33-445566778899")
 
 
-def card_of(body: str) -> dict[str, Any]:
+def parse_card(body: str) -> dict[str, Any]:
     (attachment,) = json.loads(render_body(Format.TEAMS, body))["attachments"]
     assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
     card: dict[str, Any] = attachment["content"]
@@ -26,11 +26,11 @@ def card_of(body: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("event_type", EventType)
-def test_every_event_is_a_message(event_type: EventType) -> None:
-    """A card and a mail begin with what happened to what, say where it comes from, and link to its page."""
+def test_every_event_has_a_card_and_a_mail(event_type: EventType) -> None:
+    """A card and a mail start with what happened to which run, name the event type, and link to its page."""
     plain = json.dumps(example_event(event_type), separators=(",", ":"))
     headline = DECLARATIONS[event_type].headline or "EvalStop can reach this channel"
-    card, mail = card_of(plain), render_body(Format.EMAIL, plain)
+    card, mail = parse_card(plain), render_body(Format.EMAIL, plain)
     texts = ["".join(run["text"] for run in block["inlines"]) for block in card["body"]]
     subject, _, content = mail.partition("\n\n")
     assert headline in texts[0]
@@ -40,18 +40,18 @@ def test_every_event_is_a_message(event_type: EventType) -> None:
     assert "actions" not in card
     sent = add_url(plain, "https://evalstop.example", RUN_ID)
     page = json.loads(sent)["url"]
-    assert [action["url"] for action in card_of(sent)["actions"]] == [page]
+    assert [action["url"] for action in parse_card(sent)["actions"]] == [page]
     assert page in render_body(Format.EMAIL, sent).splitlines()
 
 
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
-def test_other_people_s_words_are_only_words(name: str, reason: str) -> None:
-    """Whatever a run is called, a card shows it as text of bounded length, and a mail has no header from it."""
+def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
+    """Whatever a run is called, a card shows it as text of bounded length, and a mail gets no header from it."""
     event: dict[str, Any] = example_event(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
     body = json.dumps(event | {"data": data})
-    blocks = card_of(body)["body"]
+    blocks = parse_card(body)["body"]
     assert all(run["type"] == "TextRun" and len(run["text"]) <= 600 for block in blocks for run in block["inlines"])
     message = write_message("a@example.org", "b@example.org", "1", render_body(Format.EMAIL, body))
     assert message.keys()[:3] == ["From", "To", "Subject"]

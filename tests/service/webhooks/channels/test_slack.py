@@ -1,4 +1,4 @@
-"""Events as messages for Slack: every type says something short, and nobody's name means anything to Slack."""
+"""Events as Slack messages: content, and text from users that stays text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize("event_type", EventType)
-def test_every_event_is_a_message(event_type: EventType) -> None:
-    """A message has a text and blocks that Slack takes, and names its run, or what else it is about."""
+def test_every_event_has_a_message(event_type: EventType) -> None:
+    """A message has a text and blocks within Slack's limits, and names its run or other subject."""
     message = json.loads(render_message(json.dumps(example_event(event_type))))
     assert set(message) == {"text", "blocks"}
     about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_PROPOSED, EventType.ROLLOUT_STAGE_CHANGED)
@@ -27,8 +27,8 @@ def test_every_event_is_a_message(event_type: EventType) -> None:
     assert all(len(json.dumps(block)) < 3000 for block in message["blocks"])
 
 
-def test_a_message_links_to_the_page_of_its_run() -> None:
-    """An event that was sent with the address of the pages leads to its run, one about no run to the policies."""
+def test_message_links_to_the_page_of_its_run() -> None:
+    """With the address of the dashboard, a message links to its run, or to the policies if it has no run."""
     run_id = UUID("0199aa0d-1111-7e22-8f33-445566778899")
     pages = {}
     for event_type in (EventType.STOPPED, EventType.ROLLOUT_STAGE_CHANGED):
@@ -44,8 +44,8 @@ def test_a_message_links_to_the_page_of_its_run() -> None:
 
 
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
-def test_other_people_s_words_are_only_words(name: str, reason: str) -> None:
-    """Whatever a run is called, a message mentions nobody, links nowhere, and stays within Slack's bounds."""
+def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
+    """Whatever a run is called, a message has no mentions and no links, and stays within Slack's limits."""
     event: dict[str, Any] = example_event(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}

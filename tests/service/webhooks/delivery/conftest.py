@@ -1,4 +1,4 @@
-"""What the tests of deliveries share."""
+"""Fixtures of the delivery tests."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from evalstop_service.store.database import Database
 
-from tests.service.webhooks.delivery.fakes import Scene, a_scene
+from tests.service.webhooks.delivery.fakes import SeededProject, seed_project
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
+def project(database: Database) -> SeededProject:
     """A project with a run."""
-    return a_scene(database)
+    return seed_project(database)
 
 
 @pytest.fixture(scope="module")
 def migrated(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """An embedded database that the examples of one law share."""
+    """An embedded database shared by the examples of a property test."""
     file = tmp_path_factory.mktemp("law") / "evalstop.db"
     shutil.copyfile(migrated_file, file)
     database = Database(f"sqlite:///{file}")

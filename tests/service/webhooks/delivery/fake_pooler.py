@@ -1,4 +1,4 @@
-"""A pooler in front of PostgreSQL that takes LISTEN and never passes a notification on, as in transaction pooling."""
+"""A fake connection pooler that accepts LISTEN but forwards no notifications, as poolers do in transaction mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NOTIFICATION = b"A"
 
 
 @contextmanager
-def fake_pooler(url: sa.URL) -> Iterator[sa.URL]:
-    """The URL of the same database through the pooler; each message of the server's is passed on but notifications."""
-    folder = url.query["host"]
-    assert isinstance(folder, str)
-    ends: list[socket.socket] = []
+def run_fake_pooler(url: sa.URL) -> Iterator[sa.URL]:
+    """Yield a URL of the same database behind a pooler that forwards all messages but notifications."""
+    socket_folder = url.query["host"]
+    assert isinstance(socket_folder, str)
+    sockets: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -28,23 +28,23 @@ def fake_pooler(url: sa.URL) -> Iterator[sa.URL]:
                 except OSError:
                     return
                 server = socket.socket(socket.AF_UNIX)
-                server.connect(f"{folder}/.s.PGSQL.5432")
-                ends.extend((client, server))
-                threading.Thread(target=_pass_on, args=(client, server), daemon=True).start()
-                threading.Thread(target=_pass_messages_on, args=(server, client), daemon=True).start()
+                server.connect(f"{socket_folder}/.s.PGSQL.5432")
+                sockets.extend((client, server))
+                threading.Thread(target=_forward_bytes, args=(client, server), daemon=True).start()
+                threading.Thread(target=_forward_messages, args=(server, client), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
         host, port = listening.getsockname()
         try:
             yield url.set(host=host, port=port, username="postgres", query={"sslmode": "disable"})
         finally:
-            for end in ends:
+            for end in sockets:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
 
-def _pass_on(client: socket.socket, server: socket.socket) -> None:
+def _forward_bytes(client: socket.socket, server: socket.socket) -> None:
     with suppress(OSError):
         while data := client.recv(65536):
             server.sendall(data)
@@ -52,12 +52,12 @@ def _pass_on(client: socket.socket, server: socket.socket) -> None:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def _pass_messages_on(server: socket.socket, client: socket.socket) -> None:
+def _forward_messages(server: socket.socket, client: socket.socket) -> None:
     with suppress(OSError, EOFError), server.makefile("rb") as reading:
-        while head := reading.read(5):
-            (length,) = struct.unpack("!I", head[1:])
-            rest = reading.read(length - 4)
-            if head[:1] != NOTIFICATION:
-                client.sendall(head + rest)
+        while header := reading.read(5):
+            (length,) = struct.unpack("!I", header[1:])
+            payload = reading.read(length - 4)
+            if header[:1] != NOTIFICATION:
+                client.sendall(header + payload)
     with suppress(OSError):
         client.shutdown(socket.SHUT_RDWR)

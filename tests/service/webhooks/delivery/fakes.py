@@ -1,4 +1,4 @@
-"""An HTTP endpoint on loopback that behaves as badly as it is told, and rows to deliver to it."""
+"""A programmable HTTP endpoint on loopback, and rows in the database to deliver to it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ VERDICT = Verdict(Call.STOP, 1, None, "three declines")
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 LOOPBACK = parse_address_policy("127.0.0.0/8, ::1/128")
-"""Where the endpoints of the tests are."""
+"""The addresses of the tests' endpoints."""
 
 
 @dataclass(frozen=True)
-class Received:
-    """One request as it arrived."""
+class ReceivedRequest:
+    """A request as the endpoint received it."""
 
     path: str
     headers: dict[str, str]
@@ -59,7 +59,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the endpoint answers; `after` is waited for first."""
+    """What the endpoint answers, after waiting for `after`."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Reply:
 
 
 Behavior = Callable[[BaseHTTPRequestHandler, int], Reply | None]
-"""Given the request and how many came before it; None: the behavior has written to the socket itself."""
+"""Takes the request and the number of earlier requests; None: the behavior wrote to the socket itself."""
 
 
 class FakeEndpoint:
@@ -76,9 +76,9 @@ class FakeEndpoint:
 
     def __init__(self, behavior: Behavior | Reply) -> None:
         self.behavior: Behavior = behavior if callable(behavior) else lambda _request, _number: behavior
-        self.received: list[Received] = []
-        self.under_way = 0
-        self.most_under_way = 0
+        self.received: list[ReceivedRequest] = []
+        self.open_requests = 0
+        self.max_open_requests = 0
         self.released = threading.Event()
         self._lock = threading.Lock()
         fake = self
@@ -93,26 +93,28 @@ class FakeEndpoint:
                 fake.handle(self)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has there
-                """Quiet: the tests read `received`."""
+                """Log nothing: the tests read `received`."""
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Clients that hang up are part of the game."""
+                """Ignore clients that close the connection: tests do so on purpose."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
-        """Record the request, then behave."""
+        """Record the request, then answer as `behavior` says."""
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
         with self._lock:
             number = len(self.received)
-            self.received.append(Received(request.path, {k.lower(): v for k, v in request.headers.items()}, body))
-            self.under_way += 1
-            self.most_under_way = max(self.most_under_way, self.under_way)
+            self.received.append(
+                ReceivedRequest(request.path, {k.lower(): v for k, v in request.headers.items()}, body)
+            )
+            self.open_requests += 1
+            self.max_open_requests = max(self.max_open_requests, self.open_requests)
         try:
             reply = self.behavior(request, number)
             if reply is None:
@@ -128,19 +130,19 @@ class FakeEndpoint:
             request.wfile.write(reply.body)
         finally:
             with self._lock:
-                self.under_way -= 1
+                self.open_requests -= 1
 
     def speak_tls(self, context: ssl.SSLContext) -> None:
-        """Speak TLS from now on."""
+        """Use TLS for all further connections."""
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
-    def has(self, count: int) -> bool:
-        """Whether so many requests have arrived."""
+    def has_received(self, count: int) -> bool:
+        """Whether exactly this many requests have arrived."""
         return len(self.received) == count
 
-    def ids(self) -> list[str]:
-        """The `webhook-id`s received, in order."""
-        return [one.headers["webhook-id"] for one in self.received]
+    def webhook_ids(self) -> list[str]:
+        """The `webhook-id` headers received, in order."""
+        return [request.headers["webhook-id"] for request in self.received]
 
     def __enter__(self) -> FakeEndpoint:
         self._thread.start()
@@ -154,50 +156,50 @@ class FakeEndpoint:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A project with a run, to announce events of."""
+class SeededProject:
+    """A project with one run, written to the tables without ingestion."""
 
-    project_id: UUID
+    id: UUID
     run_id: UUID
     policy_id: UUID
 
-    def endpoint(self, database: Database, url: str, event_types: tuple[str, ...] = EVERY_EVENT) -> Endpoint:
-        """A new endpoint of the project."""
+    def add_endpoint(self, database: Database, url: str, event_types: tuple[str, ...] = EVERY_EVENT) -> Endpoint:
+        """Add an endpoint to the project."""
         with database.transaction() as tx:
-            return endpoints.add_endpoint(tx, self.project_id, url=url, event_types=event_types, now=EPOCH)
+            return endpoints.add_endpoint(tx, self.id, url=url, event_types=event_types, now=EPOCH)
 
-    def announce(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
-        """An event of the scene's run, or of `run_id`, that tells its number."""
-        about = {"type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
-        terms: dict[str, Any] = about | options
-        return outbox.add_event(tx, project_id=self.project_id, now=now, **terms)
+    def add_event(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
+        """Add an event of the project's run, or of `run_id`, that carries its number."""
+        default = {"type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
+        columns: dict[str, Any] = default | options
+        return outbox.add_event(tx, project_id=self.id, now=now, **columns)
 
-    def apart(self, tx: Transaction, number: int = 0, **options: Any) -> UUID:
-        """An event of a run of its own, which has to wait for no other."""
-        return self.announce(tx, number, run_id=self.another_run(tx), **options)
+    def add_event_of_new_run(self, tx: Transaction, number: int = 0, **options: Any) -> UUID:
+        """Add an event of a new run: it waits for no other event."""
+        return self.add_event(tx, number, run_id=self.insert_run(tx), **options)
 
-    def another_run(self, tx: Transaction) -> UUID:
-        """One more run of the project."""
-        row = self.run_row()
+    def insert_run(self, tx: Transaction) -> UUID:
+        """Insert another run of the project."""
+        row = self.build_run_row()
         tx.execute(sa.insert(runs).values(row))
         key: UUID = row["id"]
         return key
 
-    def run_row(self, key: UUID | None = None) -> dict[str, Any]:
-        """What a run of the project is made of."""
+    def build_run_row(self, key: UUID | None = None) -> dict[str, Any]:
+        """Build the columns of a run of the project."""
         key = key or new_id()
-        named = {"id": key, "name": str(key), "project_id": self.project_id, "policy_id": self.policy_id}
-        told = {"status": "running", "attempt": 1, "metrics": {}, "labels": {}, "mode": "enforce", "verdict": VERDICT}
-        return named | told | {"version": 0, "created_at": EPOCH, "updated_at": EPOCH}
+        named = {"id": key, "name": str(key), "project_id": self.id, "policy_id": self.policy_id}
+        state = {"status": "running", "attempt": 1, "metrics": {}, "labels": {}, "mode": "enforce", "verdict": VERDICT}
+        return named | state | {"version": 0, "created_at": EPOCH, "updated_at": EPOCH}
 
-    def decision(
+    def insert_decision(
         self, tx: Transaction, due_at: datetime = EPOCH, attempt: int | None = 1, now: datetime = EPOCH
     ) -> Decision:
-        """A pending decision on an attempt of the run, as ingest leaves it; None: on one of its own."""
+        """Insert a pending decision as ingestion does; attempt None: on an attempt of its own."""
         row: dict[str, Any] = {
             "run_id": self.run_id,
             "id": new_id(),
-            "project_id": self.project_id,
+            "project_id": self.id,
             "attempt": random.getrandbits(30) if attempt is None else attempt,
             "state": DecisionState.PENDING,
             "step": 5,
@@ -211,19 +213,19 @@ class Scene:
         tx.execute(sa.insert(decisions).values(row))
         return Decision(**row, run_name="ppo", policy_name="paper", policy_version=1)
 
-    def all(self, tx: Transaction, **filters: Any) -> list[Delivery]:
-        """All deliveries of the project, newest first."""
-        return deliveries.list_deliveries(tx, self.project_id, limit=100_000, **filters)
+    def list_deliveries(self, tx: Transaction, **filters: Any) -> list[Delivery]:
+        """List all deliveries of the project, newest first."""
+        return deliveries.list_deliveries(tx, self.id, limit=100_000, **filters)
 
 
-def a_scene(database: Database) -> Scene:
-    """A project of its own with one run."""
-    scene = Scene(new_id(), new_id(), new_id())
+def seed_project(database: Database) -> SeededProject:
+    """Insert a project with a policy and one run."""
+    project = SeededProject(new_id(), new_id(), new_id())
     with database.transaction() as tx:
         tx.execute(
             sa.insert(projects).values(
-                id=scene.project_id,
-                name=str(scene.project_id),
+                id=project.id,
+                name=str(project.id),
                 default_policy="paper",
                 default_mode="enforce",
                 veto_window_seconds=0,
@@ -232,19 +234,19 @@ def a_scene(database: Database) -> Scene:
         )
         tx.execute(
             sa.insert(policies).values(
-                id=scene.policy_id,
-                project_id=scene.project_id,
+                id=project.policy_id,
+                project_id=project.id,
                 name="paper",
                 version=1,
                 document={},
                 created_at=EPOCH,
             )
         )
-        tx.execute(sa.insert(runs).values(scene.run_row(scene.run_id)))
-    return scene
+        tx.execute(sa.insert(runs).values(project.build_run_row(project.run_id)))
+    return project
 
 
-def take(
+def claim_deliveries(
     tx: Transaction,
     now: datetime,
     lease_seconds: float,
@@ -252,35 +254,37 @@ def take(
     per_endpoint: int | None = None,
     room: dict[UUID, int] | None = None,
 ) -> list[ClaimedDelivery]:
-    """Claim what is due, as a worker does; of one endpoint as much as there is, unless told otherwise."""
+    """Claim due deliveries as a worker does, without a limit per endpoint by default."""
     return leases.claim_deliveries(tx, now, lease_seconds, limit, limit if per_endpoint is None else per_endpoint, room)
 
 
-def settle(tx: Transaction, claimed: ClaimedDelivery, result: Result, at: datetime = EPOCH, **ended: Any) -> bool:
-    """Settle one attempt; whether the lease still held."""
-    return leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **ended)]).kept == {claimed.id}
+def settle_delivery(
+    tx: Transaction, claimed: ClaimedDelivery, result: Result, at: datetime = EPOCH, **details: Any
+) -> bool:
+    """Settle one attempt; return whether its lease was still held."""
+    return leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **details)]).kept == {claimed.id}
 
 
-def announce(database: Database, scene: Scene, count: int = 1) -> None:
-    """So many events, each of a run of its own, in one transaction."""
+def announce_events(database: Database, project: SeededProject, count: int = 1) -> None:
+    """Add this many events in one transaction, each of a run of its own."""
     with database.transaction() as tx:
         for number in range(count):
-            scene.apart(tx, number)
+            project.add_event_of_new_run(tx, number)
 
 
-def states(database: Database, scene: Scene) -> Counter[str]:
-    """How many deliveries of the project are in which state."""
+def count_deliveries_by_state(database: Database, project: SeededProject) -> Counter[str]:
+    """Count the project's deliveries by state."""
     with database.reading() as tx:
-        return Counter(one.state for one in scene.all(tx))
+        return Counter(delivery.state for delivery in project.list_deliveries(tx))
 
 
-def settled(database: Database, scene: Scene) -> Callable[[], bool]:
-    """The condition that nothing waits any more."""
-    return lambda: "waiting" not in states(database, scene)
+def all_settled(database: Database, project: SeededProject) -> Callable[[], bool]:
+    """Return a condition: no delivery of the project is waiting."""
+    return lambda: "waiting" not in count_deliveries_by_state(database, project)
 
 
 def utc_now() -> datetime:
-    """The clock of the tests that need a real one."""
+    """Return the real time."""
     return datetime.now(UTC)
 
 
@@ -307,19 +311,19 @@ async def deliver_until(
             backoff=backoff or Backoff(first_seconds=0.02),
             limits=limits or WorkerLimits(poll_seconds=0.02, lease_seconds=20),
             service_metrics=service_metrics,
-            breaker=breaker or BreakerLimits(failures=1000),  # the tests of what fails are of something else
+            breaker=breaker or BreakerLimits(failures=1000),  # effectively off, unless the test is about breakers
             encryption=encryption,
         )
         running = asyncio.create_task(worker.run(stop))
         try:
-            await reach(condition, running)
+            await wait_until(condition, running)
         finally:
             stop.set()
             await asyncio.wait_for(running, DEADLINE_SECONDS)
 
 
-async def reach(condition: Callable[[], bool], running: asyncio.Task[Any] | None = None) -> None:
-    """Wait for the condition, or fail after the deadline, or when what is running ends before."""
+async def wait_until(condition: Callable[[], bool], running: asyncio.Task[Any] | None = None) -> None:
+    """Wait for the condition; fail after the deadline, or when the running task ends first."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "the condition was not reached in time"
@@ -330,8 +334,8 @@ async def reach(condition: Callable[[], bool], running: asyncio.Task[Any] | None
 
 
 @contextmanager
-def closed_port() -> Iterator[str]:
-    """A URL where nobody listens, and nobody will while the block runs."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
-        yield f"http://127.0.0.1:{holder.getsockname()[1]}/"
+def reserve_closed_port() -> Iterator[str]:
+    """Yield a URL whose port refuses connections, and reserve the port for the block."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/"

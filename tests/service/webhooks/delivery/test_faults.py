@@ -1,4 +1,4 @@
-"""What breaks while events are delivered: PostgreSQL, connections, endpoints. Nothing is lost, and it mends itself."""
+"""Faults during delivery (PostgreSQL crashes, cut connections, slow endpoints, killed workers): nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,36 +23,43 @@ from evalstop_service.webhooks.delivery.worker import WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import format_conninfo, open_connection, start_postgres
-from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
-from tests.service.webhooks.delivery.killing import worker_processes
+from tests.service.webhooks.delivery.fakes import (
+    FakeEndpoint,
+    Reply,
+    SeededProject,
+    announce_events,
+    deliver_until,
+    seed_project,
+)
+from tests.service.webhooks.delivery.killable_workers import run_worker_processes
 
 pytestmark = pytest.mark.real
 
 LIMITS = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
 
 
-def all_delivered(database: Database, scene: Scene) -> bool:
+def all_delivered(database: Database, project: SeededProject) -> bool:
     with database.reading() as tx:
-        return all(one.state == "delivered" for one in scene.all(tx))
+        return all(delivery.state == "delivered" for delivery in project.list_deliveries(tx))
 
 
-def tolerant(condition: Callable[[], bool]) -> Callable[[], bool]:
-    """The condition, which cannot hold while the database is away."""
+def ignore_errors(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """Wrap a condition: it is false while the database is unavailable."""
 
-    def holds() -> bool:
+    def condition_holds() -> bool:
         try:
             return condition()
         except Exception:
             return False
 
-    return holds
+    return condition_holds
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[Database]:
-    """A migrated database on a PostgreSQL of the test's own, to be crashed."""
+    """A migrated database on a PostgreSQL server of its own, which the test crashes."""
     if "TEST_DATABASE_URL" in os.environ:
-        pytest.skip("a server that is given is not crashed")
+        pytest.skip("the test does not crash a server given by TEST_DATABASE_URL")
     with start_postgres() as url:
         database = Database(url)
         schema.upgrade_schema(database)
@@ -60,49 +67,49 @@ def own_postgres() -> Iterator[Database]:
         database.close()
 
 
-def crash(database: Database) -> None:
-    """Kill one of the server's processes: PostgreSQL drops every connection, recovers from its log and starts anew."""
+def crash_postgres(database: Database) -> None:
+    """Kill a backend: PostgreSQL closes all connections, recovers from its log and restarts."""
     url = format_conninfo(database.url.render_as_string(hide_password=False))
     while True:
         try:
-            with psycopg.connect(url) as victim:
-                os.kill(victim.info.backend_pid, signal.SIGKILL)
-                victim.execute("SELECT pg_sleep(60)")
+            with psycopg.connect(url) as connection:
+                os.kill(connection.info.backend_pid, signal.SIGKILL)
+                connection.execute("SELECT pg_sleep(60)")
         except psycopg.OperationalError as error:
             if "server closed the connection" in str(error):
                 return
-            time.sleep(0.1)  # it recovers from the crash before
+            time.sleep(0.1)  # still recovering from the previous crash
 
 
-def test_outlives_a_crash_of_postgresql(own_postgres: Database) -> None:
-    """PostgreSQL crashes and recovers amid deliveries, and again; every event arrives once and is settled."""
+def test_worker_survives_postgresql_crashes(own_postgres: Database) -> None:
+    """PostgreSQL crashes twice during deliveries; every event arrives once and is settled."""
     database = own_postgres
-    scene = a_scene(database)
+    project = seed_project(database)
     crashed: list[int] = []
 
     def behavior(_request: BaseHTTPRequestHandler, number: int) -> Reply:
         if number in (5, 35):
-            crash(database)
+            crash_postgres(database)
             crashed.append(number)
         return Reply(200)
 
     with FakeEndpoint(behavior) as fake:
-        scene.endpoint(database, fake.url)
-        announce(database, scene, 60)
-        done = tolerant(lambda: len(crashed) == 2 and all_delivered(database, scene))
-        # What a commit took out that the crash cut short, nobody knows of: that waits for its lease to end.
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project, 60)
+        all_done = ignore_errors(lambda: len(crashed) == 2 and all_delivered(database, project))
+        # If a crash interrupts the commit of a claim, its outcome is unknown: the delivery waits for its lease to end.
         limits = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=25)
-        asyncio.run(deliver_until(done, database, limits=limits, timeout_seconds=20))
-        assert len(set(fake.ids())) == 60
-        assert len(fake.received) == 60, "what was under way was settled afterwards, not sent again"
+        asyncio.run(deliver_until(all_done, database, limits=limits, timeout_seconds=20))
+        assert len(set(fake.webhook_ids())) == 60
+        assert len(fake.received) == 60, "running attempts were settled afterwards, not sent again"
 
 
-def test_outlives_cut_connections(postgres_database: Database, postgres_url: str) -> None:
-    """The connections are cut again and again while attempts are settled; each event arrives once and is settled."""
+def test_worker_survives_cut_connections(postgres_database: Database, postgres_url: str) -> None:
+    """Connections are cut repeatedly while attempts are settled; each event arrives once and is settled."""
     database = postgres_database
-    scene = a_scene(database)
+    project = seed_project(database)
 
-    def cut() -> None:
+    def terminate_connections() -> None:
         with open_connection(postgres_url) as server:
             server.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database.url.database,)
@@ -110,20 +117,20 @@ def test_outlives_cut_connections(postgres_database: Database, postgres_url: str
 
     def behavior(_request: BaseHTTPRequestHandler, number: int) -> Reply:
         if number % 7 == 3:
-            cut()
+            terminate_connections()
         return Reply(200)
 
     with FakeEndpoint(behavior) as fake:
-        scene.endpoint(database, fake.url)
-        announce(database, scene, 60)
-        asyncio.run(deliver_until(tolerant(lambda: all_delivered(database, scene)), database, limits=LIMITS))
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project, 60)
+        asyncio.run(deliver_until(ignore_errors(lambda: all_delivered(database, project)), database, limits=LIMITS))
         assert len(fake.received) == 60
-        assert len(set(fake.ids())) == 60
+        assert len(set(fake.webhook_ids())) == 60
 
 
 @contextmanager
-def mute_port() -> Iterator[str]:
-    """A URL where connections are made and nobody ever reads."""
+def open_unread_port() -> Iterator[str]:
+    """Yield a URL that accepts connections and never reads."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listening.bind(("127.0.0.1", 0))
@@ -132,77 +139,81 @@ def mute_port() -> Iterator[str]:
 
 
 @contextmanager
-def slow_port() -> Iterator[str]:
-    """A URL where answers come byte by byte, one a second, each in time."""
-    end = threading.Event()
+def open_slow_port() -> Iterator[str]:
+    """Yield a URL that answers one byte a second."""
+    released = threading.Event()
 
-    def drip(request: BaseHTTPRequestHandler, _number: int) -> None:
+    def answer_slowly(request: BaseHTTPRequestHandler, _number: int) -> None:
         for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n":
             request.wfile.write(bytes([byte]))
-            if end.wait(1.0):
+            if released.wait(1.0):
                 return
 
-    with FakeEndpoint(drip) as slow:
+    with FakeEndpoint(answer_slowly) as slow:
         yield slow.url
-        end.set()
+        released.set()
 
 
-@pytest.mark.parametrize("port", [mute_port, slow_port])
-def test_an_endpoint_that_takes_for_ever_costs_its_time_alone(database: Database, port: Any) -> None:
-    """An attempt at an endpoint that never reads, or answers a byte a second, ends in time; others are not held up."""
-    scene = a_scene(database)
-    with port() as url, FakeEndpoint(Reply(200)) as fine:
-        scene.endpoint(database, url)
+@pytest.mark.parametrize("port", [open_unread_port, open_slow_port])
+def test_stalled_endpoint_times_out_and_delays_no_other(database: Database, port: Any) -> None:
+    """An endpoint that never reads, or answers one byte a second, times out; other endpoints are not delayed."""
+    project = seed_project(database)
+    with port() as url, FakeEndpoint(Reply(200)) as healthy:
+        project.add_endpoint(database, url)
         with database.transaction() as tx:
             for _ in range(8):
-                scene.apart(tx, data={"much": "x" * 1_000_000})
-        scene.endpoint(database, fine.url, ("run.stopped",))
+                project.add_event_of_new_run(tx, data={"much": "x" * 1_000_000})
+        project.add_endpoint(database, healthy.url, ("run.stopped",))
         with database.transaction() as tx:
             for number in range(20):
-                scene.apart(tx, number, type="run.stopped")
+                project.add_event_of_new_run(tx, number, type="run.stopped")
 
-        def over() -> bool:
+        def all_finished() -> bool:
             with database.reading() as tx:
-                found = [one for one in scene.all(tx) if one.url == url and one.event_type == "run.suspected"]
-            return len(fine.received) == 20 and all(one.state == "dead" for one in found)
+                stalled_deliveries = [
+                    delivery
+                    for delivery in project.list_deliveries(tx)
+                    if delivery.url == url and delivery.event_type == "run.suspected"
+                ]
+            return len(healthy.received) == 20 and all(delivery.state == "dead" for delivery in stalled_deliveries)
 
         limits = WorkerLimits(concurrency=5, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
         backoff = Backoff(first_seconds=0.01, max_attempts=1)
-        asyncio.run(deliver_until(over, database, limits=limits, backoff=backoff, timeout_seconds=0.7))
+        asyncio.run(deliver_until(all_finished, database, limits=limits, backoff=backoff, timeout_seconds=0.7))
     with database.reading() as tx:
-        errors = {one.last_error for one in scene.all(tx) if one.state == "dead"}
+        errors = {delivery.last_error for delivery in project.list_deliveries(tx) if delivery.state == "dead"}
     assert errors == {"no answer within 0.7 s; given up after 1 attempt"}
 
 
-def test_killed_at_random(database: Database, database_url: str) -> None:
-    """Workers in processes of their own, killed at random: every event arrives, none is claimed while a lease holds."""
-    scene = a_scene(database)
+def test_randomly_killed_workers_lose_nothing(database: Database, database_url: str) -> None:
+    """When workers are killed at random, every event arrives and none is claimed while its lease holds."""
+    project = seed_project(database)
     count = 120
     chance = random.Random(7)
     with FakeEndpoint(Reply(200)) as fake:
         for _ in range(3):
-            scene.endpoint(database, fake.url)
+            project.add_endpoint(database, fake.url)
         if not database.embedded:
-            watch_claims(database)
-        with worker_processes(database_url, 3, lease_seconds=2.0) as workers:
+            record_early_claims(database)
+        with run_worker_processes(database_url, 3, lease_seconds=2.0) as workers:
             for number in range(0, count, 30):
-                announce(database, scene, 30)
-                workers.wait_for(partial(has_more_than, fake, number))
-                workers.kill_one(chance)
-            workers.wait_for(lambda: all_delivered(database, scene))
-        assert len(set(fake.ids())) == count
+                announce_events(database, project, 30)
+                workers.wait_for(partial(has_received_more_than, fake, number))
+                workers.kill_random_worker(chance)
+            workers.wait_for(lambda: all_delivered(database, project))
+        assert len(set(fake.webhook_ids())) == count
         with database.reading() as tx:
-            assert {one.state for one in scene.all(tx)} == {"delivered"}
+            assert {delivery.state for delivery in project.list_deliveries(tx)} == {"delivered"}
             if not database.embedded:
                 assert tx.exec_driver_sql("SELECT count(*) FROM claims_too_early").scalar_one() == 0
 
 
-def has_more_than(fake: FakeEndpoint, count: int) -> bool:
-    return len(set(fake.ids())) > count
+def has_received_more_than(fake: FakeEndpoint, count: int) -> bool:
+    return len(set(fake.webhook_ids())) > count
 
 
-def watch_claims(database: Database) -> None:
-    """Have PostgreSQL itself note each claim of a delivery whose lease was not over."""
+def record_early_claims(database: Database) -> None:
+    """Install a trigger that records each claim of a delivery whose lease had not ended."""
     with database.transaction() as tx:
         tx.exec_driver_sql("CREATE TABLE claims_too_early (id uuid, due_at timestamptz, at timestamptz)")
         tx.exec_driver_sql(

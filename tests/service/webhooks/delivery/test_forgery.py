@@ -1,4 +1,4 @@
-"""Endpoints that try to have the service call what is inside: the address of each connection is what counts."""
+"""Endpoints whose addresses lead into the private network: each connection's address is checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply,
 
 
 class FakeResolver(AbstractResolver):
-    """Answers each question with the next of the lists of addresses that it was given, and the last ever after."""
+    """Returns the given lists of addresses in turn, and the last one for all further queries."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self._answers = list(answers)
@@ -28,14 +28,14 @@ class FakeResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         addresses = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        kind = {True: socket.AF_INET6, False: socket.AF_INET}
+        families = {True: socket.AF_INET6, False: socket.AF_INET}
         return [
-            ResolveResult(hostname=host, host=one, port=port, family=kind[":" in one], proto=0, flags=0)
-            for one in addresses
+            ResolveResult(hostname=host, host=address, port=port, family=families[":" in address], proto=0, flags=0)
+            for address in addresses
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def send(*urls: str, address_policy: AddressPolicy | None = None, resolver: FakeResolver | None = None) -> list[Answer]:
@@ -49,8 +49,8 @@ def send(*urls: str, address_policy: AddressPolicy | None = None, resolver: Fake
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1"])
-def test_nothing_is_sent_inside(host: str) -> None:
-    """However an inner address is written, nothing is sent there unless the operator says so."""
+def test_private_ipv4_address_is_refused(host: str) -> None:
+    """However a private address is written, nothing is sent to it unless the operator allows it."""
     with FakeEndpoint(Reply()) as endpoint:
         (answer,) = send(endpoint.url.replace("127.0.0.1", host))
     assert answer.status_code is None
@@ -59,8 +59,8 @@ def test_nothing_is_sent_inside(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]"])
-def test_nothing_is_sent_inside_by_ipv6(host: str) -> None:
-    """An inner address within one of IPv6 is refused before a connection is tried."""
+def test_private_address_in_ipv6_is_refused(host: str) -> None:
+    """A private address, also embedded in an IPv6 address, is refused before connecting."""
     with FakeEndpoint(Reply()) as endpoint:
         (answer,) = send(endpoint.url.replace("127.0.0.1", host))
     assert answer.error is not None
@@ -69,7 +69,8 @@ def test_nothing_is_sent_inside_by_ipv6(host: str) -> None:
 
 
 def test_a_name_that_changes_its_mind_gains_nothing() -> None:
-    """A name that is public when its endpoint is made, and inner when it is called, is refused at the call."""
+    """A host name that resolved to a public address at creation and to a private one at delivery is refused (DNS
+    rebinding)."""
     with FakeEndpoint(Reply()) as endpoint:
         url = endpoint.url.replace("127.0.0.1", "rebinding.example")
         assert AddressPolicy().find_url_objection(url, lambda _: ["93.184.216.34"]) is None
@@ -79,8 +80,8 @@ def test_a_name_that_changes_its_mind_gains_nothing() -> None:
     assert endpoint.received == []
 
 
-def test_the_address_that_is_allowed_is_called() -> None:
-    """Of several addresses of a name those that are refused are passed over."""
+def test_refused_addresses_of_a_name_are_skipped() -> None:
+    """Of a host name's addresses, the allowed one is used."""
     with FakeEndpoint(Reply()) as endpoint:
         url = endpoint.url.replace("127.0.0.1", "both.example")
         resolver = FakeResolver(["10.0.0.1", "fd12::1", "127.0.0.1"])
@@ -89,8 +90,8 @@ def test_the_address_that_is_allowed_is_called() -> None:
     assert endpoint.received[0].headers["host"].startswith("both.example:")
 
 
-def test_all_refused_says_so() -> None:
-    """When every address of a name is refused, the answer names them."""
+def test_error_names_all_refused_addresses() -> None:
+    """When every address of a host name is refused, the error lists them."""
     (answer,) = send("http://both.example/", resolver=FakeResolver(["10.0.0.1", "::1"]))
     assert answer.error is not None
     assert "10.0.0.1 is not a public address" in answer.error
@@ -98,18 +99,18 @@ def test_all_refused_says_so() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_leads_nowhere(status: int) -> None:
-    """An endpoint that is allowed cannot send us on to one that is not."""
-    with FakeEndpoint(Reply()) as inner:
-        to = {"Location": inner.url.replace("127.0.0.1", "127.0.0.2")}
-        with FakeEndpoint(Reply(status, to)) as endpoint:
+def test_redirect_to_a_refused_address_is_not_followed(status: int) -> None:
+    """An allowed endpoint cannot redirect the sender to a refused one."""
+    with FakeEndpoint(Reply()) as private_endpoint:
+        location = {"Location": private_endpoint.url.replace("127.0.0.1", "127.0.0.2")}
+        with FakeEndpoint(Reply(status, location)) as endpoint:
             (answer,) = send(endpoint.url, address_policy=parse_address_policy("127.0.0.1/32"))
     assert answer.status_code == status
-    assert inner.received == []
+    assert private_endpoint.received == []
 
 
 def test_a_stranger_s_certificate_is_refused(tmp_path: Path) -> None:
-    """TLS is verified against the name: nothing is sent to a server that cannot prove it."""
+    """TLS certificates are verified against the host name: nothing is sent to a server that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(create_self_signed_certificate(tmp_path, utc_now()))
     with FakeEndpoint(Reply()) as endpoint:

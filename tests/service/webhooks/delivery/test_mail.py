@@ -1,4 +1,4 @@
-"""Events as e-mail, sent over a socket to a real mail server."""
+"""Events sent as e-mail through an SMTP server."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import DeliveryAttempt
 from evalstop_service.webhooks.delivery.mail import Mailer, MailSettings
 
-from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, deliver_until, settled
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, all_settled, deliver_until, seed_project
 
-REFUSED = "nobody@example.org"
+REFUSED_ADDRESS = "nobody@example.org"
 
 
 class FakeMailServer:
-    """Takes mail for everybody but one address, from whoever signs in as it wants."""
+    """An SMTP server that accepts mail for all addresses but one."""
 
     def __init__(self, **options: Any) -> None:
         self.received: list[Envelope] = []
-        with socket.socket() as free:  # the controller asks its own port whether it listens: it must know it
+        with socket.socket() as free:  # the controller must know its port: it connects to it to check that it listens
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.controller = Controller(self, hostname="127.0.0.1", port=self.port, **options)
 
-    async def handle_RCPT(  # noqa: N802 - the name that aiosmtpd asks for
+    async def handle_RCPT(  # noqa: N802 - required by aiosmtpd
         self, _server: object, _session: object, envelope: Envelope, address: str, _options: object
     ) -> str:
-        if address == REFUSED:
+        if address == REFUSED_ADDRESS:
             return "550 no such mailbox"
         envelope.rcpt_tos.append(address)
         return "250 OK"
@@ -56,18 +56,18 @@ class FakeMailServer:
         return "250 OK"
 
     @property
-    def mails(self) -> list[EmailMessage]:
+    def messages(self) -> list[EmailMessage]:
         contents = [envelope.original_content or b"" for envelope in self.received]
-        found = [email.message_from_bytes(content, policy=default) for content in contents]
-        return [message for message in found if isinstance(message, EmailMessage)]
+        parsed = [email.message_from_bytes(content, policy=default) for content in contents]
+        return [message for message in parsed if isinstance(message, EmailMessage)]
 
-    def settings(self, **terms: Any) -> MailSettings:
-        usual = {"encryption": "none", "user": None, "password": None, "domains": ("example.org",)}
-        return MailSettings("127.0.0.1", self.port, sender="evalstop@example.org", **{**usual, **terms})
+    def build_settings(self, **options: Any) -> MailSettings:
+        defaults = {"encryption": "none", "user": None, "password": None, "domains": ("example.org",)}
+        return MailSettings("127.0.0.1", self.port, sender="evalstop@example.org", **{**defaults, **options})
 
 
 @contextmanager
-def mail_server(**options: Any) -> Iterator[FakeMailServer]:
+def run_mail_server(**options: Any) -> Iterator[FakeMailServer]:
     server = FakeMailServer(**options)
     server.controller.start()
     try:
@@ -76,38 +76,38 @@ def mail_server(**options: Any) -> Iterator[FakeMailServer]:
         server.controller.stop()
 
 
-Send = Callable[..., list[DeliveryAttempt]]
+SendEvent = Callable[..., list[DeliveryAttempt]]
 
 
 @pytest.fixture
-def send(embedded_database: Database) -> Send:
-    """Sends an event to an address as mail, and gives the attempts."""
+def send(embedded_database: Database) -> SendEvent:
+    """Return a function that sends an event by mail and returns the attempts."""
 
     def send_event(
-        scene: Scene, url: str, mail: MailSettings | None, owner: str | None = None
+        project: SeededProject, url: str, mail: MailSettings | None, owner: str | None = None
     ) -> list[DeliveryAttempt]:
         with embedded_database.transaction() as tx:
-            endpoints.add_endpoint(tx, scene.project_id, url=url, event_types=["*"], now=EPOCH, format="email")
-            run = {"id": str(scene.run_id), "name": "ppo\r\nBcc: x@example.com", "attempt": 1, "labels": {}}
-            data = {"project": {"id": str(scene.project_id), "name": "Ω"}, "run": run | {"owner": owner}}
-            scene.announce(tx, data=data, type="run.completed")
-        asyncio.run(deliver_until(settled(embedded_database, scene), embedded_database, mail=mail))
+            endpoints.add_endpoint(tx, project.id, url=url, event_types=["*"], now=EPOCH, format="email")
+            run = {"id": str(project.run_id), "name": "ppo\r\nBcc: x@example.com", "attempt": 1, "labels": {}}
+            data = {"project": {"id": str(project.id), "name": "Ω"}, "run": run | {"owner": owner}}
+            project.add_event(tx, data=data, type="run.completed")
+        asyncio.run(deliver_until(all_settled(embedded_database, project), embedded_database, mail=mail))
         with embedded_database.reading() as tx:
-            return deliveries.list_attempts(tx, scene.all(tx)[0])
+            return deliveries.list_attempts(tx, project.list_deliveries(tx)[0])
 
     return send_event
 
 
 @pytest.fixture
-def scene(embedded_database: Database) -> Scene:
-    return a_scene(embedded_database)
+def project(embedded_database: Database) -> SeededProject:
+    return seed_project(embedded_database)
 
 
-def test_an_event_arrives_as_mail(send: Send, scene: Scene) -> None:
-    """The message has one recipient, a subject, the event's id as its own, and no header that a run's name made."""
-    with mail_server() as server:
-        (attempt,) = send(scene, "mailto:ml-platform@example.org", server.settings())
-    (envelope,), (message,) = server.received, server.mails
+def test_event_is_sent_as_mail(send: SendEvent, project: SeededProject) -> None:
+    """The mail has one recipient, a subject and a message id; a run's name cannot add headers."""
+    with run_mail_server() as server:
+        (attempt,) = send(project, "mailto:ml-platform@example.org", server.build_settings())
+    (envelope,), (message,) = server.received, server.messages
     assert (attempt.status_code, attempt.error) == (250, None)
     assert (envelope.mail_from, envelope.rcpt_tos) == ("evalstop@example.org", ["ml-platform@example.org"])
     assert message["Subject"] == "EvalStop: ppo Bcc: x@example.com has completed"
@@ -128,29 +128,29 @@ def test_an_event_arrives_as_mail(send: Send, scene: Scene) -> None:
         (None, False),
     ],
 )
-def test_owners_get_mail_within_the_domains_that_are_allowed(
-    send: Send, scene: Scene, owner: str | None, arrives: bool
+def test_owner_gets_mail_only_in_allowed_domains(
+    send: SendEvent, project: SeededProject, owner: str | None, arrives: bool
 ) -> None:
-    """Whoever opens runs names their owners, and cannot have mail sent to strangers."""
-    with mail_server() as server:
-        (attempt,) = send(scene, "mailto:owner", server.settings(), owner)
+    """Owners are named by whoever opens the run, so mail goes to allowed domains only."""
+    with run_mail_server() as server:
+        (attempt,) = send(project, "mailto:owner", server.build_settings(), owner)
     assert [envelope.rcpt_tos for envelope in server.received] == ([[owner]] if arrives else [])
     assert attempt.error is None
     assert attempt.status_code == (250 if arrives else 204)
 
 
-def test_an_address_that_is_refused_is_given_up(send: Send, scene: Scene) -> None:
-    """A mailbox that does not exist is not tried again for a day; without a server the delivery says so."""
-    with mail_server() as server:
-        (attempt,) = send(scene, f"mailto:{REFUSED}", server.settings())
+def test_refused_address_is_a_permanent_error(send: SendEvent, project: SeededProject) -> None:
+    """A mailbox that does not exist fails the delivery with the server's reply."""
+    with run_mail_server() as server:
+        (attempt,) = send(project, f"mailto:{REFUSED_ADDRESS}", server.build_settings())
     assert (attempt.status_code, attempt.error) == (550, "SMTP 550: no such mailbox")
 
 
-def test_mail_is_sent_over_tls_to_a_server_that_proves_itself(
-    send: Send, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mail_is_sent_over_starttls_with_sign_in(
+    send: SendEvent, project: SeededProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """STARTTLS and the sign-in work with a certificate that is trusted; with another one nothing is sent."""
-    context = make_certificate(tmp_path)
+    """STARTTLS and the sign-in work with a trusted certificate."""
+    context = create_tls_context(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem"))
     signed_in: list[bytes] = []
 
@@ -159,17 +159,17 @@ def test_mail_is_sent_over_tls_to_a_server_that_proves_itself(
         return AuthResult(success=data.password == b"secret")
 
     options = {"tls_context": context, "require_starttls": True, "authenticator": authenticate, "auth_required": True}
-    with mail_server(**options) as server:
-        mail = server.settings(encryption="starttls", user="evalstop", password="secret")
-        (attempt,) = send(scene, "mailto:ops@example.org", mail)
+    with run_mail_server(**options) as server:
+        mail = server.build_settings(encryption="starttls", user="evalstop", password="secret")
+        (attempt,) = send(project, "mailto:ops@example.org", mail)
     assert (attempt.status_code, attempt.error, signed_in) == (250, None, [b"evalstop"])
     assert len(server.received) == 1
 
 
-def test_nothing_is_said_to_a_server_that_does_not_prove_itself(embedded_database: Database, tmp_path: Path) -> None:
-    """A certificate that nobody vouches for ends the connection before the password is sent."""
-    with mail_server(tls_context=make_certificate(tmp_path), require_starttls=True) as server:
-        mailer = Mailer(server.settings(encryption="starttls", user="evalstop", password="secret"), 5.0)
+def test_untrusted_certificate_ends_the_connection(embedded_database: Database, tmp_path: Path) -> None:
+    """With an untrusted certificate the connection ends before the password is sent."""
+    with run_mail_server(tls_context=create_tls_context(tmp_path), require_starttls=True) as server:
+        mailer = Mailer(server.build_settings(encryption="starttls", user="evalstop", password="secret"), 5.0)
         answer = asyncio.run(mailer.send("mailto:ops@example.org", {"webhook-id": "1"}, "s\n\nt", "{}"))
         mailer.close()
     assert answer.status_code is None
@@ -177,14 +177,14 @@ def test_nothing_is_said_to_a_server_that_does_not_prove_itself(embedded_databas
     assert server.received == []
 
 
-def test_without_a_server_nothing_is_sent() -> None:
-    """The delivery says which setting is missing."""
+def test_missing_mail_server_is_reported() -> None:
+    """Without a mail server the attempt's error names the missing setting."""
     answer = asyncio.run(Mailer(None, 5.0).send("mailto:ops@example.org", {"webhook-id": "1"}, "s\n\nt", "{}"))
     assert (answer.status_code, answer.error) == (None, "not sent: EVALSTOP_SMTP_HOST is not set")
 
 
-def make_certificate(folder: Path) -> ssl.SSLContext:
-    """A server's context with a certificate of its own for 127.0.0.1, which lies in the folder."""
+def create_tls_context(folder: Path) -> ssl.SSLContext:
+    """Create a server's TLS context with a self-signed certificate for 127.0.0.1 in the folder."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""The sender meets endpoints as they are in the wild; whatever they do, an answer comes back, and in time."""
+"""The sender against misbehaving endpoints: every attempt ends in time with a result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.retry import Answer
 
-from tests.service.webhooks.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, closed_port
+from tests.service.webhooks.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, reserve_closed_port
 
 
 def send(url: str, times: int = 1, timeout_seconds: float = 20.0, body: bytes = b"{}") -> Answer:
-    """Send the same thing `times` over one session; the last answer."""
+    """Send the same body `times` over one session; return the last answer."""
 
     async def run() -> Answer:
         async with Sender(timeout_seconds, timeout_seconds, address_policy=LOOPBACK) as sender:
@@ -26,20 +26,20 @@ def send(url: str, times: int = 1, timeout_seconds: float = 20.0, body: bytes = 
     return asyncio.run(run())
 
 
-def write(*parts: bytes, then: threading.Event | None = None) -> Behavior:
-    """Writes raw bytes instead of a proper answer, and keeps the connection open until the event."""
+def write_raw(*parts: bytes, keep_open_until: threading.Event | None = None) -> Behavior:
+    """Build a behavior that writes raw bytes, then keeps the connection open until the event is set."""
 
     def behavior(request: BaseHTTPRequestHandler, _number: int) -> None:
         for part in parts:
             request.wfile.write(part)
-        if then is not None:
-            then.wait(30)
+        if keep_open_until is not None:
+            keep_open_until.wait(30)
 
     return behavior
 
 
-def test_posts_what_it_is_given() -> None:
-    """The body arrives byte for byte as JSON, with the headers given."""
+def test_body_and_headers_arrive_unchanged() -> None:
+    """The body arrives byte for byte as JSON, with the given headers."""
     with FakeEndpoint(Reply(204)) as endpoint:
         answer = send(endpoint.url, body='{"name":"né"}'.encode())
     (received,) = endpoint.received
@@ -50,7 +50,7 @@ def test_posts_what_it_is_given() -> None:
     assert answer.duration_ms > 0
 
 
-def test_keeps_the_connection() -> None:
+def test_connection_is_reused() -> None:
     """Several events to one endpoint share a connection."""
     ports: set[int] = set()
 
@@ -64,8 +64,8 @@ def test_keeps_the_connection() -> None:
     assert len(ports) == 1
 
 
-def test_shows_the_error() -> None:
-    """An error carries the start of its body in one printable line, and what the endpoint asked for."""
+def test_error_answer_is_shortened_and_printable() -> None:
+    """An error quotes the start of the body in one printable line and keeps `Retry-After`."""
     reply = Reply(503, {"Retry-After": "7"}, b"down\0for\r\n maintenance \xff" + b"x" * 5000)
     with FakeEndpoint(reply) as endpoint:
         answer = send(endpoint.url)
@@ -78,33 +78,33 @@ def test_shows_the_error() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_follows_no_redirect(status: int) -> None:
-    """A redirect is an answer: what it points to is never asked."""
+def test_redirect_is_not_followed(status: int) -> None:
+    """A redirect is an answer: its target is never requested."""
     with FakeEndpoint(Reply()) as target, FakeEndpoint(Reply(status, {"Location": target.url})) as endpoint:
         answer = send(endpoint.url)
     assert answer.status_code == status
     assert target.received == []
 
 
-def test_gives_up_on_silence() -> None:
-    """An endpoint that takes the event and says nothing is left after the timeout."""
-    with FakeEndpoint(write()) as endpoint:
-        endpoint.behavior = write(then=endpoint.released)
+def test_silent_endpoint_times_out() -> None:
+    """An endpoint that accepts the event and never answers ends in a timeout."""
+    with FakeEndpoint(write_raw()) as endpoint:
+        endpoint.behavior = write_raw(keep_open_until=endpoint.released)
         answer = send(endpoint.url, timeout_seconds=0.3)
     assert answer.status_code is None
     assert answer.error == "no answer within 0.3 s"
 
 
-def test_gives_up_on_dripping_headers() -> None:
-    """Headers that drip in for ever, each in time, do not prolong the attempt."""
+def test_slow_headers_time_out() -> None:
+    """Headers that keep arriving do not extend the timeout."""
     stop = threading.Event()
 
-    def drip(request: BaseHTTPRequestHandler, _number: int) -> None:
+    def write_headers_slowly(request: BaseHTTPRequestHandler, _number: int) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\n")
         while not stop.wait(0.02):
             request.wfile.write(b"X-Drip: 1\r\n")
 
-    with FakeEndpoint(drip) as endpoint:
+    with FakeEndpoint(write_headers_slowly) as endpoint:
         answer = send(endpoint.url, timeout_seconds=0.4)
         stop.set()
     assert answer.status_code is None
@@ -112,11 +112,11 @@ def test_gives_up_on_dripping_headers() -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(b"200 OK", None), (b"500 No", "HTTP 500: x")])
-def test_a_status_is_enough(status: bytes, error: str | None) -> None:
-    """The status counts as soon as it is there; a body that never ends is not waited for."""
-    with FakeEndpoint(write()) as endpoint:
-        endpoint.behavior = write(
-            b"HTTP/1.1 " + status + b"\r\nContent-Length: 1000000\r\n\r\nx", then=endpoint.released
+def test_status_line_is_enough(status: bytes, error: str | None) -> None:
+    """The status counts once it has arrived; the sender does not wait for the rest of the body."""
+    with FakeEndpoint(write_raw()) as endpoint:
+        endpoint.behavior = write_raw(
+            b"HTTP/1.1 " + status + b"\r\nContent-Length: 1000000\r\n\r\nx", keep_open_until=endpoint.released
         )
         answer = send(endpoint.url)
     assert answer.status_code == int(status[:3])
@@ -124,29 +124,29 @@ def test_a_status_is_enough(status: bytes, error: str | None) -> None:
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"500 No"])
-def test_reads_no_huge_body(status: bytes) -> None:
-    """A body without end is left after its first kilobyte."""
-    hung_up = threading.Event()
-    poured: list[int] = []
+def test_endless_body_is_not_read(status: bytes) -> None:
+    """The sender closes the connection after the first kilobyte of a body."""
+    disconnected = threading.Event()
+    written_bytes: list[int] = []
 
-    def pour(request: BaseHTTPRequestHandler, _number: int) -> None:
+    def write_endless_body(request: BaseHTTPRequestHandler, _number: int) -> None:
         request.wfile.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\n\r\n")
         try:
             while True:
                 request.wfile.write(b"x" * 65536)
-                poured.append(65536)
+                written_bytes.append(65536)
         except OSError:
-            hung_up.set()
+            disconnected.set()
 
-    with FakeEndpoint(pour) as endpoint:
+    with FakeEndpoint(write_endless_body) as endpoint:
         answer = send(endpoint.url)
-        assert hung_up.wait(30)
+        assert disconnected.wait(30)
     assert answer.status_code == int(status[:3])
-    assert sum(poured) < 32 * 2**20, "more was taken than the buffers on the way can hold"
+    assert sum(written_bytes) < 32 * 2**20, "the endpoint could write more than socket buffers hold"
 
 
-def test_unpacks_no_bomb() -> None:
-    """A compressed body is never unpacked."""
+def test_compressed_body_is_not_decompressed() -> None:
+    """A decompression bomb in an answer has no effect."""
     bomb = gzip.compress(b"unpacked " * 5_000_000)
     with FakeEndpoint(Reply(500, {"Content-Encoding": "gzip"}, bomb)) as endpoint:
         answer = send(endpoint.url)
@@ -159,18 +159,18 @@ def test_unpacks_no_bomb() -> None:
     "garbage",
     [b"", b"hello\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: \xff\0\r\n\r\n", b"\x16\x03\x01"],
 )
-def test_survives_garbage(garbage: bytes) -> None:
-    """What is not HTTP is an error that can be shown and stored."""
-    with FakeEndpoint(write(garbage)) as endpoint:
+def test_invalid_http_is_an_error(garbage: bytes) -> None:
+    """An answer that is not HTTP becomes a printable error."""
+    with FakeEndpoint(write_raw(garbage)) as endpoint:
         answer = send(endpoint.url)
     assert answer.status_code is None
     assert answer.error
     assert answer.error.isprintable()
 
 
-def test_nobody_listens() -> None:
+def test_refused_connection_is_an_error() -> None:
     """A refused connection is an error that says so."""
-    with closed_port() as url:
+    with reserve_closed_port() as url:
         answer = send(url)
     assert answer.status_code is None
     assert answer.error is not None
@@ -180,15 +180,15 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize(
     "url", ["", "not a url", "ftp://127.0.0.1/", "http://", "http://[::1", "http://127.0.0.1:99999/"]
 )
-def test_survives_bad_urls(url: str) -> None:
-    """A URL that cannot be called is an error of the attempt, not of the sender."""
+def test_invalid_url_is_an_error(url: str) -> None:
+    """A URL that cannot be requested fails the attempt, not the sender."""
     answer = send(url)
     assert answer.status_code is None
     assert answer.error
 
 
-def test_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies of the environment are not used: events go where they are addressed."""
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies from the environment are not used for webhooks."""
     with FakeEndpoint(Reply(502)) as proxy, FakeEndpoint(Reply(200)) as endpoint:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
@@ -199,8 +199,8 @@ def test_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proxy.received == []
 
 
-def test_keeps_no_cookies() -> None:
-    """What one answer sets is not sent along with the next event."""
+def test_cookies_are_not_sent_back() -> None:
+    """A cookie set by one answer is not sent with the next event."""
     with FakeEndpoint(Reply(200, {"Set-Cookie": "a=b"})) as endpoint:
-        send(endpoint.url.replace("127.0.0.1", "localhost"), times=2)  # by name: no client keeps cookies of addresses
+        send(endpoint.url.replace("127.0.0.1", "localhost"), times=2)  # HTTP clients keep no cookies for IP addresses
     assert "cookie" not in endpoint.received[1].headers

@@ -1,4 +1,4 @@
-"""A worker as a process of its own, to be killed."""
+"""The process of a delivery worker, which tests kill."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
 
-def run(url: str, lease_seconds: float) -> None:
-    """Deliver until killed."""
+def run_worker(url: str, lease_seconds: float) -> None:
+    """Deliver until the process is killed."""
     asyncio.run(_deliver(url, lease_seconds))
 
 

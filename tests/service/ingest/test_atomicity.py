@@ -1,4 +1,4 @@
-"""News is taken in whole or not at all, however many bring it at once."""
+"""A batch is stored as a whole or not at all, also under concurrency."""
 
 from __future__ import annotations
 
@@ -13,24 +13,16 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.project_fixture import (
-    DECLINING_EVALS,
-    NOW,
-    ProjectFixture,
-    evals,
-    run_concurrently,
-    set_up_project,
-    submit_message,
-    wait_for_blocked_process,
-)
+from tests.service.concurrency import run_concurrently, wait_for_blocked_process
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project, submit_message
 
 
-def test_rolls_back_whole(project: ProjectFixture) -> None:
-    """When the decision cannot be stored, neither the points nor any event of the batch stay."""
+def test_failed_decision_rolls_back_the_batch(project: ProjectFixture) -> None:
+    """When the decision cannot be stored, neither are the observations and events of the batch."""
     run = project.open_run()
     project.post_observations(run, DECLINING_EVALS[:-1])
-    with project.database.transaction() as tx:  # takes the place of the decision, so that a real constraint refuses it
-        tx.exec_driver_sql("CREATE UNIQUE INDEX spoiler ON decisions (project_id)")
+    with project.database.transaction() as tx:  # a real constraint refuses a second decision of the project
+        tx.exec_driver_sql("CREATE UNIQUE INDEX one_decision ON decisions (project_id)")
     other = project.open_run()
     assert project.post_observations(other, DECLINING_EVALS).decision is not None
     before = (project.load_rows(tables.observations, run), project.load_rows(tables.events, run), project.load_run(run))
@@ -43,44 +35,44 @@ def test_rolls_back_whole(project: ProjectFixture) -> None:
     ) == before
     assert project.find_decision(run) is None
     with project.database.transaction() as tx:
-        tx.exec_driver_sql("DROP INDEX spoiler")
+        tx.exec_driver_sql("DROP INDEX one_decision")
     assert project.post_observations(run, DECLINING_EVALS[-1:]).decision is not None
 
 
-def test_no_decision_without_its_event(project: ProjectFixture) -> None:
-    """When the event cannot be written, there is no decision either, and no point of the batch."""
+def test_failed_event_rolls_back_the_decision(project: ProjectFixture) -> None:
+    """When the event cannot be stored, neither are the decision and the observations."""
     run = project.open_run()
     with project.database.transaction() as tx:
-        tx.exec_driver_sql("ALTER TABLE events RENAME TO events_away")
+        tx.exec_driver_sql("ALTER TABLE events RENAME TO renamed_events")
     with pytest.raises(sa.exc.DBAPIError):
         project.post_observations(run, DECLINING_EVALS)
     with project.database.transaction() as tx:
-        tx.exec_driver_sql("ALTER TABLE events_away RENAME TO events")
+        tx.exec_driver_sql("ALTER TABLE renamed_events RENAME TO events")
     assert project.find_decision(run) is None
     assert project.load_rows(tables.observations, run) == []
     assert project.post_observations(run, DECLINING_EVALS).accepted == len(DECLINING_EVALS)
     assert len(project.load_events(run, "run.stop_requested")) == 1
 
 
-def test_a_lost_connection_leaves_nothing(postgres_database: Database) -> None:
-    """When the connection is cut in the middle of a transaction, nothing of it is left: the next try stores all."""
+def test_lost_connection_rolls_back_the_batch(postgres_database: Database) -> None:
+    """When the connection is cut within a transaction, nothing of it is stored, and the retry stores all."""
     project = set_up_project(postgres_database)
     run = project.open_run()
     with ThreadPoolExecutor(1) as thread:
-        with postgres_database.transaction() as tx:  # holds up the insertion of the event, deep inside the transaction
+        with postgres_database.transaction() as tx:  # blocks the insertion of the event, late in the transaction
             tx.exec_driver_sql("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
             receipt = thread.submit(project.post_observations, run, DECLINING_EVALS)
-            first_try = wait_for_blocked_process(postgres_database)
-            tx.exec_driver_sql(f"SELECT pg_terminate_backend({first_try})")
-            while wait_for_blocked_process(postgres_database) == first_try:
+            first_process = wait_for_blocked_process(postgres_database)
+            tx.exec_driver_sql(f"SELECT pg_terminate_backend({first_process})")
+            while wait_for_blocked_process(postgres_database) == first_process:
                 pass
             assert project.load_rows(tables.observations, run) == []
         assert receipt.result(30).accepted == len(DECLINING_EVALS)
     assert len(project.load_rows(tables.decisions, run)) == 1
 
 
-def test_many_at_once(project: ProjectFixture) -> None:
-    """Batches posted to one run from many threads lose nothing, count nothing twice, and decide once."""
+def test_concurrent_batches_decide_once(project: ProjectFixture) -> None:
+    """Batches posted to one run from several threads lose nothing, count nothing twice, and decide once."""
     run = project.open_run()
     points = [PostedObservation("eval", step, 1.0 - step / 100) for step in range(48)]
     receipts = []
@@ -97,21 +89,21 @@ def test_many_at_once(project: ProjectFixture) -> None:
     assert len(project.load_rows(tables.observations, run)) == 48
     assert len(project.load_rows(tables.decisions, run)) == 1
     assert len(project.load_events(run, "run.stop_requested")) == 1
-    alone = project.open_run()
-    project.post_observations(alone, points)
-    assert project.load_run(run).verdict == project.load_run(alone).verdict
+    reference = project.open_run()
+    project.post_observations(reference, points)
+    assert project.load_run(run).verdict == project.load_run(reference).verdict
 
 
-def test_another_projects_run(project: ProjectFixture) -> None:
+def test_run_of_another_project_is_not_found(project: ProjectFixture) -> None:
     """A run cannot be reached from another project."""
     run = project.open_run()
-    stranger = set_up_project(project.database)
+    other_project = set_up_project(project.database)
     with pytest.raises(NotFound):
-        stranger.post_observations(run, evals(0.1))
+        other_project.post_observations(run, evals(0.1))
     assert project.load_rows(tables.observations, run) == []
 
 
-def test_an_unknown_run(project: ProjectFixture) -> None:
-    """News of a run that was never opened is refused, with what to do."""
+def test_unknown_run_is_not_found(project: ProjectFixture) -> None:
+    """Observations of a run that was never opened are refused with a hint to create one."""
     with pytest.raises(NotFound, match="create one"):
         submit_message(project.database, project.id, new_id(), Observations(tuple(evals(0.1))), NOW)

@@ -1,4 +1,4 @@
-"""Projects with runs that ended long ago, and what is left of them in the database."""
+"""Projects with runs that ended long ago, and queries for what pruning left of them."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
 KEEP_DAYS = 30
 
 
-AT_ONCE = Pace(rows=7, pause_seconds=0)
+WITHOUT_PAUSES = Pace(rows=7, pause_seconds=0)
 
 
-def a_scene(database: Database, keep_days: int | None = KEEP_DAYS) -> ProjectFixture:
-    """A project that keeps its runs for so many days."""
+def set_up_project_with_retention(database: Database, keep_days: int | None = KEEP_DAYS) -> ProjectFixture:
+    """Set up a project that keeps its runs for this many days; None: for ever."""
     project = project_fixture.set_up_project(database)
     with database.transaction() as tx:
         tx.execute(tables.projects.update().where(tables.projects.c.id == project.id).values(retention_days=keep_days))
     return project
 
 
-def name_of(project: ProjectFixture) -> str:
+def load_project_name(project: ProjectFixture) -> str:
     with project.database.reading() as tx:
         return projects.get_project(tx, project.id).name
 
 
-def ended(project: ProjectFixture, days_ago: float | None, points: int = 20) -> Run:
-    """A run with rows in every table, which ended so many days ago, or (None) goes on."""
+def add_ended_run(project: ProjectFixture, days_ago: float | None, points: int = 20) -> Run:
+    """Add a run with rows in every table that ended this many days ago; None: it is still running."""
     run = project.open_run()
     with project.database.transaction() as tx:
-        fill(tx, project, run, points)
+        insert_details(tx, project, run, points)
         if days_ago is not None:
-            end(tx, run, NOW - timedelta(days=days_ago))
+            set_end(tx, run, NOW - timedelta(days=days_ago))
     return run
 
 
-def end(tx: Transaction, run: Run, at: datetime | None) -> None:
+def set_end(tx: Transaction, run: Run, at: datetime | None) -> None:
     values = {"status": "running" if at is None else "completed", "ended_at": at}
     tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(values))
 
 
-def fill(tx: Transaction, project: ProjectFixture, run: Run, points: int) -> None:
+def insert_details(tx: Transaction, project: ProjectFixture, run: Run, points: int) -> None:
     key = {"run_id": run.id}
     for step in range(points):
         for metric in ("eval", "loss"):
@@ -82,15 +82,15 @@ def fill(tx: Transaction, project: ProjectFixture, run: Run, points: int) -> Non
     outcomes.add_outcome(tx, run.id, 1, outcome=DecisionOutcome.RIGHT, turn_step=None, actor="a", note="", now=NOW)
 
 
-def deliver(tx: Transaction, project: ProjectFixture, run: Run, state: str, *, enabled: bool) -> None:
-    """An event of a run with a delivery in this state and an attempt at it, to an endpoint of its own."""
+def add_delivery(tx: Transaction, project: ProjectFixture, run: Run, state: str, *, enabled: bool) -> None:
+    """Add an event of the run with a delivery in this state, and one attempt, to an endpoint of its own."""
     endpoint = endpoints.add_endpoint(tx, project.id, url="https://example.org", event_types=EVERY_EVENT, now=NOW)
     event, delivery = new_id(), new_id()
-    own = {"run_id": run.id, "created_at": NOW}
-    tx.execute(tables.events.insert().values(**own, id=event, project_id=project.id, type="t", body="{}"))
+    columns = {"run_id": run.id, "created_at": NOW}
+    tx.execute(tables.events.insert().values(**columns, id=event, project_id=project.id, type="t", body="{}"))
     tx.execute(
         tables.deliveries.insert().values(
-            **own, id=delivery, event_id=event, endpoint_id=endpoint.id, state=state, attempts=1, due_at=NOW
+            **columns, id=delivery, event_id=event, endpoint_id=endpoint.id, state=state, attempts=1, due_at=NOW
         )
     )
     attempt = {"run_id": run.id, "delivery_id": delivery, "number": 1, "at": NOW, "duration_ms": 1.0}
@@ -99,8 +99,8 @@ def deliver(tx: Transaction, project: ProjectFixture, run: Run, state: str, *, e
         endpoints.disable_endpoint(tx, endpoint.id)
 
 
-def held(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str, list[Any]]:
-    """What these tables hold of a run."""
+def load_tables(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str, list[Any]]:
+    """Load a run's rows of these tables."""
     with database.reading() as tx:
         return {
             table.name: [
@@ -114,9 +114,9 @@ def held(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str
         }  # fmt: skip
 
 
-def is_empty(database: Database, run: Run) -> bool:
-    return not any(held(database, run, rows.REMOVED).values())
+def has_no_details(database: Database, run: Run) -> bool:
+    return not any(load_tables(database, run, rows.REMOVED).values())
 
 
-def is_marked(project: ProjectFixture, run: Run) -> bool:
+def is_marked_pruned(project: ProjectFixture, run: Run) -> bool:
     return project.load_run(run).pruned_at is not None

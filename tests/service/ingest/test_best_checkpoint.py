@@ -1,4 +1,4 @@
-"""The pointer to the best checkpoint, and the turn of a run that has ended."""
+"""The best checkpoint of a run, and the turn of a run that has ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.service.project_fixture import (
 )
 
 
-def test_pointer_is_committed_with_what_moved_it(project: ProjectFixture) -> None:
-    """The best checkpoint moves in the transaction of the eval or the checkpoint that moves it, and that is told."""
+def test_best_checkpoint_is_committed_with_its_cause(project: ProjectFixture) -> None:
+    """The best checkpoint changes, with an event, in the transaction of the eval or checkpoint that changes it."""
     run = project.open_run()
     assert project.post_observations(run, evals(0.5)).run.best_checkpoint is None
     assert project.submit(run, CheckpointSaved(0, "file:///0")).run.best_checkpoint is not None
@@ -33,8 +33,8 @@ def test_pointer_is_committed_with_what_moved_it(project: ProjectFixture) -> Non
     assert len(project.load_events(run, "run.best_checkpoint_changed")) == 2
 
 
-def test_the_best_checkpoint_is_not_the_luckiest(project: ProjectFixture) -> None:
-    """One eval far above its neighbors is the raw maximum, and not the best checkpoint; both are shown."""
+def test_outlier_is_not_the_best_checkpoint(project: ProjectFixture) -> None:
+    """One eval far above its neighbors is the raw maximum and not the best checkpoint."""
     run = project.open_run()
     hill = [0.1 * min(step, 20) + 0.02 * (-1) ** step for step in range(41)]
     for step in range(41):
@@ -49,8 +49,8 @@ def test_the_best_checkpoint_is_not_the_luckiest(project: ProjectFixture) -> Non
     assert row.best_checkpoint.smoothed_stderr > 0
 
 
-def test_a_smoothed_score_that_moves_is_no_news(project: ProjectFixture) -> None:
-    """Another eval changes what is believed of the best checkpoint, and no event is sent while it is the same one."""
+def test_changed_smoothed_score_sends_no_event(project: ProjectFixture) -> None:
+    """Another eval changes the smoothed score; no event is sent while the best checkpoint is the same."""
     run = project.open_run()
     project.submit(run, CheckpointSaved(1, "file:///1"))
     before = project.post_observations(run, evals(0.5, 0.6, 0.4, 0.5)).run.best_checkpoint
@@ -62,11 +62,11 @@ def test_a_smoothed_score_that_moves_is_no_news(project: ProjectFixture) -> None
 
 
 HILL = evals(*(1 - abs(step - 12) / 12 + 0.01 * (-1) ** step for step in range(25)))
-"""Gold rises to step 12 and falls as far."""
+"""The eval rises to step 12 and falls as far."""
 
 
-def test_an_ended_run_tells_its_turn(project: ProjectFixture) -> None:
-    """When a run ends, all of its evals tell where gold turned; not before, and no longer once it goes on."""
+def test_ended_run_has_a_turn(project: ProjectFixture) -> None:
+    """An ended run has the turn estimated from all of its evals; a resumed one has none."""
     run = project.open_run()
     assert project.post_observations(run, HILL).run.turn is None
     ended = commands.finish_run(project.database, project.id, run.id, "completed", NOW)
@@ -79,33 +79,36 @@ def test_an_ended_run_tells_its_turn(project: ProjectFixture) -> None:
     assert project.submit(run, Resumed(20)).run.turn is None
 
 
-def test_a_run_without_a_fall_has_no_turn(project: ProjectFixture) -> None:
-    """Of a run whose gold only rose, and of one without gold, no turn is told."""
-    rising, blind = project.open_run(), project.open_run(metrics={"kl": {"role": "kl", "direction": "minimize"}})
+def test_run_without_a_fall_has_no_turn(project: ProjectFixture) -> None:
+    """A run whose eval only rose, or that has no eval, has no turn."""
+    rising, without_evals = (
+        project.open_run(),
+        project.open_run(metrics={"kl": {"role": "kl", "direction": "minimize"}}),
+    )
     project.post_observations(rising, HILL[:13])
-    for run in (rising, blind):
+    for run in (rising, without_evals):
         assert commands.finish_run(project.database, project.id, run.id, "completed", NOW).turn is None
 
 
-def test_late_evals_move_the_turn_of_an_ended_run(project: ProjectFixture) -> None:
-    """What arrives after the end counts as it would have before."""
-    late, whole = project.open_run(), project.open_run()
-    project.post_observations(whole, HILL)
-    project.post_observations(late, HILL[:13])
-    for run in (late, whole):
+def test_late_evals_update_the_turn(project: ProjectFixture) -> None:
+    """Evals that arrive after the end count as if they had come before."""
+    late_run, prompt_run = project.open_run(), project.open_run()
+    project.post_observations(prompt_run, HILL)
+    project.post_observations(late_run, HILL[:13])
+    for run in (late_run, prompt_run):
         commands.finish_run(project.database, project.id, run.id, "failed", NOW)
-    project.post_observations(late, HILL[13:])
-    assert project.load_run(late).turn == project.load_run(whole).turn
-    assert project.load_run(late).turn is not None
+    project.post_observations(late_run, HILL[13:])
+    assert project.load_run(late_run).turn == project.load_run(prompt_run).turn
+    assert project.load_run(late_run).turn is not None
 
 
-def test_a_confirmed_stop_records_the_turn(project: ProjectFixture) -> None:
-    """When the job is confirmed to be gone, the turn goes into the run and into the record of the decision."""
+def test_confirmed_stop_records_the_turn(project: ProjectFixture) -> None:
+    """When a stop is confirmed, the turn is stored in the run and in the decision's history."""
     run = project.open_run(mode="enforce")
     decision = project.post_observations(run, HILL).decision
     assert decision is not None
-    said = Reported(NOW, DecisionState.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
-    commands.record_report(project.database, project.id, decision.id, said)
+    report = Reported(NOW, DecisionState.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
+    commands.record_report(project.database, project.id, decision.id, report)
     turn = project.load_run(run).turn
     assert turn is not None
     with project.database.reading() as tx:
@@ -113,8 +116,8 @@ def test_a_confirmed_stop_records_the_turn(project: ProjectFixture) -> None:
     assert change.details == {"exit_status": 0, "turn_step": turn.step}
 
 
-def test_a_checkpoint_does_not_move(project: ProjectFixture) -> None:
-    """The same checkpoint again changes nothing; another place for the same step is refused."""
+def test_checkpoint_cannot_change_its_uri(project: ProjectFixture) -> None:
+    """The same checkpoint again changes nothing; another URI for its step is refused."""
     run = project.open_run()
     assert project.submit(run, CheckpointSaved(0, "file:///0")).created
     assert not project.submit(run, CheckpointSaved(0, "file:///0")).created

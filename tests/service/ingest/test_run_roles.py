@@ -1,4 +1,4 @@
-"""Runs whose metrics get their roles while they go on: recognised with each new name, and corrected by a person."""
+"""Metric roles that change while a run goes on: recognized with each new name, or corrected by a person."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture
 
-LAWS = settings(
+HYPOTHESIS_SETTINGS = settings(
     max_examples=min(12, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -27,17 +27,17 @@ LAWS = settings(
 GOLD: MetricFields = {"role": "eval", "direction": "maximize"}
 
 
-def falling(metric: str) -> list[PostedObservation]:
+def build_declining(metric: str) -> list[PostedObservation]:
     return [PostedObservation(metric, point.step, point.value) for point in DECLINING_EVALS]
 
 
-def test_recognised_while_it_runs(project: ProjectFixture) -> None:
-    """A run that says nothing of its metrics gets its roles by their names, and a stop by what was seen before."""
+def test_role_is_recognized_while_the_run_goes_on(project: ProjectFixture) -> None:
+    """A run without declared metrics gets roles by their names, and is judged by all earlier observations."""
     run = project.open_run(recognise=True, policy="paper")
     assert (run.metrics, run.recognition is not None) == ({}, True)
     project.submit(run, CheckpointSaved(1, "file:///1"))
     project.post_observations(run, [PostedObservation("train_runtime", point.step, 1.0) for point in DECLINING_EVALS])
-    receipt = project.post_observations(run, falling("eval_accuracy"))
+    receipt = project.post_observations(run, build_declining("eval_accuracy"))
     assert receipt.run.metrics == {"eval_accuracy": GOLD}
     assert receipt.run.verdict.verdict == "stop"
     assert receipt.run.best_checkpoint is not None
@@ -45,40 +45,44 @@ def test_recognised_while_it_runs(project: ProjectFixture) -> None:
     assert project.load_run(run).verdict == receipt.run.verdict
 
 
-def test_a_better_candidate_takes_the_role(project: ProjectFixture) -> None:
-    """When a better gold metric comes in, the run is judged by it alone, from its first observation on."""
+def test_better_candidate_takes_the_eval_role(project: ProjectFixture) -> None:
+    """When a better eval metric appears, the run is judged by it alone, from its first observation on."""
     run = project.open_run(recognise=True, policy="paper")
-    assert project.post_observations(run, falling("eval_loss")).run.verdict.verdict == "continue"
+    assert project.post_observations(run, build_declining("eval_loss")).run.verdict.verdict == "continue"
     before = project.load_run(run)
-    after = project.post_observations(run, falling("eval_accuracy")).run
+    after = project.post_observations(run, build_declining("eval_accuracy")).run
     assert after.rewritten_version > before.rewritten_version
     assert [name for name, role in after.metrics.items() if role["role"] == "eval"] == ["eval_accuracy"]
     assert after.verdict.verdict == "stop"
     assert after.raw_maximum == RawMaximum(1, 0.9)
 
 
-@LAWS
+@HYPOTHESIS_SETTINGS
 @given(cuts=st.lists(st.integers(1, 14), unique=True), shuffled=st.permutations(range(15)))
-def test_the_order_of_names_changes_nothing(project: ProjectFixture, cuts: list[int], shuffled: list[int]) -> None:
-    """However the points of all metrics are mixed and cut into batches, roles, verdict and pointers are the same."""
-    points = [*falling("eval_accuracy"), *falling("reward"), *falling("eval_loss")]
-    whole, parts = project.open_run(recognise=True, policy="paper"), project.open_run(recognise=True, policy="paper")
-    project.post_observations(whole, points)
-    mixed, bounds = [points[place] for place in shuffled], [0, *sorted(cuts), len(points)]
+def test_order_of_names_does_not_matter(project: ProjectFixture, cuts: list[int], shuffled: list[int]) -> None:
+    """However observations of several metrics are shuffled and batched, roles, verdict and raw maximum are the same."""
+    points = [*build_declining("eval_accuracy"), *build_declining("reward"), *build_declining("eval_loss")]
+    single_batch, batched = (
+        project.open_run(recognise=True, policy="paper"),
+        project.open_run(recognise=True, policy="paper"),
+    )
+    project.post_observations(single_batch, points)
+    shuffled_points, bounds = [points[index] for index in shuffled], [0, *sorted(cuts), len(points)]
     for start, end in itertools.pairwise(bounds):
-        project.post_observations(parts, mixed[start:end])
-    assert essence(project.load_run(parts)) == essence(project.load_run(whole))
+        project.post_observations(batched, shuffled_points[start:end])
+    assert summarize_run(project.load_run(batched)) == summarize_run(project.load_run(single_batch))
 
 
-def essence(run: Run) -> tuple[object, ...]:
+def summarize_run(run: Run) -> tuple[object, ...]:
     return run.metrics, run.recognition, run.verdict.verdict, run.raw_maximum
 
 
-def test_a_person_has_the_last_word(project: ProjectFixture) -> None:
-    """A correction is judged by at once, is on the audit log, and no new name changes it; neither does the trainer."""
+def test_correction_by_a_person_is_final(project: ProjectFixture) -> None:
+    """A correction applies at once and is audited; neither new names nor the trainer change it."""
     run = project.open_run(recognise=True, policy="paper")
     project.post_observations(
-        run, [*falling("odd"), *[PostedObservation("eval_accuracy", point.step, 0.5) for point in DECLINING_EVALS]]
+        run,
+        [*build_declining("odd"), *[PostedObservation("eval_accuracy", point.step, 0.5) for point in DECLINING_EVALS]],
     )
     receipt = project.submit(run, RolesCorrected({"odd": GOLD}, "dana"))
     assert receipt.run.verdict.verdict == "stop"
@@ -87,12 +91,12 @@ def test_a_person_has_the_last_word(project: ProjectFixture) -> None:
     with project.database.reading() as tx:
         (entry,) = audit.list_entries(tx, project.id, action="run.metrics_changed")
     assert (entry.actor, entry.details["after"]) == ("dana", {"odd": GOLD})
-    assert project.post_observations(run, falling("eval_f1")).run.metrics == {"odd": GOLD}
+    assert project.post_observations(run, build_declining("eval_f1")).run.metrics == {"odd": GOLD}
     assert project.open_run(run.name, metrics={"eval_accuracy": GOLD}).metrics == {"odd": GOLD}
 
 
-def test_correcting_twice_is_harmless(project: ProjectFixture) -> None:
-    """The same correction, sent again, changes nothing and is written down once."""
+def test_repeated_correction_changes_nothing(project: ProjectFixture) -> None:
+    """The same correction again changes nothing and is audited once."""
     run = project.open_run()
     first = project.submit(run, RolesCorrected({"odd": GOLD}, "dana")).run
     assert project.submit(run, RolesCorrected({"odd": GOLD}, "dana")).run.version == first.version
@@ -100,19 +104,19 @@ def test_correcting_twice_is_harmless(project: ProjectFixture) -> None:
         assert len(audit.list_entries(tx, project.id, action="run.metrics_changed")) == 1
 
 
-def test_another_process_notices(project: ProjectFixture) -> None:
-    """A process that remembers a run by its old roles judges by the new ones as soon as it takes more of it in."""
+def test_other_process_applies_a_correction(project: ProjectFixture) -> None:
+    """A process that cached the run with its old roles applies the new ones with its next message."""
     other = replace(project, cache=RunCache())
     run = project.open_run(policy="paper")
-    other.post_observations(run, falling("odd"))
+    other.post_observations(run, build_declining("odd"))
     project.submit(run, RolesCorrected({"odd": GOLD}, "dana"))
     receipt = other.post_observations(run, [PostedObservation("odd", 5, 0.5)])
     assert receipt.run.metrics == {"odd": GOLD}
     assert receipt.run.verdict.verdict == "stop"
 
 
-def test_gold_that_is_taken_away(project: ProjectFixture) -> None:
-    """When nothing is gold any more, nothing is pointed at any more."""
+def test_run_without_evals_has_no_best_checkpoint(project: ProjectFixture) -> None:
+    """When the last eval loses its role, best checkpoint and raw maximum are cleared."""
     run = project.open_run()
     project.submit(run, CheckpointSaved(1, "file:///1"))
     assert project.post_observations(run, DECLINING_EVALS).run.best_checkpoint is not None
@@ -120,38 +124,38 @@ def test_gold_that_is_taken_away(project: ProjectFixture) -> None:
     assert (after.best_checkpoint, after.raw_maximum) == (None, None)
 
 
-def test_patterns_of_the_project(project: ProjectFixture) -> None:
-    """In a project with patterns, runs that do not say their metrics get their roles by them."""
+def test_project_patterns_set_roles(project: ProjectFixture) -> None:
+    """In a project with patterns, runs without declared metrics get their roles by the patterns."""
     with project.database.transaction() as tx:
         project_row = projects.lock_project(tx, project.id)
         projects.update_project(tx, replace(project_row, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
     run = project.open_run(policy="paper")
-    assert project.post_observations(run, falling("odd/one")).run.verdict.verdict == "stop"
-    said = project.open_run(metrics={"odd/two": GOLD | {"direction": "minimize"}})
-    assert said.recognition is None
+    assert project.post_observations(run, build_declining("odd/one")).run.verdict.verdict == "stop"
+    declared = project.open_run(metrics={"odd/two": GOLD | {"direction": "minimize"}})
+    assert declared.recognition is None
 
 
-def test_another_word_of_the_trainer(project: ProjectFixture) -> None:
-    """A run whose roles are recognised cannot be opened with others by its trainer."""
+def test_recognized_roles_cannot_be_declared_later(project: ProjectFixture) -> None:
+    """A run whose roles are recognized cannot be reopened with declared ones."""
     run = project.open_run(recognise=True)
     with pytest.raises(Conflict):
         project.open_run(run.name, metrics={"odd": GOLD})
     assert open_run.OpenRequest("n").recognise is False
 
 
-def test_names_without_end(project: ProjectFixture) -> None:
-    """Past a thousand names the roles stay as they are, and points are taken as ever."""
+def test_roles_are_fixed_after_a_thousand_names(project: ProjectFixture) -> None:
+    """After a thousand names roles no longer change, and observations are still accepted."""
     run = project.open_run(recognise=True)
     project.post_observations(run, [PostedObservation(f"m{number}", 0, 1.0) for number in range(1000)])
     receipt = project.submit(run, Observations((PostedObservation("eval_accuracy", 0, 1.0),)), NOW)
     assert (receipt.accepted, receipt.run.metrics) == (1, {})
 
 
-def test_a_guess_may_suspect_but_never_stops(project: ProjectFixture) -> None:
-    """A metric whose role only its words tell raises a suspicion that says what to do, in shadow mode too."""
+def test_guessed_role_only_suspects(project: ProjectFixture) -> None:
+    """A metric with a guessed role raises a suspicion that says how to confirm it, in any mode."""
     for mode in Mode:
         run = project.open_run(recognise=True, policy="paper", mode=mode)
-        receipt = project.post_observations(run, falling("eval_gsm8k"))
+        receipt = project.post_observations(run, build_declining("eval_gsm8k"))
         assert receipt.run.metrics == {"eval_gsm8k": GOLD}
         assert receipt.run.verdict.verdict == "suspect"
         assert "guessed; confirm it to let it stop" in receipt.run.verdict.reason
@@ -161,10 +165,10 @@ def test_a_guess_may_suspect_but_never_stops(project: ProjectFixture) -> None:
         assert any("eval_gsm8k" in warning for warning in receipt.run.recognition.warnings)
 
 
-def test_a_confirmed_guess_stops_at_once(project: ProjectFixture) -> None:
-    """A person who repeats the guessed role declares it: the run is judged anew, and what was held back follows."""
+def test_confirmed_guess_stops_the_run(project: ProjectFixture) -> None:
+    """Confirming a guessed role declares it: the run is judged again and stopped."""
     run = project.open_run(recognise=True, policy="paper")
-    guessed = project.post_observations(run, falling("eval_gsm8k")).run
+    guessed = project.post_observations(run, build_declining("eval_gsm8k")).run
     receipt = project.submit(run, RolesCorrected(guessed.metrics, "dana"))
     assert receipt.run.metrics == guessed.metrics
     assert receipt.run.verdict.verdict == "stop"
@@ -173,30 +177,30 @@ def test_a_confirmed_guess_stops_at_once(project: ProjectFixture) -> None:
     assert receipt.run.recognition.origins == {"eval_gsm8k": "declared"}
 
 
-def test_a_restored_run_keeps_what_is_guessed(project: ProjectFixture) -> None:
-    """A process that reads the run from the database stops nothing on a guess either."""
+def test_reloaded_run_keeps_guessed_roles(project: ProjectFixture) -> None:
+    """A process that reloads the run from the database does not stop it on a guess either."""
     run = project.open_run(recognise=True, policy="paper")
-    project.post_observations(run, falling("eval_gsm8k"))
+    project.post_observations(run, build_declining("eval_gsm8k"))
     other = replace(project, cache=RunCache())
     receipt = other.post_observations(run, [PostedObservation("eval_gsm8k", DECLINING_EVALS[-1].step + 1, 0.0)])
     assert receipt.run.verdict.verdict == "suspect"
     assert receipt.decision is None
 
 
-def test_a_falling_loss_of_one_of_several_eval_sets_is_a_good_sign(project: ProjectFixture) -> None:
-    """The loss of an eval set that is named after a benchmark is minimized, and its runtime makes it recognized."""
+def test_loss_of_a_named_eval_set_is_minimized(project: ProjectFixture) -> None:
+    """The loss of an eval set named after a benchmark is minimized; its runtime metric makes the role certain."""
     run = project.open_run(recognise=True, policy="paper")
     for name in ("eval_gsm8k_runtime", "eval_gsm8k_samples_per_second", "train_runtime"):
         project.post_observations(run, [PostedObservation(name, 0, 1.0)])
-    after = project.post_observations(run, falling("eval_gsm8k_loss")).run
+    after = project.post_observations(run, build_declining("eval_gsm8k_loss")).run
     assert after.metrics == {"eval_gsm8k_loss": {"role": "eval", "direction": "minimize"}}
     assert after.recognition is not None
     assert after.recognition.origins == {"eval_gsm8k_loss": "recognized"}
     assert after.verdict.verdict == "continue"
 
 
-def test_a_guess_that_is_recognized_later_is_judged_anew(project: ProjectFixture) -> None:
-    """When a further name tells the trainer, the same role and direction are no guess any more."""
+def test_guess_recognized_later_is_judged_again(project: ProjectFixture) -> None:
+    """When another name identifies the trainer, the same role is no longer a guess and the run is stopped."""
     run = project.open_run(recognise=True, policy="paper")
     rising = [PostedObservation("eval_gsm8k_loss", point.step, -point.value) for point in DECLINING_EVALS]
     assert project.post_observations(run, rising).run.verdict.verdict == "suspect"

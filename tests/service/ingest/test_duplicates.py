@@ -1,4 +1,4 @@
-"""An identity counts once, and its first value stands."""
+"""An observation's identity counts once, and its first value is kept."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.service.project_fixture import (
 )
 
 
-def test_counts_repeats(project: ProjectFixture) -> None:
-    """A point that is sent again is a duplicate, within a batch and across batches, and is stored once."""
+def test_repeated_observation_is_a_duplicate(project: ProjectFixture) -> None:
+    """An observation sent again, within a batch or in a later one, is a duplicate and stored once."""
     run = project.open_run()
     receipt = project.post_observations(run, [*evals(0.1, 0.2), *evals(0.1)])
     assert (receipt.accepted, receipt.duplicates, receipt.conflicts) == (2, 1, ())
@@ -25,8 +25,8 @@ def test_counts_repeats(project: ProjectFixture) -> None:
 
 
 @pytest.mark.parametrize("other", [0.2, math.nan, math.inf])
-def test_first_value_stands(project: ProjectFixture, other: float) -> None:
-    """Another value of a point on record is a conflict, named with both values; the first one stands."""
+def test_first_value_is_kept(project: ProjectFixture, other: float) -> None:
+    """Another value of a stored observation is a conflict that names the stored value, which is kept."""
     run = project.open_run()
     receipt = project.post_observations(run, [*evals(0.1), PostedObservation("eval", 0, other)])
     assert (receipt.accepted, receipt.duplicates) == (1, 0)
@@ -37,15 +37,15 @@ def test_first_value_stands(project: ProjectFixture, other: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_repeats_what_is_not_finite(project: ProjectFixture, value: float) -> None:
-    """NaN repeats NaN, an infinity itself; a number in its place is a conflict."""
+def test_non_finite_value_is_a_duplicate_of_itself(project: ProjectFixture, value: float) -> None:
+    """NaN repeats NaN, and an infinity itself; a number in its place is a conflict."""
     run = project.open_run()
     assert project.post_observations(run, [PostedObservation("eval", 0, value)] * 2).duplicates == 1
     assert project.post_observations(run, [PostedObservation("eval", 0, value)]).duplicates == 1
     assert len(project.post_observations(run, [PostedObservation("eval", 0, 1.0)]).conflicts) == 1
 
 
-def test_repeats_do_not_count_as_declines(project: ProjectFixture) -> None:
+def test_duplicates_do_not_count_as_declines(project: ProjectFixture) -> None:
     """A client that sends each eval three times is not stopped for it."""
     run = project.open_run()
     for point in evals(0.5, 0.4, 0.3):
@@ -55,8 +55,8 @@ def test_repeats_do_not_count_as_declines(project: ProjectFixture) -> None:
     assert receipt.decision is None
 
 
-def test_takes_a_large_batch(project: ProjectFixture) -> None:
-    """Ten thousand points of many metrics in one batch are all stored, and all known when they come again."""
+def test_large_batch_is_stored_once(project: ProjectFixture) -> None:
+    """Ten thousand observations in one batch are all stored, and all duplicates when sent again."""
     run = project.open_run()
     points = [PostedObservation(f"metric/{index % 7}", index, float(index)) for index in range(10_000)]
     assert project.post_observations(run, points).accepted == 10_000

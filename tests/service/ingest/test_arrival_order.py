@@ -1,0 +1,403 @@
+"""The verdict depends on the set of observations, not on how they arrived: properties checked on both databases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from evalstop_detectors import Score, state_to_json
+from evalstop_service.ingest import (
+    CHOOSER,
+    CheckpointSaved,
+    Content,
+    EvalChanged,
+    Message,
+    Observations,
+    Resumed,
+    RunCache,
+)
+from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.store import checkpoints, monitor_states, observations, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from tests.service.project_fixture import NOW, ProjectFixture, insert_observations, set_up_project
+
+METRICS = ("eval", "proxy", "kl", "loss", "lr")
+EVALS = ("eval", "code", "math")
+POLICIES = ("paper", "default", "watch-all-roles")
+LAST_STEP = 12
+
+HYPOTHESIS_SETTINGS = settings(
+    max_examples=min(12, settings().max_examples),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+MULTI_RUN_SETTINGS = settings(HYPOTHESIS_SETTINGS, max_examples=HYPOTHESIS_SETTINGS.max_examples // 2)
+"""Fewer examples: each has several runs, every one of which is also ingested by itself."""
+
+values = st.one_of(
+    st.integers(-3, 3).map(float),
+    st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]),
+)
+
+
+@st.composite
+def draw_observations(draw: st.DrawFn, first_step: int = 0, evals: int = 1) -> list[PostedObservation]:
+    """Draw observations with distinct identities, by ascending step; most steps have one eval, or most of several."""
+    metrics = (*METRICS, *EVALS[1:evals])
+    cells = st.sets(st.tuples(st.sampled_from(metrics), st.integers(first_step, LAST_STEP)), max_size=12)
+    steps = range(first_step, draw(st.integers(first_step, LAST_STEP)))
+    identities = draw(cells) | {(metric, step) for step in steps for metric in EVALS[:evals]}
+    if evals > 1:
+        identities -= draw(cells)
+    ordered = sorted(identities, key=lambda item: (item[1], metrics.index(item[0])))
+    return [PostedObservation(metric, step, draw(values)) for metric, step in ordered]
+
+
+@st.composite
+def draw_arrivals(
+    draw: st.DrawFn, points: list[PostedObservation], saved: list[int], changes: list[int]
+) -> list[Content]:
+    """Shuffle the observations, repeat some, cut them into batches, and mix in checkpoints and eval changes."""
+    repeated = draw(st.lists(st.sampled_from(points), max_size=6)) if points else []
+    shuffled = draw(st.permutations(points + repeated))
+    messages: list[Content] = []
+    while shuffled:
+        size = draw(st.integers(1, len(shuffled)))
+        messages.append(Observations(tuple(shuffled[:size])))
+        shuffled = shuffled[size:]
+    messages += [CheckpointSaved(step, f"file:///{step}") for step in saved]
+    return draw(st.permutations([*messages, *map(build_eval_change, changes)]))
+
+
+def build_eval_change(step: int) -> EvalChanged:
+    return EvalChanged(step, "another grader", None, "key trainer")
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """What happened to a run, in order and as it arrived."""
+
+    policy: str
+    direction: str
+    first: list[PostedObservation]
+    resumed_at: int | None
+    second: list[PostedObservation]
+    saved: list[int]
+    changes: list[int]
+    messages: list[Content]
+    dropped_before: set[int]
+    evals: int = 1
+
+
+@st.composite
+def draw_histories(draw: st.DrawFn, evals: tuple[int, ...] = (1, 2, 3)) -> RunHistory:
+    eval_count = draw(st.sampled_from(evals))
+    first = draw(draw_observations(evals=eval_count))
+    saved = sorted(draw(st.sets(st.integers(0, LAST_STEP), max_size=4)))
+    resumed_at = draw(st.none() | st.integers(0, LAST_STEP))
+    changes = sorted(draw(st.just(set()) | st.sets(st.integers(0, LAST_STEP), max_size=2)))
+    messages = draw(draw_arrivals(first, saved, changes))
+    second: list[PostedObservation] = []
+    if resumed_at is not None:
+        second = draw(draw_observations(first_step=min(resumed_at + 1, LAST_STEP), evals=eval_count))
+        second = [point for point in second if point.step > resumed_at]
+        messages = [*messages, Resumed(resumed_at), *draw(draw_arrivals(second, [], []))]
+    dropped_before = draw(st.sets(st.integers(0, max(0, len(messages) - 1)), max_size=3))
+    policy, direction = draw(st.sampled_from(POLICIES)), draw(st.sampled_from(["maximize", "minimize"]))
+    return RunHistory(
+        policy, direction, first, resumed_at, second, saved, changes, messages, dropped_before, eval_count
+    )
+
+
+@pytest.fixture
+def project(database_url: str) -> Iterator[ProjectFixture]:
+    """A project in a database with asynchronous commits: these properties do not cover power loss."""
+    url = sa.make_url(database_url)
+    if url.get_backend_name() == "postgresql":
+        url = url.update_query_dict({"options": "-csynchronous_commit=off"})
+    database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
+    project = set_up_project(database)
+    yield project
+    database.close()
+
+
+def open_run(project: ProjectFixture, history: RunHistory, sign: float = 1.0) -> Run:
+    directions = {1.0: history.direction, -1.0: {"maximize": "minimize", "minimize": "maximize"}[history.direction]}
+    roles: dict[str, dict[str, Any]] = {
+        name: {"role": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")
+    }
+    roles["kl"]["direction"] = "minimize"
+    for weight, name in enumerate(EVALS[1 : history.evals], start=2):
+        roles[name] = {"role": "eval", "direction": directions[sign], "weight": weight, "critical": weight == 3}
+    return project.open_run(metrics=roles, policy=history.policy, total_steps=LAST_STEP)
+
+
+def ingest_in_order(project: ProjectFixture, history: RunHistory) -> Run:
+    """Ingest the history of the run without any disorder, as the reference."""
+    run = open_run(project, history)
+    for step in history.saved:
+        project.submit(run, CheckpointSaved(step, f"file:///{step}"))
+    for step in history.changes:
+        project.submit(run, build_eval_change(step))
+    if history.first:
+        project.post_observations(run, history.first)
+    if history.resumed_at is not None:
+        project.submit(run, Resumed(history.resumed_at))
+        if history.second:
+            project.post_observations(run, history.second)
+    return project.load_run(run)
+
+
+def summarize_run(run: Run) -> dict[str, Any]:
+    return {
+        "eval_changes": [(change.step, change.reason) for change in run.eval_changes],
+        "verdict": run.verdict,
+        "best_checkpoint": run.best_checkpoint,
+        "raw_maximum": run.raw_maximum,
+        "last_step": run.last_step,
+        "attempt": run.attempt,
+    }
+
+
+@HYPOTHESIS_SETTINGS
+@given(history=draw_histories())
+def test_arrival_order_does_not_matter(project: ProjectFixture, history: RunHistory) -> None:
+    """Shuffled, repeated, batched and with the cache dropped, a run ends as it would in order."""
+    run = open_run(project, history)
+    for index, message in enumerate(history.messages):
+        if index in history.dropped_before:
+            project.drop_monitor_state(run)
+        project.submit(run, message)
+    assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
+
+
+@HYPOTHESIS_SETTINGS
+@given(history=draw_histories())
+def test_rebuilt_state_equals_the_cached_one(project: ProjectFixture, history: RunHistory) -> None:
+    """Dropped before every batch, the state is rebuilt to the same receipts, verdicts and events."""
+    cached, rebuilt = open_run(project, history), open_run(project, history)
+    for message in history.messages:
+        project.drop_monitor_state(rebuilt)
+        cached_receipt, rebuilt_receipt = project.submit(cached, message), project.submit(rebuilt, message)
+        assert summarize_run(cached_receipt.run) == summarize_run(rebuilt_receipt.run)
+        assert project.cached_monitor(cached) == project.cached_monitor(rebuilt)
+        assert (cached_receipt.decision is None) == (rebuilt_receipt.decision is None)
+    changes = [
+        sorted(
+            ((row["sequence"], row["attempt"], row["verdict"]) for row in project.load_rows(tables.verdicts, run)),
+            key=itemgetter(0),
+        )
+        for run in (cached, rebuilt)
+    ]
+    assert changes[0] == changes[1]
+    types = [sorted(row["type"] for row in project.load_rows(tables.events, run)) for run in (cached, rebuilt)]
+    assert types[0] == types[1]
+
+
+@HYPOTHESIS_SETTINGS
+@given(history=draw_histories(), replicas=st.lists(st.integers(0, 2), min_size=1, max_size=40))
+def test_any_replica_can_take_any_message(project: ProjectFixture, history: RunHistory, replicas: list[int]) -> None:
+    """Messages spread over processes with caches of their own give the run that one process would give."""
+    run = open_run(project, history)
+    processes = [replace(project, cache=RunCache()) for _ in range(3)]
+    for message, replica in zip(history.messages, itertools.cycle(replicas), strict=False):
+        processes[replica].submit(run, message)
+    assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
+
+
+@MULTI_RUN_SETTINGS
+@given(histories=st.lists(draw_histories(), min_size=2, max_size=3), random_source=st.randoms(use_true_random=False))
+def test_one_commit_can_hold_many_runs(
+    project: ProjectFixture, histories: list[RunHistory], random_source: random.Random
+) -> None:
+    """Messages of several runs, interleaved and cut into commits, give the runs that each would be alone."""
+    runs = [open_run(project, history) for history in histories]
+    queues = [
+        [Message(project.id, run.id, message) for message in history.messages]
+        for run, history in zip(runs, histories, strict=True)
+    ]
+    messages = []
+    while any(queues):
+        messages.append(random_source.choice([queue for queue in queues if queue]).pop(0))
+    while messages:
+        size = random_source.randint(1, len(messages))
+        assert not any(isinstance(answer, Exception) for answer in project.submit_all(messages[:size]))
+        messages = messages[size:]
+    for run, history in zip(runs, histories, strict=True):
+        assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
+
+
+@MULTI_RUN_SETTINGS
+@given(histories=st.lists(draw_histories(), min_size=2, max_size=3), random_source=st.randoms(use_true_random=False))
+def test_many_runs_are_loaded_together(
+    project: ProjectFixture, histories: list[RunHistory], random_source: random.Random
+) -> None:
+    """Cached, outdated, restored and unknown runs loaded in one commit equal the runs each loaded alone."""
+    runs = [open_run(project, history) for history in histories]
+    processes = [replace(project, cache=RunCache()) for _ in range(2)]
+    for round_ in range(max(len(history.messages) for history in histories)):
+        process = random_source.choice([*processes, replace(project, cache=RunCache())])
+        batch = [
+            Message(project.id, run.id, history.messages[round_])
+            for run, history in zip(runs, histories, strict=True)
+            if round_ < len(history.messages)
+        ]
+        assert not any(isinstance(answer, Exception) for answer in process.submit_all(batch))
+        if random_source.random() < 0.3:
+            save_monitor_states(process, [message.run_id for message in batch])
+    for run, history in zip(runs, histories, strict=True):
+        assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
+
+
+def save_monitor_states(process: ProjectFixture, run_ids: list[UUID]) -> None:
+    """Save the monitor states of these runs as the process has them cached."""
+    with process.database.transaction() as tx:
+        for run_id in run_ids:
+            state = process.cache.find_state(run_id)
+            assert state is not None
+            stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
+            monitor_states.save_state(tx, run_id, stored, NOW)
+
+
+@HYPOTHESIS_SETTINGS
+@given(
+    cells=st.dictionaries(
+        st.tuples(st.integers(0, 2), st.sampled_from(METRICS), st.integers(0, LAST_STEP)), values, max_size=60
+    ),
+    superseded=st.integers(0, LAST_STEP),
+    wanted=st.dictionaries(st.tuples(st.integers(0, 2), st.sampled_from(METRICS)), st.integers(0, LAST_STEP + 1)),
+    limit=st.integers(1, LAST_STEP),
+)
+def test_series_read_together_equal_single_reads(
+    project: ProjectFixture,
+    cells: dict[tuple[int, str, int], float],
+    superseded: int,
+    wanted: dict[tuple[int, str], int],
+    limit: int,
+) -> None:
+    """Series read together equal those read one by one; a run with a series that is too long is skipped."""
+    runs = [project.open_run() for _ in range(3)]
+    with project.database.transaction() as tx:
+        rows = [
+            (runs[index].id, PostedObservation(metric, step, value)) for (index, metric, step), value in cells.items()
+        ]
+        insert_observations(tx, rows)
+        observations.supersede_observations(tx, runs[0].id, superseded, 2)
+        tx.execute(tables.runs.update().values(last_step=LAST_STEP))
+    with project.database.reading() as tx:
+        requested = {(runs[index].id, metric): step for (index, metric), step in wanted.items()}
+        run_ids = [run.id for run in runs]
+        last_steps, together = observations.load_last_steps_and_series(tx, run_ids, requested, limit)
+        assert last_steps == observations.load_last_steps(tx, run_ids)
+        single_reads = {
+            key: observations.load_observations_after(tx, key[0], [key[1]], step) for key, step in requested.items()
+        }
+    assert together.keys() == {run_id for run_id, _ in requested}
+    for run_id, points in together.items():
+        each = [batch for key, batch in single_reads.items() if key[0] == run_id]
+        if points is None:
+            assert max(map(len, each)) > limit
+        else:
+            assert max(map(len, each)) <= limit
+            assert repr(points) == repr([point for batch in each for point in batch])
+
+
+@HYPOTHESIS_SETTINGS
+@given(history=draw_histories(evals=(1,)))
+def test_minimized_metric_mirrors_the_maximized_one(project: ProjectFixture, history: RunHistory) -> None:
+    """A minimized metric is judged like its negative when maximized; scores are reported as measured."""
+    run, mirror = open_run(project, history), open_run(project, history, sign=-1.0)
+    for message in history.messages:
+        project.submit(run, message)
+        project.submit(mirror, negate_values(message))
+    maximized, minimized = project.load_run(run), project.load_run(mirror)
+    assert maximized.verdict == minimized.verdict
+    for pointer, reflected in (
+        (maximized.best_checkpoint, minimized.best_checkpoint),
+        (maximized.raw_maximum, minimized.raw_maximum),
+    ):
+        assert (pointer is None) == (reflected is None)
+        assert pointer is None or reflected is None or negate_score(pointer) == reflected
+
+
+def negate_score(pointer: BestCheckpoint | RawMaximum) -> BestCheckpoint | RawMaximum:
+    if isinstance(pointer, RawMaximum):
+        return structs.replace(pointer, score=-pointer.score)
+    smoothed = None if pointer.smoothed is None else -pointer.smoothed
+    return structs.replace(pointer, score=-pointer.score, smoothed=smoothed)
+
+
+def negate_values(message: Content) -> Content:
+    if not isinstance(message, Observations):
+        return message
+    return Observations(
+        tuple(p if p.metric == "kl" else PostedObservation(p.metric, p.step, -p.value) for p in message.points)
+    )
+
+
+@HYPOTHESIS_SETTINGS
+@given(history=draw_histories(evals=(1,)))
+def test_results_equal_a_simple_reference(project: ProjectFixture, history: RunHistory) -> None:
+    """Stop, best checkpoint and raw maximum equal a simple computation over the observations that count."""
+    run = ingest_in_order(project, history)
+    resumed_at = math.inf if history.resumed_at is None else history.resumed_at
+    sign = 1.0 if history.direction == "maximize" else -1.0
+    counted = [point for point in history.first if point.step <= resumed_at] + history.second
+    scores = [(p.step, sign * p.value) for p in counted if p.metric == "eval" and math.isfinite(p.value)]
+    changes = [step for step in history.changes if step <= resumed_at] + [
+        history.resumed_at + 1 for step in history.changes[-1:] if history.resumed_at is not None and step > resumed_at
+    ]
+    scores_by_version = [
+        [item for item in scores if sum(step <= item[0] for step in changes) == version]
+        for version in range(len(changes) + 1)
+    ]
+    newest: list[tuple[int, float]] = next(filter(None, reversed(scores_by_version)), [])
+    with project.database.reading() as tx:
+        saved = {item.step for item in checkpoints.list_checkpoints(tx, run.id)}
+    assert saved == {step for step in history.saved if step <= resumed_at}
+    raw = max(newest, key=lambda item: (item[1], -item[0]), default=None)
+    choices = [
+        CHOOSER.choose([Score(*item) for item in sorted(version_scores)], saved)
+        for version_scores in reversed(scores_by_version)
+    ]
+    chosen = next(filter(None, choices), None)
+    best = chosen and (chosen.step, chosen.score)
+    assert read_step_and_score(run.raw_maximum) == (raw and (raw[0], sign * raw[1]))
+    assert read_step_and_score(run.best_checkpoint) == (best and (best[0], sign * best[1]))
+    if history.policy == "paper":
+        stop = next(
+            (
+                stop
+                for version_scores in scores_by_version
+                if (stop := find_first_stop(version_scores, k=3)) is not None
+            ),
+            None,
+        )
+        assert (run.verdict.stops) == (stop is not None)
+        assert stop is None or run.verdict.step == stop
+
+
+def read_step_and_score(pointer: BestCheckpoint | RawMaximum | None) -> tuple[int, float] | None:
+    return (pointer.step, pointer.score) if pointer else None
+
+
+def find_first_stop(scores: list[tuple[int, float]], k: int) -> int | None:
+    for end in range(k, len(scores)):
+        window = [value for _, value in scores[end - k : end + 1]]
+        if all(later < earlier for earlier, later in itertools.pairwise(window)):
+            return scores[end][0]
+    return None

@@ -1,0 +1,132 @@
+"""Several workers on one outbox: no delivery is claimed twice, and none is lost with a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+
+from evalstop_service.store.database import Database
+from evalstop_service.store.queue import deliveries
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
+
+from tests.service.webhooks.delivery.fakes import (
+    DEADLINE_SECONDS,
+    EPOCH,
+    LOOPBACK,
+    FakeEndpoint,
+    Reply,
+    SeededProject,
+    all_settled,
+    announce_events,
+    claim_deliveries,
+    count_deliveries_by_state,
+    deliver_until,
+    utc_now,
+    wait_until,
+)
+from tests.service.webhooks.delivery.killable_workers import run_worker_processes
+
+
+def test_attempt_of_a_killed_worker_is_repeated(database: Database, database_url: str, project: SeededProject) -> None:
+    """What a worker was sending when it was killed is sent again by another, under the same id."""
+    with FakeEndpoint(Reply()) as fake:
+        fake.behavior = lambda _request, number: Reply(200, after=fake.released if number == 0 else None)
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project)
+        with run_worker_processes(database_url, 1, lease_seconds=3.0) as workers:
+            workers.wait_for(lambda: len(fake.received) == 1)
+        asyncio.run(deliver_until(all_settled(database, project), database))
+        with database.reading() as tx:
+            (delivery,) = project.list_deliveries(tx)
+            attempts = deliveries.list_attempts(tx, delivery)
+    assert (delivery.state, delivery.attempts) == ("delivered", 2)
+    assert [attempt.number for attempt in attempts] == [2], "only the second attempt was recorded"
+    assert len(fake.received) == 2
+    assert len(set(fake.webhook_ids())) == 1
+
+
+def test_two_workers_deliver_each_event_once(database: Database, project: SeededProject) -> None:
+    """Two workers on one outbox deliver everything, and no event twice while leases hold."""
+    with FakeEndpoint(Reply(200)) as fake:
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project, 60)
+
+        async def run_both_workers() -> None:
+            await asyncio.gather(*(deliver_until(all_settled(database, project), database) for _ in range(2)))
+
+        asyncio.run(run_both_workers())
+    assert len(fake.received) == 60
+    assert set(Counter(fake.webhook_ids()).values()) == {1}
+    assert count_deliveries_by_state(database, project) == {"delivered": 60}
+
+
+def test_claims_are_disjoint(database: Database, project: SeededProject) -> None:
+    """Workers that claim at the same time never claim the same delivery."""
+    project.add_endpoint(database, "http://x.example")
+    announce_events(database, project, 120)
+    workers = 4
+    barrier = threading.Barrier(workers)
+    claimed: list[str] = []
+    failures: list[BaseException] = []
+
+    def claim() -> None:
+        try:
+            for _ in range(10):
+                barrier.wait(DEADLINE_SECONDS)
+                with database.transaction() as tx:
+                    batch = claim_deliveries(tx, EPOCH, 60, 4, per_endpoint=16)
+                claimed.extend(str(delivery.id) for delivery in batch)
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=claim) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert claimed
+    assert len(claimed) == len(set(claimed))
+
+
+def test_stopping_worker_releases_unstarted_deliveries(database: Database, project: SeededProject) -> None:
+    """A worker told to stop releases the deliveries it claimed ahead at once, not after their lease."""
+    with FakeEndpoint(Reply(200)) as fake:
+        fake.behavior = lambda _request, number: Reply(200, after=fake.released if number >= 2 else None)
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project, 12)
+        limits = WorkerLimits(concurrency=2, per_endpoint=2, ahead=6, poll_seconds=0.02, lease_seconds=600)
+
+        async def run() -> None:
+            stop = asyncio.Event()
+            async with Sender(timeout_seconds=60, address_policy=LOOPBACK) as sender:
+                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
+                running = asyncio.create_task(worker.run(stop))
+                await wait_until(lambda: count_claims(database, project) >= 10, running)
+                stop.set()
+                await wait_until(lambda: count_claimable(database, project) >= 8, running)
+                fake.released.set()
+                await asyncio.wait_for(running, DEADLINE_SECONDS)
+
+        asyncio.run(run())
+        sent_before = len(fake.received)
+        assert sent_before < 12
+        asyncio.run(deliver_until(all_settled(database, project), database))
+        assert len(fake.received) == len(set(fake.webhook_ids())) == 12
+
+
+def count_claims(database: Database, project: SeededProject) -> int:
+    with database.reading() as tx:
+        return sum(delivery.attempts for delivery in project.list_deliveries(tx))
+
+
+def count_claimable(database: Database, project: SeededProject) -> int:
+    """Count the deliveries that can be claimed now."""
+    with database.reading() as tx:
+        return sum(
+            delivery.state == "waiting" and delivery.due_at <= utc_now() for delivery in project.list_deliveries(tx)
+        )
