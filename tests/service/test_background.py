@@ -1,4 +1,4 @@
-"""Chores are seen to again and again, whatever becomes of one of them."""
+"""Background jobs repeat, whatever happens to one of them."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.store.database import Database
 
 
-class Counted:
-    """A chore that counts, and after its second time tells who waits."""
+class CountingJob:
+    """A job that counts its runs and sets an event after the second."""
 
     def __init__(self, name: str, *failures: Exception) -> None:
-        self.twice = threading.Event()
-        self.chore = PeriodicJob(name, self.do)
+        self.ran_twice = threading.Event()
+        self.job = PeriodicJob(name, self.run)
         self._failures = list(failures)
         self._done = 0
 
-    def do(self, _pause: Wait) -> float:
+    def run(self, _pause: Wait) -> float:
         if self._failures:
             raise self._failures.pop(0)
         self._done += 1
         if self._done == 2:
-            self.twice.set()
+            self.ran_twice.set()
         return 0.0
 
 
-def test_each_is_seen_to_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A chore that fails is logged and tried again, the others go on meanwhile, and all end with their block."""
-    well, ill = Counted("well"), Counted("ill", ValueError("a fault"))
-    with background.run_jobs(well.chore, ill.chore):
-        assert well.twice.wait(30)
-        assert ill.twice.wait(30)
-    assert not {"well", "ill"} & {thread.name for thread in threading.enumerate()}
-    (told,) = (record for record in caplog.records if record.name == background.__name__)
-    assert told.levelno == logging.ERROR
-    assert told.exc_info is not None
+def test_failing_job_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    """A failing job is logged and run again, other jobs go on meanwhile, and all end with the block."""
+    healthy, failing = CountingJob("healthy"), CountingJob("failing", ValueError("a fault"))
+    with background.run_jobs(healthy.job, failing.job):
+        assert healthy.ran_twice.wait(30)
+        assert failing.ran_twice.wait(30)
+    assert not {"healthy", "failing"} & {thread.name for thread in threading.enumerate()}
+    (record,) = (record for record in caplog.records if record.name == background.__name__)
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
 
 
-def test_a_database_that_is_away_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """What passes by itself is no fault: it is warned of, and tried again."""
-    database, tried = Database("postgresql://nobody@127.0.0.1:1/nowhere"), threading.Event()
+def test_unavailable_database_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A job that cannot reach the database logs a warning without a traceback, and is run again."""
+    database, called = Database("postgresql://nobody@127.0.0.1:1/nowhere"), threading.Event()
 
-    def look(_pause: Wait) -> float:
-        tried.set()
+    def read(_pause: Wait) -> float:
+        called.set()
         with database.reading():
-            raise AssertionError("nobody listens there")
+            raise AssertionError("the connection must be refused")
 
-    with background.run_jobs(PeriodicJob("looking", look)):
-        assert tried.wait(30)
-    (told,) = (record for record in caplog.records if record.name == background.__name__)
-    assert (told.levelno, told.exc_info) == (logging.WARNING, None)
+    with background.run_jobs(PeriodicJob("looking", read)):
+        assert called.wait(30)
+    (record,) = (record for record in caplog.records if record.name == background.__name__)
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
 
 
-def test_a_long_rest_ends_with_the_block() -> None:
-    """Neither a chore that rests in the middle nor one that wants to be called in a day holds anybody up."""
-    begun, said = threading.Event(), list[bool]()
+def test_long_pause_ends_with_the_block() -> None:
+    """Neither a job in a long pause nor one with a long interval delays the end of the block."""
+    started, pause_results = threading.Event(), list[bool]()
 
-    def rest(pause: Wait) -> float:
-        begun.set()
-        said.append(pause(86_400.0))
+    def run_job(pause: Wait) -> float:
+        started.set()
+        pause_results.append(pause(86_400.0))
         return 86_400.0
 
-    with background.run_jobs(PeriodicJob("resting", rest)):
-        assert begun.wait(30)
-    assert said == [True]
+    with background.run_jobs(PeriodicJob("resting", run_job)):
+        assert started.wait(30)
+    assert pause_results == [True]

@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused where they are read, by the name under which they were set."""
+"""Invalid settings are refused when they are read, with the name of their variable."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import pytest
 from evalstop_service import cli
 
 
-def test_a_lease_that_an_attempt_can_outlive_is_refused(
+def test_lease_shorter_than_the_timeout_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a lease no longer than the timeout two workers would send the same delivery: no command starts like that."""
+    """With a lease no longer than the timeout, two workers could send the same delivery."""
     monkeypatch.setenv("EVALSTOP_DELIVERY_LEASE_SECONDS", "10")
     assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
     assert "EVALSTOP_DELIVERY_LEASE_SECONDS: " in capsys.readouterr().err
 
 
-def test_a_database_of_another_kind_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A database that cannot be used is named with the forms that can be."""
+def test_unsupported_database_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the variable and the supported URL forms."""
     monkeypatch.setenv("EVALSTOP_DATABASE_URL", "mysql://db/evalstop")
     assert cli.main(["migrate"]) == cli.USAGE
-    said = capsys.readouterr().err
-    assert "EVALSTOP_DATABASE_URL: " in said
-    assert "postgresql://" in said
+    errors = capsys.readouterr().err
+    assert "EVALSTOP_DATABASE_URL: " in errors
+    assert "postgresql://" in errors

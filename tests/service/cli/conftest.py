@@ -1,4 +1,4 @@
-"""What tests of commands share: a command that runs in the tests' own process sets their logging up as well."""
+"""Fixtures of the command line's tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def logging_restored() -> Iterator[None]:
-    """Other tests read what they print, and not what is logged beside it."""
+def restore_logging() -> Iterator[None]:
+    """Restore the logging configuration, which commands that run in this process change."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -24,53 +24,53 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     monkeypatch.setenv("EVALSTOP_DATA_FOLDER", str(tmp_path))
     assert cli.main(["migrate", "--database-url", Settings().url]) == 0
     assert cli.main(["admin", "project", "create", "p"]) == 0
-    for of in (["--project", "p"], ["--installation"]):
-        assert cli.main(["admin", "key", "create", "--name", "a", *of]) == 0
+    for scope in (["--project", "p"], ["--installation"]):
+        assert cli.main(["admin", "key", "create", "--name", "a", *scope]) == 0
     return Database(Settings().url)
 
 
-def test_a_log_is_verified(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    """It ends well while all entries fit, names the first that does not, and ends with 1 then."""
+def test_verify_names_the_first_changed_entry(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """`audit verify` exits with 0 while all entries match, and with 1 and the first changed entry otherwise."""
     capsys.readouterr()
     assert cli.main(["audit", "verify", "--json"]) == 0
     reports = json.loads(capsys.readouterr().out)
     assert {name: report["entries"] for name, report in reports.items()} == {"p": 2, INSTALLATION_NAME: 1}
-    noted = reports["p"]["hash"]
-    assert cli.main(["audit", "verify", "--project", "p", "--contains", noted]) == 0
+    known_hash = reports["p"]["hash"]
+    assert cli.main(["audit", "verify", "--project", "p", "--contains", known_hash]) == 0
     with database.transaction() as tx:
         tx.execute(audit_log.update().where(audit_log.c.position == 2).values(subject="key b"))
     capsys.readouterr()
     assert cli.main(["audit", "verify"]) == 1
     assert re.search(r"p: entry 2 \(id [0-9a-f-]+, key.made\) was changed", capsys.readouterr().out)
     assert cli.main(["audit", "verify", "--project", "nobody"]) == 1
-    assert cli.main(["audit", "verify", "--contains", noted]) == 1
+    assert cli.main(["audit", "verify", "--contains", known_hash]) == 1
 
 
-def test_a_project_without_any_entry_is_seen(database: Database) -> None:
-    """A project has an entry from its making on: without one, and without a chain, somebody emptied its log."""
+def test_verify_fails_for_an_emptied_log(database: Database) -> None:
+    """Creating a project writes an entry, so a project without entries had its log emptied."""
     with database.transaction() as tx:
         tx.execute(audit_log.delete())
     assert cli.main(["audit", "verify", "--project", "p"]) == 1
 
 
-def test_a_log_is_exported(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines of JSON or of syslog, of all projects or of one, as of a time."""
+def test_export_writes_json_lines_or_syslog(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries of all projects or of one, since a time, as JSON lines or syslog."""
     capsys.readouterr()
 
     def export(*options: str) -> list[str]:
         assert cli.main(["audit", "export", *options]) == 0
         return capsys.readouterr().out.splitlines()
 
-    everything = [json.loads(line) for line in export()]
-    assert [entry["action"] for entry in everything] == ["project.made", "key.made", "key.made"]
+    entries = [json.loads(line) for line in export()]
+    assert [entry["action"] for entry in entries] == ["project.made", "key.made", "key.made"]
     assert len(export("--project", "p")) == 2
     assert export("--since", rfc3339(utc_now() + timedelta(hours=1))) == []
-    framed = [SYSLOG.fullmatch(line) for line in export("--format", "syslog")]
-    assert [json.loads(match[1]) for match in framed if match] == everything
+    matches = [SYSLOG.fullmatch(line) for line in export("--format", "syslog")]
+    assert [json.loads(match[1]) for match in matches if match] == entries
 
 
-def test_a_log_is_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    """Entries that are old enough go, and what is left is verified."""
+def test_prune_removes_old_entries(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries older than the given age are removed, and the rest still verifies."""
     assert cli.main(["audit", "prune", "--project", "p", "--older-than-days", "1"]) == 0
     assert "p: 0 entries removed" in capsys.readouterr().out
     assert cli.main(["audit", "prune", "--project", "p", "--older-than-days", "0"]) == 0

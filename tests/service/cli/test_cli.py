@@ -1,4 +1,4 @@
-"""The command line, as real processes: what it prints, what it ends with, and what it says when it cannot."""
+"""The command line as real processes: output, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TIMEOUT_SECONDS = 60
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """An environment whose embedded database is the test's own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
-    return kept | {"EVALSTOP_DATA_FOLDER": str(tmp_path / "data")}
+    """The environment variables of an installation in a folder of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
+    return inherited | {"EVALSTOP_DATA_FOLDER": str(tmp_path / "data")}
 
 
 @contextmanager
-def running(environment: dict[str, str], *arguments: str) -> Iterator[ForkedCommand]:
-    """A command that goes on until the block ends; it then ends well when it is asked to."""
+def run_in_background(environment: dict[str, str], *arguments: str) -> Iterator[ForkedCommand]:
+    """Run a command until the block ends; on SIGTERM it must exit cleanly."""
     with TemporaryDirectory() as folder:
         errors = Path(folder, "stderr")
         command = ForkedCommand(arguments, environment, errors)
@@ -54,75 +54,75 @@ def running(environment: dict[str, str], *arguments: str) -> Iterator[ForkedComm
             command.stdout.close()
 
 
-def first_line(command: ForkedCommand) -> dict[str, Any]:
+def read_first_line(command: ForkedCommand) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(command.stdout.readline())
     return document
 
 
-def runs(url: str, key: str) -> int:
+def request_runs(url: str, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"}
     return httpx.get(f"{url}/api/v1/runs", headers=headers, trust_env=False).status_code
 
 
 def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
-    """The first start makes a key that works and shows it; the second does not show it, and it still works."""
-    with running(environment, "up", "--port", "0", "--json") as process:
-        first = first_line(process)
-        assert runs(first["url"], first["key"]) == 200
-    with running(environment, "up", "--port", "0", "--json") as process:
-        second = first_line(process)
+    """The first start creates a working key and shows it; the second does not show it, and it still works."""
+    with run_in_background(environment, "up", "--port", "0", "--json") as process:
+        first = read_first_line(process)
+        assert request_runs(first["url"], first["key"]) == 200
+    with run_in_background(environment, "up", "--port", "0", "--json") as process:
+        second = read_first_line(process)
         assert second["key"] is None
         assert second["sign_in"]
-        assert runs(second["url"], first["key"]) == 200
+        assert request_runs(second["url"], first["key"]) == 200
 
 
-def test_up_tells_a_person(environment: dict[str, str]) -> None:
-    """Without --json it says where it is and shows the key, in words, and nothing before that."""
+def test_up_prints_url_and_key_for_people(environment: dict[str, str]) -> None:
+    """Without --json, `up` prints its URL and the key as text, and logs nothing before."""
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--port", "0"]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        said = "".join(iter(process.stdout.readline, "\n"))  # the empty line that it begins with
+        output = "".join(iter(process.stdout.readline, "\n"))  # up to the empty line at the start
         for _ in range(4):
-            said += process.stdout.readline()
+            output += process.stdout.readline()
         logged, _, _ = select.select([process.stderr], [], [], 0)
         process.terminate()
     assert not logged
-    assert "EvalStop is up at http://127.0.0.1:" in said
-    assert "esk_" in said
-    assert "/login?token=" in said
+    assert "EvalStop is up at http://127.0.0.1:" in output
+    assert "esk_" in output
+    assert "/login?token=" in output
 
 
-def test_prepares_by_hand(environment: dict[str, str]) -> None:
-    """Migrate, make a project, make keys: each says what it did, for machines too."""
+def test_installation_is_set_up_by_commands(environment: dict[str, str]) -> None:
+    """migrate, project create, key create, pause and resume print what they did, and fail with a reason."""
     assert json.loads(run_evalstop(environment, "migrate", "--json").stdout) == {
         "before": None,
         "after": schema.head_revision(),
     }
-    words = ("alignment", "--mode", "enforce", "--veto-window-seconds", "5", "--json")
-    project = run_evalstop(environment, "admin", "project", "create", *words)
+    arguments = ("alignment", "--mode", "enforce", "--veto-window-seconds", "5", "--json")
+    project = run_evalstop(environment, "admin", "project", "create", *arguments)
     assert json.loads(project.stdout)["name"] == "alignment"
-    key_words = ("--project", "alignment", "--name", "k", "--scopes", "read", "--json")
-    made = run_evalstop(environment, "admin", "key", "create", *key_words)
-    key = json.loads(made.stdout)
+    key_arguments = ("--project", "alignment", "--name", "k", "--scopes", "read", "--json")
+    created = run_evalstop(environment, "admin", "key", "create", *key_arguments)
+    key = json.loads(created.stdout)
     assert (key["scopes"], key["key"][:4]) == (["read"], "esk_")
     plain = run_evalstop(
-        environment, "admin", "key", "create", "--installation", "--name", "landlord", "--scopes", "admin"
+        environment, "admin", "key", "create", "--installation", "--name", "installation-admin", "--scopes", "admin"
     )
     assert plain.stdout.startswith("esk_")
-    with running(environment, "serve", "--port", "0", "--json") as process:
-        assert runs(first_line(process)["url"], key["key"]) == 200
+    with run_in_background(environment, "serve", "--port", "0", "--json") as process:
+        assert request_runs(read_first_line(process)["url"], key["key"]) == 200
     paused = run_evalstop(environment, "pause", "alignment", "--actor", "dana", "--reason", "broken evals", "--json")
     assert json.loads(paused.stdout) == {"project": "alignment", "paused": True}
     assert "resumed" in run_evalstop(environment, "resume", "alignment").stdout
-    lost = run_evalstop(environment, "pause", "nosuch")
-    assert (lost.returncode, "nosuch" in lost.stderr) == (1, True)
+    unknown_project = run_evalstop(environment, "pause", "nosuch")
+    assert (unknown_project.returncode, "nosuch" in unknown_project.stderr) == (1, True)
     again = run_evalstop(environment, "admin", "project", "create", "alignment")
     assert (again.returncode, "alignment" in again.stderr) == (1, True)
-    nosuch = run_evalstop(environment, "admin", "key", "create", "--project", "nosuch", "--name", "k")
-    assert (nosuch.returncode, "project create" in nosuch.stderr) == (1, True)
+    key_of_unknown_project = run_evalstop(environment, "admin", "key", "create", "--project", "nosuch", "--name", "k")
+    assert (key_of_unknown_project.returncode, "project create" in key_of_unknown_project.stderr) == (1, True)
     for name in ("a\nb", " ", "\udcff"):
         assert (
             run_evalstop(environment, "admin", "key", "create", "--project", "alignment", "--name", name).returncode
@@ -130,40 +130,40 @@ def test_prepares_by_hand(environment: dict[str, str]) -> None:
         )
 
 
-def test_a_wrong_folder_is_not_filled(environment: dict[str, str]) -> None:
-    """A command that needs an installation says where it looked for one, and makes none."""
-    done = run_evalstop(environment, "admin", "key", "create", "--name", "k")
-    assert done.returncode == 1
-    assert f"there is no installation in {environment['EVALSTOP_DATA_FOLDER']}" in done.stderr
+def test_missing_installation_is_not_created(environment: dict[str, str]) -> None:
+    """A command that needs an installation says where it looked for one, and creates none."""
+    finished = run_evalstop(environment, "admin", "key", "create", "--name", "k")
+    assert finished.returncode == 1
+    assert f"there is no installation in {environment['EVALSTOP_DATA_FOLDER']}" in finished.stderr
     assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["deliver"], ["admin", "project", "create", "p"]])
-def test_needs_a_schema(environment: dict[str, str], command: list[str]) -> None:
-    """On a database that was not migrated a command ends with 1 and says what to run."""
+def test_commands_need_a_migrated_database(environment: dict[str, str], command: list[str]) -> None:
+    """On an unmigrated database a command exits with 1 and names `evalstop migrate`."""
     folder = Path(environment["EVALSTOP_DATA_FOLDER"])
     folder.mkdir()
     (folder / "evalstop.db").touch()
-    done = run_evalstop(environment, *command)
-    assert done.returncode == 1
-    assert "evalstop migrate" in done.stderr
-    assert "Traceback" not in done.stderr
+    finished = run_evalstop(environment, *command)
+    assert finished.returncode == 1
+    assert "evalstop migrate" in finished.stderr
+    assert "Traceback" not in finished.stderr
 
 
-def test_port_in_use(environment: dict[str, str]) -> None:
-    """A port that another holds is named, and the end is 1."""
+def test_port_in_use_is_named(environment: dict[str, str]) -> None:
+    """If the port is in use, the command exits with 1 and names it."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        done = run_evalstop(environment, "up", "--port", port)
-    assert done.returncode == 1
-    assert port in done.stderr
-    assert "Traceback" not in done.stderr
+        finished = run_evalstop(environment, "up", "--port", port)
+    assert finished.returncode == 1
+    assert port in finished.stderr
+    assert "Traceback" not in finished.stderr
 
 
 @pytest.mark.parametrize(
-    ("settings", "code", "words"),
+    ("settings", "code", "message"),
     [
         ({"EVALSTOP_DATABASE_URL": "mysql://x"}, 2, "EVALSTOP_DATABASE_URL"),
         ({"EVALSTOP_DATABASE_URL": "postgresql://u@127.0.0.1:1/none"}, 1, "database does not answer"),
@@ -175,66 +175,68 @@ def test_port_in_use(environment: dict[str, str]) -> None:
         ({"EVALSTOP_SQLITE_SYNCHRONOUS": "OFF"}, 2, "EVALSTOP_SQLITE_SYNCHRONOUS"),
     ],
 )
-def test_says_what_is_wrong(environment: dict[str, str], settings: dict[str, str], code: int, words: str) -> None:
-    """A setting that cannot be used, or a database that is not there: one line that names it, no traceback."""
-    done = run_evalstop(environment | settings, "migrate")
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "Value error" not in done.stderr
+def test_invalid_setting_is_named(
+    environment: dict[str, str], settings: dict[str, str], code: int, message: str
+) -> None:
+    """A setting that cannot be used, or an unreachable database, is named in an error without a traceback."""
+    finished = run_evalstop(environment | settings, "migrate")
+    assert (finished.returncode, finished.stdout) == (code, "")
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "Value error" not in finished.stderr
 
 
-def test_no_database_at_all(environment: dict[str, str], tmp_path: Path) -> None:
-    """A file that is no database is left alone."""
+def test_file_that_is_no_database_is_left_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    """A file that is not a SQLite database is not changed."""
     file = tmp_path / "notes.txt"
     file.write_text("not a database, but long enough to be looked at as one " * 100)
-    done = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": f"sqlite:///{file}"}, "migrate")
-    assert done.returncode == 1
-    assert "not a database" in done.stderr
-    assert "Traceback" not in done.stderr
+    finished = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": f"sqlite:///{file}"}, "migrate")
+    assert finished.returncode == 1
+    assert "not a database" in finished.stderr
+    assert "Traceback" not in finished.stderr
     assert file.read_text().startswith("not a database")
 
 
-def test_a_newer_schema(environment: dict[str, str], tmp_path: Path) -> None:
-    """A schema that a newer version made is not touched."""
+def test_newer_schema_is_left_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    """A schema of a newer version is not changed."""
     url = f"sqlite:///{tmp_path / 'newer.db'}"
     database = Database(url)
     schema.upgrade_schema(database)
     with database.transaction() as tx:
         tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     database.close()
-    done = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": url}, "up", "--port", "0")
-    assert done.returncode == 1
-    assert "newer" in done.stderr
-    assert "Traceback" not in done.stderr
+    finished = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": url}, "up", "--port", "0")
+    assert finished.returncode == 1
+    assert "newer" in finished.stderr
+    assert "Traceback" not in finished.stderr
 
 
-def test_usage(environment: dict[str, str]) -> None:
-    """Asked wrongly it ends with 2 and says how to ask; asked for help it gives examples."""
+def test_wrong_usage_exits_with_2(environment: dict[str, str]) -> None:
+    """Invalid arguments exit with 2 and the usage; --help has examples."""
     for arguments in (
         [],
         ["nosuch"],
         ["admin", "key"],
         ["admin", "key", "create", "--name", "k", "--scopes", "nosuch"],
     ):
-        done = run_evalstop(environment, *arguments)
-        assert done.returncode == 2
-        assert "usage: evalstop" in done.stderr
-    helped = run_evalstop(environment, "--help")
-    assert helped.returncode == 0
-    assert "examples:" in helped.stdout
+        finished = run_evalstop(environment, *arguments)
+        assert finished.returncode == 2
+        assert "usage: evalstop" in finished.stderr
+    help_result = run_evalstop(environment, "--help")
+    assert help_result.returncode == 0
+    assert "examples:" in help_result.stdout
 
 
-def test_openapi(environment: dict[str, str]) -> None:
-    """The API's document is printed without a database, and none is made for it."""
-    done = run_evalstop(environment, "openapi")
-    assert done.returncode == 0
-    assert "/api/v1/runs" in json.loads(done.stdout)["paths"]
+def test_openapi_needs_no_database(environment: dict[str, str]) -> None:
+    """The API's document is printed without a database, and none is created."""
+    finished = run_evalstop(environment, "openapi")
+    assert finished.returncode == 0
+    assert "/api/v1/runs" in json.loads(finished.stdout)["paths"]
     assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
 
 
-def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
-    """`secrets rotate` seals what stood in plain text, says how much, and refuses without a key."""
+def test_secrets_rotate_encrypts_plain_secrets(environment: dict[str, str]) -> None:
+    """`secrets rotate` encrypts plain-text secrets and counts them; without a key it is refused."""
     run_evalstop(environment, "migrate")
     refused = run_evalstop(environment, "secrets", "rotate")
     assert refused.returncode == cli.FAILED
@@ -244,17 +246,17 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
     with database.transaction() as tx:
         plain = endpoints.add_endpoint(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
     key = base64.b64encode(bytes(range(32))).decode()
-    done = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
-    assert json.loads(done.stdout) == {"secrets": 2, "were_plain": 2}
+    finished = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
+    assert json.loads(finished.stdout) == {"secrets": 2, "were_plain": 2}
     with database.reading() as tx:
-        (sealed,) = endpoints.list_endpoints(tx, project.id)
-    assert Encryption([bytes(range(32))]).decrypt(sealed.secret, sealed.id) == plain.secret != sealed.secret
+        (encrypted,) = endpoints.list_endpoints(tx, project.id)
+    assert Encryption([bytes(range(32))]).decrypt(encrypted.secret, encrypted.id) == plain.secret != encrypted.secret
     database.close()
 
 
-def test_a_broken_key_is_refused(environment: dict[str, str]) -> None:
-    """What is no key is refused at the start of any command, without being shown."""
-    done = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": "tellnobody"}, "migrate")
-    assert done.returncode == cli.USAGE
-    assert "EVALSTOP_SECRET_KEYS: key 1" in done.stderr
-    assert "tellnobody" not in done.stderr
+def test_invalid_key_is_refused_without_showing_it(environment: dict[str, str]) -> None:
+    """An invalid encryption key fails every command at the start, and is not printed."""
+    finished = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": "tellnobody"}, "migrate")
+    assert finished.returncode == cli.USAGE
+    assert "EVALSTOP_SECRET_KEYS: key 1" in finished.stderr
+    assert "tellnobody" not in finished.stderr

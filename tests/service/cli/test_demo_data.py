@@ -1,4 +1,4 @@
-"""A project full of example runs."""
+"""The demo project with example runs."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from tests.fixtures.projects import create_project
 from tests.service.project_fixture import NOW, ProjectFixture
 
 
-def test_a_project_is_filled_once_and_consistently(embedded_database: Database) -> None:
-    """Runs of every kind, a case of each that has ended and of no other; the second time nothing happens."""
-    told: list[tuple[int, int]] = []
-    count = demo_data.fill(embedded_database, "demo", NOW, lambda *done: told.append(done), most=40)
+def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> None:
+    """There are runs of every kind, and a case for each ended run only; a second call adds nothing."""
+    progress: list[tuple[int, int]] = []
+    count = demo_data.fill(embedded_database, "demo", NOW, lambda *done: progress.append(done), most=40)
     runs, cases, decisions = tables.runs.c, tables.cases.c, tables.decisions.c
     with embedded_database.reading() as tx:
         ended = set(tx.execute(sa.select(runs.id).where(runs.ended_at.is_not(None))).scalars())
-        found = tx.execute(sa.select(runs.status, runs.created_at, runs.updated_at, runs.ended_at)).all()
+        run_rows = tx.execute(sa.select(runs.status, runs.created_at, runs.updated_at, runs.ended_at)).all()
         assert set(tx.execute(sa.select(cases.run_id)).scalars()) == ended
         states = set(tx.execute(sa.select(decisions.state)).scalars())
         outcomes = set(tx.execute(sa.select(tables.outcomes.c.outcome)).scalars())
-        pulses = set(tx.execute(sa.select(tables.run_health.c.state)).scalars())
-    assert len(found) == count
-    assert {row.status for row in found} >= {"running", "completed", "stopped", "lost"}
-    assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in found)
+        health_states = set(tx.execute(sa.select(tables.run_health.c.state)).scalars())
+    assert len(run_rows) == count
+    assert {row.status for row in run_rows} >= {"running", "completed", "stopped", "lost"}
+    assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in run_rows)
     assert states >= {"shadow", "confirmed"}
-    assert states & {"pending", "on_hold"}  # chance may hold one of them out
+    assert states & {"pending", "on_hold"}  # one of them may be held out at random
     assert outcomes == {"right", "wrong", "unknown"}
-    assert "stale" in pulses
-    assert told[-1][0] == told[-1][1]
+    assert "stale" in health_states
+    assert progress[-1][0] == progress[-1][1]
     assert demo_data.fill(embedded_database, "demo", NOW, most=40) is None
 
 
-def test_the_policy_that_is_tried_is_good_at_first() -> None:
-    """In the first month it stops none but runs that have turned, then none but healthy ones."""
+def test_trial_policy_is_good_at_first() -> None:
+    """In the first month it stops only runs that have turned, afterwards only healthy ones."""
     stories = demo_runs.choose_stories(random.Random(demo_data.SEED), NOW, None)
     good: list[tuple[bool, bool, bool | None]] = []
     bad: list[tuple[bool, bool, bool | None]] = []
@@ -61,7 +61,7 @@ def test_the_policy_that_is_tried_is_good_at_first() -> None:
 
 @pytest.mark.chaos
 def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Database) -> None:
-    """The whole of it: `default` is right nearly always; `paper` is promoted by a person and demoted by the service."""
+    """`default` is almost always right; `paper` is promoted by a person and demoted by the service."""
     demo_data.fill(embedded_database, "demo", NOW)
     with embedded_database.reading() as tx:
         project = projects.find_project_by_name(tx, "demo")
@@ -76,8 +76,8 @@ def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Databas
     assert says_enough(default.precision)  # the overview shows a figure
 
 
-def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> None:
-    """Interrupted half-way, as by Ctrl-C: the second call says so and what to do, and adds nothing."""
+def test_interrupted_demo_data_is_reported(embedded_database: Database) -> None:
+    """After an interruption, as by Ctrl-C, the second call says so and adds nothing."""
 
     def interrupt(done: int, of: int) -> None:
         if done > of / 2:
@@ -93,8 +93,8 @@ def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> N
         assert tx.execute(sa.select(sa.func.count()).select_from(tables.runs)).scalar_one() == before > 0
 
 
-def test_runs_of_ones_own_are_left_alone(embedded_database: Database) -> None:
-    """Examples are not mixed into a project that has other runs."""
+def test_demo_data_is_not_added_to_other_runs(embedded_database: Database) -> None:
+    """Examples are not added to a project that has other runs."""
     project = create_project(embedded_database, "mine", "shadow", 0.0, NOW)
     ProjectFixture(embedded_database, project.id).open_run("ppo")
     with pytest.raises(Conflict, match="already has runs"):

@@ -1,4 +1,4 @@
-"""A policy is tried on the runs of the past."""
+"""Backtests: a policy judged on past runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from tests.service.web.dashboard.recorded_runs import (
     open_run,
 )
 
-HACKING = load_recorded_evals("np-0044")
-HEALTHY = load_recorded_evals("np-0082")
+FALLING_RUN = load_recorded_evals("np-0044")
+RISING_RUN = load_recorded_evals("np-0082")
 
-EAGER: dict[str, Any] = {"name": "eager", "members": [{"detector": "k_below_best", "params": {"k": 2}}]}
-NEVER: dict[str, Any] = {"name": "never", "members": [{"detector": "k_below_best", "params": {"k": 900}}]}
+EARLY_POLICY: dict[str, Any] = {"name": "early-stop", "members": [{"detector": "k_below_best", "params": {"k": 2}}]}
+NEVER_POLICY: dict[str, Any] = {"name": "never", "members": [{"detector": "k_below_best", "params": {"k": 900}}]}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def tenant(database: Database, now: datetime) -> Tenant:
     return add_tenant(database, now)
 
 
-def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Eval, ...]) -> UUID:
+def add_ended_run(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Eval, ...]) -> UUID:
     run = open_run(database, tenant, now, name, labels={"gpus": "2"})
     points = [
         point
@@ -65,49 +65,51 @@ def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: t
     return run.id
 
 
-def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Backtest:
+def request_backtest(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Backtest:
     return backtests.request_backtest(database, tenant.project.id, document, runs, "dana", utc_now())
 
 
-def result(database: Database, asked_for: Backtest) -> Backtest:
+def load_backtest(database: Database, requested: Backtest) -> Backtest:
     with database.reading() as tx:
-        found = backtest_rows.find_backtest(tx, asked_for.project_id, asked_for.id)
-    assert found is not None
-    return found
+        loaded = backtest_rows.find_backtest(tx, requested.project_id, requested.id)
+    assert loaded is not None
+    return loaded
 
 
-def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: datetime) -> None:
-    """The policy under which the runs went on comes to the same stops; others to theirs, held against what was true."""
-    hacking = ended(database, tenant, now, "hacking", HACKING)
-    ended(database, tenant, now, "healthy", HEALTHY)
+def test_backtest_finds_stops_and_their_outcomes(database: Database, tenant: Tenant, now: datetime) -> None:
+    """The runs' own policy finds the same stops again; other policies' stops are judged by the outcomes."""
+    falling_id = add_ended_run(database, tenant, now, "hacking", FALLING_RUN)
+    add_ended_run(database, tenant, now, "healthy", RISING_RUN)
     open_run(database, tenant, now, "still running")
-    same, eager, never = (asked(database, tenant, document) for document in (LEVEL_POLICY, EAGER, NEVER))
+    same_policy, early_policy, never_policy = (
+        request_backtest(database, tenant, document) for document in (LEVEL_POLICY, EARLY_POLICY, NEVER_POLICY)
+    )
     while backtests.run_next_backtest(database, utc_now):
         pass
-    found = {finding.run_name: finding for finding in result(database, same).findings}
-    assert set(found) == {"hacking", "healthy"}
-    assert found["hacking"].step == found["hacking"].decided_step == 280
-    assert found["hacking"].outcome == "right"
-    assert 0 < (found["hacking"].hours_after or 0) < 20
-    assert not any(finding.differs for finding in found.values())
-    figures = backtests.summarize_findings(result(database, eager).findings)
-    assert (figures.runs, figures.stops, figures.wrong) == (2, 2, 2)  # of the one that turned too early
-    lax = result(database, never)
-    assert backtests.summarize_findings(lax.findings).missed == 1
-    assert backtests.sort_findings(lax.findings)[0].run_id == hacking
-    assert (lax.state, lax.done, lax.total) == ("done", 2, 2)
+    findings = {finding.run_name: finding for finding in load_backtest(database, same_policy).findings}
+    assert set(findings) == {"hacking", "healthy"}
+    assert findings["hacking"].step == findings["hacking"].decided_step == 280
+    assert findings["hacking"].outcome == "right"
+    assert 0 < (findings["hacking"].hours_after or 0) < 20
+    assert not any(finding.differs for finding in findings.values())
+    figures = backtests.summarize_findings(load_backtest(database, early_policy).findings)
+    assert (figures.runs, figures.stops, figures.wrong) == (2, 2, 2)  # the stop of the run that turned came too early
+    never_result = load_backtest(database, never_policy)
+    assert backtests.summarize_findings(never_result.findings).missed == 1
+    assert backtests.sort_findings(never_result.findings)[0].run_id == falling_id
+    assert (never_result.state, never_result.done, never_result.total) == ("done", 2, 2)
 
 
-def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenant, now: datetime) -> None:
-    """A process killed in the middle costs the runs of one step; another takes over after the lease, none twice."""
-    ids = []
+def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: Tenant, now: datetime) -> None:
+    """After a kill another process continues once the lease has ended, and no run is judged twice."""
+    run_ids = []
     for number in range(2 * backtests.RUNS_AT_A_TIME + 1):
         run = open_run(database, tenant, now, f"run-{number}")
         points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(20))
         submit_message(database, tenant.project.id, run.id, Observations(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
-        ids.append(run.id)
-    wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))
+        run_ids.append(run.id)
+    requested = request_backtest(database, tenant, policy_to_document(POLICIES["cautious"]))
     command = [sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         try:
@@ -115,30 +117,30 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
             assert worker.stdout.readline() == b"saving the second step\n"
         finally:
             worker.kill()
-    left = result(database, wanted)
-    assert left.state == "running"
-    assert left.done == backtests.RUNS_AT_A_TIME
-    assert not backtests.run_next_backtest(database, utc_now), "the lease of whoever was killed still runs"
-    with database.transaction() as tx:  # time passes
-        assert backtest_rows.save_progress(tx, left, replace(left, lease_until=now))
+    interrupted = load_backtest(database, requested)
+    assert interrupted.state == "running"
+    assert interrupted.done == backtests.RUNS_AT_A_TIME
+    assert not backtests.run_next_backtest(database, utc_now), "the lease of the killed process has not ended"
+    with database.transaction() as tx:  # let the lease end
+        assert backtest_rows.save_progress(tx, interrupted, replace(interrupted, lease_until=now))
     assert backtests.run_next_backtest(database, utc_now)
-    found = result(database, wanted)
-    assert found.state == "done"
-    assert [finding.run_id for finding in found.findings] == ids[::-1]
+    continued = load_backtest(database, requested)
+    assert continued.state == "done"
+    assert [finding.run_id for finding in continued.findings] == run_ids[::-1]
 
 
-def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datetime) -> None:
-    """No policy, too many runs, more backtests than may wait: each is refused with what may be."""
+def test_invalid_backtest_is_refused(database: Database, tenant: Tenant, now: datetime) -> None:
+    """An invalid policy, too many runs, or too many waiting backtests are refused."""
     with pytest.raises(InvalidPolicy):
-        asked(database, tenant, {"name": "x", "members": []})
+        request_backtest(database, tenant, {"name": "x", "members": []})
     with pytest.raises(Invalid, match="1 to 500"):
-        asked(database, tenant, LEVEL_POLICY, runs=501)
+        request_backtest(database, tenant, LEVEL_POLICY, runs=501)
     with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
         policies.find_referred_policy(tx, tenant.project.id, "gone")
     for _ in range(backtests.MOST_UNFINISHED):
-        asked(database, tenant, LEVEL_POLICY)
+        request_backtest(database, tenant, LEVEL_POLICY)
     with pytest.raises(Conflict, match="unfinished"):
-        asked(database, tenant, LEVEL_POLICY)
+        request_backtest(database, tenant, LEVEL_POLICY)
 
 
 WORKER = """
@@ -149,7 +151,7 @@ from evalstop_service.store.database import Database
 calls = []
 def clock():
     calls.append(utc_now())
-    if len(calls) == 3:  # after those of the claim and of the first step
+    if len(calls) == 3:  # the claim and the first step made the first two calls
         print("saving the second step", flush=True)
         threading.Event().wait()
     return calls[-1]

@@ -1,4 +1,4 @@
-"""Counts of cases become figures, on both databases, and each figure leads to the cases behind it."""
+"""Figures computed from counts of cases, and the lists of cases behind each figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATER = NOW + timedelta(days=40)
 
 
 @pytest.fixture
-def told(project: ProjectFixture) -> ProjectFixture:
+def project_with_cases(project: ProjectFixture) -> ProjectFixture:
     """A project with cases of two policies, two kinds of jobs and two months."""
     database = project.database
     first, second = project.open_run(policy="paper"), project.open_run(policy="watch-all-roles")
@@ -45,17 +45,17 @@ def told(project: ProjectFixture) -> ProjectFixture:
     return project
 
 
-def measure(project: ProjectFixture, *by: Grouping, **wanted: object) -> dict[Key, figures.GroupFigures]:
+def load_figures(project: ProjectFixture, *by: Grouping, **wanted: object) -> dict[Key, figures.GroupFigures]:
     with project.database.reading() as tx:
-        found = figures.load_figures(tx, project.id, CaseFilter(**wanted), by)  # type: ignore[arg-type]
-    return {one.key: one for one in found}
+        groups = figures.load_figures(tx, project.id, CaseFilter(**wanted), by)  # type: ignore[arg-type]
+    return {group.key: group for group in groups}
 
 
-def test_figures_of_a_policy(told: ProjectFixture) -> None:
-    """What was observed is counted, what was never flagged beside it, and what was carried out is not mixed in."""
-    found = measure(told, "policy")
-    assert list(found) == [("paper", 1), ("watch-all-roles", 1), ("watch-all-roles", 2)]
-    paper, watchful, newest = found.values()
+def test_figures_of_a_policy_exclude_enforced_stops(project_with_cases: ProjectFixture) -> None:
+    """Precision, recall and hours come from observed and unflagged cases; enforced stops are counted apart."""
+    groups = load_figures(project_with_cases, "policy")
+    assert list(groups) == [("paper", 1), ("watch-all-roles", 1), ("watch-all-roles", 2)]
+    paper, all_roles, newest = groups.values()
     assert paper.precision.value == pytest.approx(0.8)
     assert (paper.precision.decided, paper.precision.undecided) == (10, 1)
     assert paper.recall is not None
@@ -65,11 +65,11 @@ def test_figures_of_a_policy(told: ProjectFixture) -> None:
     assert paper.delays == figures.Delays(8, 10, 10, 10)
     assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.without_gpus) == (16, 6, 1)
     assert paper.hours.lost == 0  # nothing was carried out
-    assert watchful.precision.value == pytest.approx(3 / (3 + 40))
-    assert watchful.hours.lost == pytest.approx(4 * 0.9 / 0.1)
-    assert (watchful.hours.saved, watchful.hours.saved_if_right, watchful.hours.lost_as_reported) == (63, 4, 5)
-    assert (paper.hours.since, watchful.hours.since) == (NOW, LATER)
-    assert watchful.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 1}
+    assert all_roles.precision.value == pytest.approx(3 / (3 + 40))
+    assert all_roles.hours.lost == pytest.approx(4 * 0.9 / 0.1)
+    assert (all_roles.hours.saved, all_roles.hours.saved_if_right, all_roles.hours.lost_as_reported) == (63, 4, 5)
+    assert (paper.hours.since, all_roles.hours.since) == (NOW, LATER)
+    assert all_roles.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 1}
     assert newest.precision.decided == 1
 
 
@@ -85,63 +85,64 @@ BY: list[tuple[Grouping, ...]] = [
 
 
 @pytest.mark.parametrize("by", BY)
-def test_each_count_leads_to_its_cases(told: ProjectFixture, by: tuple[Grouping, ...]) -> None:
-    """The cases that are listed for a cell of a group are as many as it counts."""
-    for one in measure(told, *by).values():
-        own = figures.select_group(CaseFilter(), by, one.key)
+def test_each_count_equals_its_list_of_cases(project_with_cases: ProjectFixture, by: tuple[Grouping, ...]) -> None:
+    """The list of cases for a cell of a group has as many entries as the cell counts."""
+    for group in load_figures(project_with_cases, *by).values():
+        group_filter = figures.select_group(CaseFilter(), by, group.key)
         for row in figures.ROWS:
             for outcome in figures.OUTCOMES:
-                with told.database.reading() as tx:
-                    listed = case_counts.list_cases(tx, told.id, figures.select_cell(own, row, outcome), limit=100)
-                assert len(listed) == one.counts[row][outcome]
+                with project_with_cases.database.reading() as tx:
+                    listed = case_counts.list_cases(
+                        tx, project_with_cases.id, figures.select_cell(group_filter, row, outcome), limit=100
+                    )
+                assert len(listed) == group.counts[row][outcome]
 
 
-def test_groups(told: ProjectFixture) -> None:
-    """A case counts for each detector that called for its stop, and for the month in which it ended."""
-    by_detector = measure(told, "detector")
-    assert {key: one.precision.decided for key, one in by_detector.items()} == {
+def test_cases_are_grouped_by_detector_and_time(project_with_cases: ProjectFixture) -> None:
+    """A case counts for each detector that called for its stop, and for the period in which it ended."""
+    by_detector = load_figures(project_with_cases, "detector")
+    assert {key: group.precision.decided for key, group in by_detector.items()} == {
         ("cusum",): 3,
         ("floor",): 3,
         ("k_decline",): 15,
     }
     assert by_detector["cusum",].recall is None
-    assert list(measure(told, "month")) == [("2026-01-01",), ("2026-02-01",)]
-    assert list(measure(told, "week")) == [("2025-12-29",), ("2026-02-09",)]
-    assert list(measure(told, "job_kind")) == [("rlhf",), (None,)]
+    assert list(load_figures(project_with_cases, "month")) == [("2026-01-01",), ("2026-02-01",)]
+    assert list(load_figures(project_with_cases, "week")) == [("2025-12-29",), ("2026-02-09",)]
+    assert list(load_figures(project_with_cases, "job_kind")) == [("rlhf",), (None,)]
 
 
-def test_filters(told: ProjectFixture) -> None:
-    """Figures and lists are of what was asked for alone."""
-    assert measure(told, policy="watch-all-roles", version=1)[()].precision.decided == 7
-    assert measure(told, detector="floor")[()].precision.decided == 3
-    assert measure(told, since=LATER, job_kind="rlhf")[()].precision.decided == 7
-    assert measure(told, until=NOW)[()].precision.value is None
+def test_figures_are_filtered(project_with_cases: ProjectFixture) -> None:
+    """Figures count only the cases that match the filter."""
+    assert load_figures(project_with_cases, policy="watch-all-roles", version=1)[()].precision.decided == 7
+    assert load_figures(project_with_cases, detector="floor")[()].precision.decided == 3
+    assert load_figures(project_with_cases, since=LATER, job_kind="rlhf")[()].precision.decided == 7
+    assert load_figures(project_with_cases, until=NOW)[()].precision.value is None
 
 
-def test_pages_of_cases(told: ProjectFixture) -> None:
-    """Read page by page the list holds each case once, those that ended last first."""
-    found, before = [], None
-    with told.database.reading() as tx:
-        while page := case_counts.list_cases(tx, told.id, CaseFilter(), before=before, limit=7):
-            found += page
+def test_cases_are_listed_by_page(project_with_cases: ProjectFixture) -> None:
+    """Over all pages each case comes once, latest end first."""
+    listed, before = [], None
+    with project_with_cases.database.reading() as tx:
+        while page := case_counts.list_cases(tx, project_with_cases.id, CaseFilter(), before=before, limit=7):
+            listed += page
             before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
-    assert len({(one.run_id, one.attempt) for one in found}) == len(found) == 67
-    assert found == sorted(found, key=lambda one: one.ended_at, reverse=True)
+    assert len({(case.run_id, case.attempt) for case in listed}) == len(listed) == 67
+    assert listed == sorted(listed, key=lambda case: case.ended_at, reverse=True)
 
 
-def test_nothing_of_another_project(told: ProjectFixture, database: Database) -> None:
-    """Cases of one project are counted in no other."""
-    assert measure(set_up_project(database))[()].precision.value is None
+def test_cases_of_other_projects_do_not_count(project_with_cases: ProjectFixture, database: Database) -> None:
+    """A project without cases has no precision."""
+    assert load_figures(set_up_project(database))[()].precision.value is None
 
 
-def test_counted_once_for_all_groups(told: ProjectFixture) -> None:
-    """What is counted by the detectors that called together gives the same figures as each grouping counted by itself,
-    and a case of two detectors counts once for its policy."""
-    with told.database.reading() as tx:
-        flagged = case_counts.count_flagged(tx, told.id, CaseFilter(), ("policy", "called"))
-        late = case_counts.count_delays(tx, told.id, CaseFilter(), ("policy", "called"))
-        passed = case_counts.count_unflagged(tx, told.id, CaseFilter(), ("policy",))
-    counts = [*flagged, *passed]
+def test_regrouped_counts_equal_direct_counts(project_with_cases: ProjectFixture) -> None:
+    """Counts by sets of detectors regroup to the same figures as direct counts, each case once per policy."""
+    with project_with_cases.database.reading() as tx:
+        flagged = case_counts.count_flagged(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
+        delays = case_counts.count_delays(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
+        unflagged = case_counts.count_unflagged(tx, project_with_cases.id, CaseFilter(), ("policy",))
+    counts = [*flagged, *unflagged]
 
     def policy(key: Key) -> list[Key]:
         return [key[:2]]
@@ -149,25 +150,29 @@ def test_counted_once_for_all_groups(told: ProjectFixture) -> None:
     def detectors(key: Key) -> list[Key]:
         return [(name,) for name in key[2]]
 
-    by_policy = figures.compute_figures(figures.regroup(counts, policy), figures.regroup(late, policy))
-    assert by_policy == list(measure(told, "policy").values())
-    of_flagged = figures.regroup(flagged, detectors), figures.regroup(late, detectors)
-    assert figures.compute_figures(*of_flagged, whole=False) == list(measure(told, "detector").values())
-    assert figures.compute_total(counts, late) == measure(told)[()]
+    by_policy = figures.compute_figures(figures.regroup(counts, policy), figures.regroup(delays, policy))
+    assert by_policy == list(load_figures(project_with_cases, "policy").values())
+    flagged_by_detector = figures.regroup(flagged, detectors), figures.regroup(delays, detectors)
+    assert figures.compute_figures(*flagged_by_detector, whole=False) == list(
+        load_figures(project_with_cases, "detector").values()
+    )
+    assert figures.compute_total(counts, delays) == load_figures(project_with_cases)[()]
 
 
-def test_the_revision_of_cases(told: ProjectFixture) -> None:
-    """It is another once a case is made anew, though all the same was found, and stays while nothing happens."""
+def test_revision_changes_when_a_case_is_saved(project_with_cases: ProjectFixture) -> None:
+    """Saving a case again, even unchanged, gives a new revision."""
 
     def revision() -> str:
-        with told.database.reading() as tx:
-            return case_counts.read_revision(tx, told.id)
+        with project_with_cases.database.reading() as tx:
+            return case_counts.read_revision(tx, project_with_cases.id)
 
     before = revision()
     assert revision() == before
-    with told.database.transaction() as tx:
-        oldest = min(case_counts.list_cases(tx, told.id, CaseFilter(), limit=100), key=lambda one: one.attempt)
-        known = cases.find_case(tx, oldest.run_id, oldest.attempt)
-        assert known is not None
-        cases.save_case(tx, known)
+    with project_with_cases.database.transaction() as tx:
+        oldest = min(
+            case_counts.list_cases(tx, project_with_cases.id, CaseFilter(), limit=100), key=lambda case: case.attempt
+        )
+        stored = cases.find_case(tx, oldest.run_id, oldest.attempt)
+        assert stored is not None
+        cases.save_case(tx, stored)
     assert revision() != before

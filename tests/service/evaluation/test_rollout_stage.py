@@ -1,4 +1,4 @@
-"""Policies earn their rollout stage by what they have shown, and lose it when that no longer holds."""
+"""Policies move up a rollout stage by their measured precision, and back when it no longer holds."""
 
 from __future__ import annotations
 
@@ -30,70 +30,74 @@ from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.case_rows import insert_cases
 from tests.service.project_fixture import ALL_ROLES_POLICY, NOW, ProjectFixture
 
-LINE = 0.8
+MIN_PRECISION = 0.8
 LATER = NOW + timedelta(hours=1)
 
 
 @cache
-def shown(right: int, wrong: int, unknown: int = 0) -> Estimate:
+def estimate(right: int, wrong: int, unknown: int = 0) -> Estimate:
     return estimate_precision([Stratum(right, wrong, unknown)])
 
 
-def test_a_policy_below_the_line_is_let_up_in_few_histories() -> None:
-    """Looked at after each case, with all its returns to shadow, a policy just below the line ever rises in alpha of
-    all histories at most."""
-    chance = random.Random(6)
-    histories, risen = 400, 0
+def test_false_promotions_stay_below_alpha() -> None:
+    """Checked after each case, a policy just below the required precision moves up in at most 5 % of histories."""
+    random_source = random.Random(6)
+    histories, promoted = 400, 0
     for _ in range(histories):
-        right, begun = 0, (0, 0)
-        stage, ever = Stage.SHADOW, False
+        right, stage_start = 0, (0, 0)
+        stage, ever_promoted = Stage.SHADOW, False
         for case in range(1, 301):
-            right += chance.random() < LINE - 0.001
+            right += random_source.random() < MIN_PRECISION - 0.001
             wrong = case - right
-            move = choose_move(stage, LINE, shown(right, wrong), shown(right - begun[0], wrong - begun[1]))
+            move = choose_move(
+                stage,
+                MIN_PRECISION,
+                estimate(right, wrong),
+                estimate(right - stage_start[0], wrong - stage_start[1]),
+            )
             if move is not None:
-                ever |= move.stage is not Stage.SHADOW
-                stage, begun = move.stage, (right, wrong)
-        risen += ever
-    assert risen / histories <= ALPHA
+                ever_promoted |= move.stage is not Stage.SHADOW
+                stage, stage_start = move.stage, (right, wrong)
+        promoted += ever_promoted
+    assert promoted / histories <= ALPHA
 
 
-def test_each_stage_is_earned_by_its_own_cases() -> None:
-    """A bound above the line lets a policy up by one stage; the next takes as much again, seen there."""
-    enough, nothing = shown(60, 0), shown(0, 0)
-    assert enough.low > LINE > shown(20, 0).low
-    assert choose_move(Stage.SHADOW, LINE, shown(20, 0), shown(20, 0)) is None
-    assert to(choose_move(Stage.SHADOW, LINE, enough, enough)) is Stage.CANARY
-    assert choose_move(Stage.CANARY, LINE, enough, nothing) is None
-    assert choose_move(Stage.SHADOW, LINE, shown(90, 20), enough) is None  # a good stretch after a bad one
-    assert to(choose_move(Stage.CANARY, LINE, shown(120, 0), enough)) is Stage.ENFORCE
-    assert choose_move(Stage.ENFORCE, LINE, shown(200, 0), enough) is None
+def test_each_stage_needs_its_own_cases() -> None:
+    """A lower bound above the required precision moves a policy up by one stage; the next needs new cases."""
+    enough, nothing = estimate(60, 0), estimate(0, 0)
+    assert enough.low > MIN_PRECISION > estimate(20, 0).low
+    assert choose_move(Stage.SHADOW, MIN_PRECISION, estimate(20, 0), estimate(20, 0)) is None
+    assert find_target(choose_move(Stage.SHADOW, MIN_PRECISION, enough, enough)) is Stage.CANARY
+    assert choose_move(Stage.CANARY, MIN_PRECISION, enough, nothing) is None
+    assert choose_move(Stage.SHADOW, MIN_PRECISION, estimate(90, 20), enough) is None  # good cases after many bad ones
+    assert find_target(choose_move(Stage.CANARY, MIN_PRECISION, estimate(120, 0), enough)) is Stage.ENFORCE
+    assert choose_move(Stage.ENFORCE, MIN_PRECISION, estimate(200, 0), enough) is None
 
 
-def test_in_doubt_it_stays() -> None:
-    """Undecided cases count against a rise, and in favor of a policy that has risen."""
-    assert choose_move(Stage.SHADOW, LINE, shown(60, 0, 20), shown(60, 0, 20)) is None
-    assert choose_move(Stage.CANARY, LINE, shown(60, 2, 20), shown(0, 2, 20)) is None
+def test_undecided_cases_prevent_moves() -> None:
+    """Undecided cases count as wrong for a move up, and as right for a move back."""
+    assert choose_move(Stage.SHADOW, MIN_PRECISION, estimate(60, 0, 20), estimate(60, 0, 20)) is None
+    assert choose_move(Stage.CANARY, MIN_PRECISION, estimate(60, 2, 20), estimate(0, 2, 20)) is None
 
 
-def test_it_falls_back_when_the_line_no_longer_holds() -> None:
-    """By what was seen at its stage alone, or when the value comes below the line; a bound below it is not enough."""
-    assert to(choose_move(Stage.ENFORCE, LINE, shown(300, 7), shown(0, 7))) is Stage.SHADOW
-    assert to(choose_move(Stage.CANARY, LINE, shown(79, 21), shown(30, 15))) is Stage.SHADOW
-    assert shown(50, 5).low < LINE
-    assert choose_move(Stage.CANARY, LINE, shown(50, 5), shown(5, 1)) is None
+def test_policy_moves_back_below_the_required_precision() -> None:
+    """A policy moves back by its cases at the stage alone, or when its value is below; a low bound is not enough."""
+    assert find_target(choose_move(Stage.ENFORCE, MIN_PRECISION, estimate(300, 7), estimate(0, 7))) is Stage.SHADOW
+    assert find_target(choose_move(Stage.CANARY, MIN_PRECISION, estimate(79, 21), estimate(30, 15))) is Stage.SHADOW
+    assert estimate(50, 5).low < MIN_PRECISION
+    assert choose_move(Stage.CANARY, MIN_PRECISION, estimate(50, 5), estimate(5, 1)) is None
 
 
-def test_how_many_cases_the_next_step_takes() -> None:
-    """As many as bring the lower bound to the line if the share stays; undecided ones count as wrong."""
-    for seen in (shown(0, 0), shown(7, 0), shown(39, 0)):
-        assert rollout_stage.estimate_cases_needed(seen, 0.9) == 69
-    assert shown(68, 0).low < 0.9 <= shown(69, 0).low
-    needed = rollout_stage.estimate_cases_needed(shown(18, 1, 1), LINE)
+def test_cases_needed_bring_the_bound_to_the_line() -> None:
+    """The estimate assumes that the share of right cases stays; undecided ones count as wrong."""
+    for precision in (estimate(0, 0), estimate(7, 0), estimate(39, 0)):
+        assert rollout_stage.estimate_cases_needed(precision, 0.9) == 69
+    assert estimate(68, 0).low < 0.9 <= estimate(69, 0).low
+    needed = rollout_stage.estimate_cases_needed(estimate(18, 1, 1), MIN_PRECISION)
     assert needed is not None
-    assert shown(round(0.9 * needed), needed - round(0.9 * needed)).low == pytest.approx(LINE, abs=0.005)
-    assert rollout_stage.estimate_cases_needed(shown(79, 21), LINE) is None
-    assert rollout_stage.estimate_cases_needed(shown(9, 0, 3), LINE) is None
+    assert estimate(round(0.9 * needed), needed - round(0.9 * needed)).low == pytest.approx(MIN_PRECISION, abs=0.005)
+    assert rollout_stage.estimate_cases_needed(estimate(79, 21), MIN_PRECISION) is None
+    assert rollout_stage.estimate_cases_needed(estimate(9, 0, 3), MIN_PRECISION) is None
 
 
 @given(
@@ -108,153 +112,157 @@ def test_how_many_cases_the_next_step_takes() -> None:
         max_size=3,
     )
 )
-def test_more_cases_are_needed_until_there_are_enough(strata: list[Stratum]) -> None:
-    """Whatever the weights, it takes more cases than there are exactly as long as the bound is below the line."""
-    seen = estimate_precision(strata)
-    needed = rollout_stage.estimate_cases_needed(seen, LINE)
-    assert (needed is not None and needed <= seen.decided + seen.undecided) == (seen.bounds.low >= LINE)
+def test_cases_are_needed_while_the_bound_is_below(strata: list[Stratum]) -> None:
+    """Whatever the weights, more cases are needed exactly while the lower bound is below the required precision."""
+    precision = estimate_precision(strata)
+    needed = rollout_stage.estimate_cases_needed(precision, MIN_PRECISION)
+    assert (needed is not None and needed <= precision.decided + precision.undecided) == (
+        precision.bounds.low >= MIN_PRECISION
+    )
 
 
-def test_how_much_is_carried_out() -> None:
-    """Without a rollout stage the mode of a run alone counts; a version that has shown nothing stays in shadow."""
-    held = RolloutStage(UUID(int=1), "paper", Stage.CANARY, LINE, 0.25, NOW, StageNumbers(), 2)
+def test_enforced_share_follows_stage_and_version() -> None:
+    """Without a rollout stage the share is 1; a version without cases has 0."""
+    loaded_stage = RolloutStage(UUID(int=1), "paper", Stage.CANARY, MIN_PRECISION, 0.25, NOW, StageNumbers(), 2)
     assert share_enforced(None, 1) == 1
-    assert share_enforced(held, 2) == 0.25
-    assert share_enforced(held, 1) == share_enforced(held, 3) == 0
+    assert share_enforced(loaded_stage, 2) == 0.25
+    assert share_enforced(loaded_stage, 1) == share_enforced(loaded_stage, 3) == 0
 
 
-def to(move: rollout_stage.Move | None) -> Stage | None:
+def find_target(move: rollout_stage.Move | None) -> Stage | None:
     return move.stage if move else None
 
 
-def granted(project: ProjectFixture, name: str = "watch-all-roles") -> None:
+def set_stage(project: ProjectFixture, name: str = "watch-all-roles") -> None:
     with project.database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, project.id, name, 1, LINE, 0.25, NOW)
+        rollout_stage.set_rollout_stage(tx, project.id, name, 1, MIN_PRECISION, 0.25, NOW)
         endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
 
 
-def told(project: ProjectFixture, event_type: EventType = EventType.ROLLOUT_STAGE_CHANGED) -> list[dict[str, Any]]:
+def load_stage_events(
+    project: ProjectFixture, event_type: EventType = EventType.ROLLOUT_STAGE_CHANGED
+) -> list[dict[str, Any]]:
     query = sa.select(events.c.body).where(events.c.project_id == project.id, events.c.type == event_type)
     with project.database.reading() as tx:
         return [json.loads(body)["data"]["rollout_stage"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
 
 
-def stage(project: ProjectFixture) -> str:
-    held = rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", LATER)
-    assert held is not None
-    return held.stage
+def review_stage(project: ProjectFixture) -> str:
+    loaded_stage = rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", LATER)
+    assert loaded_stage is not None
+    return loaded_stage.stage
 
 
-def proposed(project: ProjectFixture) -> list[Proposal]:
+def list_proposals(project: ProjectFixture) -> list[Proposal]:
     with project.database.reading() as tx:
         return proposals.list_open(tx, project.id, LATER)
 
 
-def confirm(project: ProjectFixture, actor: str = "dana") -> str:
-    """An admin confirms the one step that is proposed; the state of the proposal then."""
-    (one,) = proposed(project)
-    return second_person.confirm_proposal(project.database, Author(project.id, actor, LATER), one.id).state
+def confirm_proposal(project: ProjectFixture, actor: str = "dana") -> str:
+    """Confirm the only open proposal as an admin; return its state."""
+    (proposal,) = list_proposals(project)
+    return second_person.confirm_proposal(project.database, Author(project.id, actor, LATER), proposal.id).state
 
 
 def test_a_step_up_waits_for_an_admin(project: ProjectFixture) -> None:
-    """However good its figures, a policy moves up by a person's word alone; it is proposed once, with its numbers."""
-    granted(project)
+    """However good its figures, a policy moves up only when an admin confirms its single proposal."""
+    set_stage(project)
     insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
-    assert stage(project) == stage(project) == "shadow"
-    (one,) = proposed(project)
-    assert one.summary == "Move policy watch-all-roles version 1 from shadow to canary"
-    assert "at least" in one.reason
-    (event,) = told(project, EventType.ROLLOUT_STAGE_PROPOSED)
+    assert review_stage(project) == review_stage(project) == "shadow"
+    (proposal,) = list_proposals(project)
+    assert proposal.summary == "Move policy watch-all-roles version 1 from shadow to canary"
+    assert "at least" in proposal.reason
+    (event,) = load_stage_events(project, EventType.ROLLOUT_STAGE_PROPOSED)
     assert (event["to"], event["precision"]["decided"]) == ("canary", 60)
-    assert told(project) == []
-    assert confirm(project) == "confirmed"
-    assert (stage(project), proposed(project)) == ("canary", [])
+    assert load_stage_events(project) == []
+    assert confirm_proposal(project) == "confirmed"
+    assert (review_stage(project), list_proposals(project)) == ("canary", [])
     with project.database.reading() as tx:
         (moved,) = audit.list_entries(tx, project.id, action="rollout_stage")
     assert moved.actor == "dana"
 
 
-def test_a_proposal_falls_with_its_numbers(project: ProjectFixture) -> None:
-    """Once its cases no longer allow the step it is withdrawn, and nobody can confirm it before that either."""
-    granted(project)
+def test_proposal_is_withdrawn_with_its_numbers(project: ProjectFixture) -> None:
+    """Once the cases no longer allow the move, the proposal cannot be confirmed and is withdrawn."""
+    set_stage(project)
     run = project.open_run(policy="watch-all-roles")
     insert_cases(project.database, run, 60)
-    stage(project)
+    review_stage(project)
     insert_cases(project.database, run, 30, LATER, outcome="wrong")
     with pytest.raises(Conflict, match="no longer allow"):
-        confirm(project)
-    assert (stage(project), proposed(project)) == ("shadow", [])
+        confirm_proposal(project)
+    assert (review_stage(project), list_proposals(project)) == ("shadow", [])
 
 
-def test_what_an_admin_refuses_is_not_repeated(project: ProjectFixture) -> None:
-    """Not for a week; then the service proposes it again, if its numbers still hold."""
-    granted(project)
+def test_refused_proposal_is_repeated_after_a_week(project: ProjectFixture) -> None:
+    """A refused move is proposed again after a week if the numbers still allow it."""
+    set_stage(project)
     insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
-    stage(project)
-    (one,) = proposed(project)
-    second_person.refuse_proposal(project.database, Author(project.id, "dana", LATER), one.id)
-    assert (stage(project), proposed(project)) == ("shadow", [])
+    review_stage(project)
+    (proposal,) = list_proposals(project)
+    second_person.refuse_proposal(project.database, Author(project.id, "dana", LATER), proposal.id)
+    assert (review_stage(project), list_proposals(project)) == ("shadow", [])
     rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", LATER + timedelta(days=8))
-    assert len(proposed(project)) == 1
+    assert len(list_proposals(project)) == 1
 
 
-def test_a_person_moves_it_back(project: ProjectFixture) -> None:
-    """Back to shadow at any time, with a reason that is told and kept; from there it takes new cases."""
-    granted(project)
+def test_admin_can_move_a_policy_back(project: ProjectFixture) -> None:
+    """An admin can move a policy back to shadow with a reason; it then needs new cases."""
+    set_stage(project)
     run = project.open_run(policy="watch-all-roles")
     insert_cases(project.database, run, 60)
-    stage(project)
-    confirm(project)
+    review_stage(project)
+    confirm_proposal(project)
     with project.database.transaction() as tx:
         rollout_stage.lower_stage(tx, Author(project.id, "dana", LATER), "watch-all-roles", "a new eval set")
-    assert (stage(project), proposed(project)) == ("shadow", [])
-    assert [(move["to"], move["reason"]) for move in told(project)][1:] == [("shadow", "a new eval set")]
+    assert (review_stage(project), list_proposals(project)) == ("shadow", [])
+    assert [(move["to"], move["reason"]) for move in load_stage_events(project)][1:] == [("shadow", "a new eval set")]
     with pytest.raises(Conflict, match="no stage above"), project.database.transaction() as tx:
         rollout_stage.lower_stage(tx, Author(project.id, "dana", LATER), "watch-all-roles", "again")
 
 
-def test_every_move_is_told_with_its_numbers(project: ProjectFixture) -> None:
-    """Up and back, each move is an event and an entry of the audit log, and looking again changes nothing."""
-    granted(project)
+def test_each_move_is_announced_and_audited_once(project: ProjectFixture) -> None:
+    """Each move sends one event with its numbers and is audited; repeated reviews change nothing."""
+    set_stage(project)
     run = project.open_run(policy="watch-all-roles")
-    assert stage(project) == "shadow"
+    assert review_stage(project) == "shadow"
     insert_cases(project.database, run, 60)
-    stage(project)
-    confirm(project)
-    assert stage(project) == stage(project) == "canary"
+    review_stage(project)
+    confirm_proposal(project)
+    assert review_stage(project) == review_stage(project) == "canary"
     insert_cases(project.database, run, 7, LATER, outcome="wrong")
-    assert stage(project) == stage(project) == "shadow"
-    up, back = told(project)
+    assert review_stage(project) == review_stage(project) == "shadow"
+    up, back = load_stage_events(project)
     assert (up["from"], up["to"], back["from"], back["to"]) == ("shadow", "canary", "canary", "shadow")
-    assert up["precision"]["bounds"]["low"] > LINE
+    assert up["precision"]["bounds"]["low"] > MIN_PRECISION
     assert back["precision_since"]["decided"] == 7
     with project.database.reading() as tx:
         moves = audit.list_entries(tx, project.id, action="rollout_stage")
         assert [entry.action for entry in moves] == ["rollout_stage.moved"] * 2
 
 
-def test_a_new_version_begins_in_shadow(project: ProjectFixture) -> None:
-    """What one version has shown is not another's; changed terms leave a policy where it is."""
-    granted(project)
+def test_new_policy_version_starts_in_shadow(project: ProjectFixture) -> None:
+    """A new version has no cases and starts in shadow; changed settings keep the stage."""
+    set_stage(project)
     insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
-    stage(project)
-    confirm(project)
-    assert stage(project) == "canary"
+    review_stage(project)
+    confirm_proposal(project)
+    assert review_stage(project) == "canary"
     with project.database.transaction() as tx:
         assert rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.85, 0.5, LATER).stage == "canary"
         policies.add_policy(
             tx, projects.get_project(tx, project.id), "watch-all-roles", ALL_ROLES_POLICY | {"at_least": 2}, LATER
         )
-    assert stage(project) == "shadow"
-    assert told(project)[-1]["reason"] == "version 2 has no cases yet"
+    assert review_stage(project) == "shadow"
+    assert load_stage_events(project)[-1]["reason"] == "version 2 has no cases yet"
     with project.database.reading() as tx:
-        held = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
-    assert held is not None
-    assert (held.version, held.canary_share) == (2, 0.5)
+        loaded_stage = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
+    assert loaded_stage is not None
+    assert (loaded_stage.version, loaded_stage.canary_share) == (2, 0.5)
 
 
-def test_only_what_is_observed_by_design_counts(project: ProjectFixture) -> None:
-    """What people say of stops that were carried out lets nobody rise."""
-    granted(project)
+def test_labels_of_enforced_stops_do_not_count(project: ProjectFixture) -> None:
+    """Outcomes that people give to enforced stops move no policy up."""
+    set_stage(project)
     insert_cases(project.database, project.open_run(policy="watch-all-roles"), 90, treatment="stopped", derived=False)
-    assert stage(project) == "shadow"
+    assert review_stage(project) == "shadow"

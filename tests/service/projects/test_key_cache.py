@@ -1,4 +1,4 @@
-"""The key cache authenticates without the database for a while, and never longer than it promises."""
+"""The key cache authenticates without the database for a limited time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from evalstop_service.store.database import Database
 from tests.service.project_fixture import NOW, ProjectFixture
 
 
-def test_a_key_is_cached_until_it_is_revoked_here(database: Database, project: ProjectFixture) -> None:
-    """A key is found in the cache once it was authenticated; revoked in this process it stops working at once."""
+def test_key_is_cached_until_it_is_revoked(database: Database, project: ProjectFixture) -> None:
+    """An authenticated key is cached; revoked in this process it stops working at once."""
     cache = KeyCache(database, 60.0)
     key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     assert cache.get(secret) is None
@@ -30,8 +30,8 @@ def test_a_key_is_cached_until_it_is_revoked_here(database: Database, project: P
     assert cache.authenticate(secret, "") is None
 
 
-def test_without_a_cache_every_request_reads_the_database(database: Database, project: ProjectFixture) -> None:
-    """With 0 seconds a key that another process revoked stops working with the next request."""
+def test_zero_seconds_disable_the_cache(database: Database, project: ProjectFixture) -> None:
+    """With 0 seconds, a key revoked by another process stops working with the next request."""
     cache = KeyCache(database, 0.0)
     key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     assert cache.authenticate(secret, "") == key
@@ -42,7 +42,7 @@ def test_without_a_cache_every_request_reads_the_database(database: Database, pr
 
 
 @contextmanager
-def after_each_read(database: Database, call: Callable[[], None]) -> Iterator[None]:
+def call_after_each_read(database: Database, call: Callable[[], None]) -> Iterator[None]:
     def after(*event: Any) -> None:
         if event[2].startswith("SELECT"):
             call()
@@ -54,8 +54,8 @@ def after_each_read(database: Database, call: Callable[[], None]) -> Iterator[No
         sa.event.remove(database.engine, "after_cursor_execute", after)
 
 
-def test_requests_share_one_read(database: Database, project: ProjectFixture) -> None:
-    """Requests of one key that come together read the database once, and a wrong key is one to all who sent it."""
+def test_concurrent_requests_share_one_read(database: Database, project: ProjectFixture) -> None:
+    """Concurrent requests with one key, valid or not, read the database once."""
     cache = KeyCache(database, 60.0)
     key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     reads: list[None] = []
@@ -64,32 +64,32 @@ def test_requests_share_one_read(database: Database, project: ProjectFixture) ->
     async def authenticate(*secrets: str) -> list[keys.Key | None]:
         return await asyncio.gather(*(cache.authenticate_together(secret, "") for secret in secrets))
 
-    with after_each_read(database, lambda: reads.append(None)):
+    with call_after_each_read(database, lambda: reads.append(None)):
         assert asyncio.run(authenticate(*[secret] * 64)) == [key] * 64
         assert len(reads) == 1
         assert asyncio.run(authenticate(wrong, secret, wrong)) == [None, key, None]
         assert len(reads) == 2
 
 
-def test_a_revoked_key_does_not_come_in_with_others(database: Database, project: ProjectFixture) -> None:
-    """Who comes after a key was revoked in this process does not share a read that was begun before."""
+def test_request_after_a_revocation_reads_again(database: Database, project: ProjectFixture) -> None:
+    """A request that arrives after a revocation does not share a read that started before it."""
     cache = KeyCache(database, 60.0)
     key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
     was_read, may_return = threading.Event(), threading.Event()
 
-    def hold_back_the_first() -> None:
+    def block_first_read() -> None:
         if not was_read.is_set():
             was_read.set()
             may_return.wait(30)
 
     async def authenticate() -> list[keys.Key | None]:
-        with after_each_read(database, hold_back_the_first):
+        with call_after_each_read(database, block_first_read):
             before = asyncio.create_task(cache.authenticate_together(secret, ""))
             assert await asyncio.to_thread(was_read.wait, 30)
             author = Author(project.id, "test", NOW)
             await asyncio.to_thread(api_keys.revoke_key, database, cache, author, key.id)
             after = asyncio.create_task(cache.authenticate_together(secret, ""))
-            await asyncio.sleep(0)  # the second has asked before the first is answered
+            await asyncio.sleep(0)  # the second request starts before the first is answered
             may_return.set()
             return [await before, await after]
 

@@ -1,4 +1,4 @@
-"""The life of a decision holds its laws, whatever befalls it in whatever order."""
+"""The life cycle of a decision keeps its invariants under any sequence of events."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.service.project_fixture import NOW
 
-PAUSE = Guard(GuardKind.PAUSED, "the project is paused")
+PAUSED = Guard(GuardKind.PAUSED, "the project is paused")
 STALE = Guard(GuardKind.STALE, "nothing was heard of the run for 12 minutes", {"seconds": 720})
-GUARDS = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
-HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
+GUARDS = st.sampled_from([(), (PAUSED,), (STALE,), (PAUSED, STALE)])
+HOLDING_GUARDS = st.sampled_from([(PAUSED,), (STALE,), (PAUSED, STALE)])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
 REPORTS = st.sampled_from(
     [DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.PARKED, DecisionState.FAILED]
 )
-TERMS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
-NO_GRACE = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
+TIMEOUTS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
+NO_VETO_WINDOW = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
 
-OVER = (
+FINAL_STATES = (
     OBSERVED
     | STOPPED
     | {
@@ -70,11 +70,11 @@ OVER = (
         DecisionState.UNDONE,
     }
 )
-"""Where time alone changes nothing any more, but that people are reminded of what is parked."""
+"""States that time alone does not leave; a parked run only repeats its reminder."""
 
 
-class Lives(RuleBasedStateMachine):
-    """One decision, the stop events that may still go out, and what went out."""
+class LifecycleMachine(RuleBasedStateMachine):
+    """One decision, its stop events that may still be sent, and those that were sent."""
 
     @initialize(
         mode=st.sampled_from(Mode),
@@ -83,165 +83,166 @@ class Lives(RuleBasedStateMachine):
         held_out=st.booleans(),
         action=st.sampled_from(Action),
     )
-    def begin(
+    def start_decision(
         self, mode: Mode, guards: tuple[Guard, ...], veto_window_seconds: float, held_out: bool, action: Action
     ) -> None:
         self.now = NOW
-        self.terms = Timeouts(veto_window_seconds, 900.0)
+        self.timeouts = Timeouts(veto_window_seconds, 900.0)
         self.history: list[Record] = []
-        self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
+        self.waiting: list[Announce] = []  # stops that wait for their due time or for a worker
         self.sent: list[str] = []
         decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out, action=action)
-        self.life, instructions = decision_transitions.start_lifecycle(decided, self.terms)
-        self.obey(instructions)
-        assert (self.life.state in OBSERVED) == (mode is Mode.SHADOW or held_out)
+        self.lifecycle, instructions = decision_transitions.start_lifecycle(decided, self.timeouts)
+        self.execute_instructions(instructions)
+        assert (self.lifecycle.state in OBSERVED) == (mode is Mode.SHADOW or held_out)
 
-    def befall(self, event: Event) -> list[Instruction]:
-        before = self.life
-        self.life, instructions = decision_transitions.apply_event(before, event, self.terms)
-        if any(isinstance(one, Refuse) for one in instructions):
+    def apply_event(self, event: Event) -> list[Instruction]:
+        before = self.lifecycle
+        self.lifecycle, instructions = decision_transitions.apply_event(before, event, self.timeouts)
+        if any(isinstance(instruction, Refuse) for instruction in instructions):
             assert len(instructions) == 1
-            assert self.life == before
-        self.obey(instructions)
-        again, instructions_again = decision_transitions.apply_event(self.life, event, self.terms)
-        # What is cancelled is cancelled again by a resume, and an order that was carried out is refused.
+            assert self.lifecycle == before
+        self.execute_instructions(instructions)
+        again, instructions_again = decision_transitions.apply_event(self.lifecycle, event, self.timeouts)
+        # A resume cancels again, and a repeated command may be refused; otherwise repeating changes nothing.
         if not isinstance(event, RunResumed):
-            assert again == self.life
-            assert [one for one in instructions_again if not isinstance(one, Refuse)] == []
+            assert again == self.lifecycle
+            assert [instruction for instruction in instructions_again if not isinstance(instruction, Refuse)] == []
         return instructions
 
-    def obey(self, instructions: list[Instruction]) -> None:
-        for one in instructions:
-            match one:
+    def execute_instructions(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
                 case Record():
-                    self.history.append(one)
+                    self.history.append(instruction)
                 case Announce(event_type) if event_type in REQUEST_EVENTS:
-                    self.waiting = [one]  # a stop asked for anew takes the place of the one before
+                    self.waiting = [instruction]  # a new request replaces the waiting one
                 case Announce(event_type):
                     self.sent.append(event_type)
                 case Cancel():
                     self.waiting = []
 
     @rule(seconds=SECONDS, gone_on=st.sampled_from([False, False, True]))
-    def time_passes(self, seconds: float, gone_on: bool) -> None:
+    def pass_time(self, seconds: float, gone_on: bool) -> None:
         self.now += timedelta(seconds=seconds)
-        self.befall(TimePassed(self.now, gone_on))
+        self.apply_event(TimePassed(self.now, gone_on))
 
     @rule()
-    def a_worker_sends(self) -> None:
+    def send_by_worker(self) -> None:
         if self.waiting and (self.waiting[0].due_at or self.now) <= self.now:
-            self.befall(TimePassed(self.now))  # as a worker does before it claims
-            assert (self.waiting[0].type == EventType.PARK_REQUESTED) == (self.life.action is Action.PARK)
-            assert self.life.state in STOPPING, "handed out, and not meant to be"
+            self.apply_event(TimePassed(self.now))  # a worker requests due decisions before it claims
+            assert (self.waiting[0].type == EventType.PARK_REQUESTED) == (self.lifecycle.action is Action.PARK)
+            assert self.lifecycle.state in STOPPING, "a request was sent in a state that does not stop the run"
             self.sent.append(self.waiting.pop().type)
 
-    @rule(guards=GUARDS, wanted=st.booleans())
-    def weigh(self, guards: tuple[Guard, ...], wanted: bool) -> None:
-        state = self.life.state
-        self.befall(GuardsChecked(self.now, guards, wanted))
+    @rule(guards=GUARDS, still_wanted=st.booleans())
+    def check_guards(self, guards: tuple[Guard, ...], still_wanted: bool) -> None:
+        state = self.lifecycle.state
+        self.apply_event(GuardsChecked(self.now, guards, still_wanted))
         if state is DecisionState.ON_HOLD:
-            assert (self.life.state is DecisionState.ON_HOLD) == bool(guards or not wanted)
+            assert (self.lifecycle.state is DecisionState.ON_HOLD) == bool(guards or not still_wanted)
 
-    @rule(guards=HELD_BY)
-    def hold(self, guards: tuple[Guard, ...]) -> None:
-        self.befall(GuardsRaised(self.now, guards))
-        assert self.life.state is not DecisionState.PENDING
+    @rule(guards=HOLDING_GUARDS)
+    def raise_guards(self, guards: tuple[Guard, ...]) -> None:
+        self.apply_event(GuardsRaised(self.now, guards))
+        assert self.lifecycle.state is not DecisionState.PENDING
 
     @rule(guards=GUARDS)
     def release(self, guards: tuple[Guard, ...]) -> None:
-        state = self.life.state
-        self.befall(Released(self.now, "dana", "it is fine", guards))
+        state = self.lifecycle.state
+        self.apply_event(Released(self.now, "dana", "it is fine", guards))
         if state is DecisionState.ON_HOLD:
-            assert (self.life.state is DecisionState.ON_HOLD) == (PAUSE in guards)
+            assert (self.lifecycle.state is DecisionState.ON_HOLD) == (PAUSED in guards)
 
     @rule()
     def veto(self) -> None:
-        self.befall(Vetoed(self.now, "dana", "a known dip"))
+        self.apply_event(Vetoed(self.now, "dana", "a known dip"))
 
     @rule()
     def undo(self) -> None:
-        self.befall(Undone(self.now, "dana", "the eval was broken"))
+        self.apply_event(Undone(self.now, "dana", "the eval was broken"))
 
     @precondition(lambda self: self.sent)
     @rule(state=REPORTS, seconds=SECONDS)
-    def report(self, state: DecisionState, seconds: float) -> None:
-        self.befall(Reported(self.now, state, "receiver", "as seen", {}, seconds))
+    def report_state(self, state: DecisionState, seconds: float) -> None:
+        self.apply_event(Reported(self.now, state, "receiver", "as seen", {}, seconds))
 
     @rule()
-    def recover(self) -> None:
-        self.befall(TimePassed(self.now))
-        before = self.life
-        self.befall(Recovered(self.now, "policy", "the eval rose again"))
-        if before.action is Action.STOP or before.state in OVER - {DecisionState.PARKED}:
-            assert self.life == before, "only what is, or is to be, parked returns"
+    def recover_eval(self) -> None:
+        self.apply_event(TimePassed(self.now))
+        before = self.lifecycle
+        self.apply_event(Recovered(self.now, "policy", "the eval rose again"))
+        if before.action is Action.STOP or before.state in FINAL_STATES - {DecisionState.PARKED}:
+            assert self.lifecycle == before, "only a park can be taken back by a recovery"
         else:
-            assert self.life.state in (DecisionState.MOOT, DecisionState.UNDONE)
+            assert self.lifecycle.state in (DecisionState.MOOT, DecisionState.UNDONE)
 
-    @precondition(lambda self: self.life.state is DecisionState.PARKED)
+    @precondition(lambda self: self.lifecycle.state is DecisionState.PARKED)
     @rule()
-    def stop_for_good(self) -> None:
-        self.befall(StopOrdered(self.now, "dana", "no more of this"))
-        assert (self.life.state, self.life.action) == (DecisionState.REQUESTED, Action.STOP)
+    def order_stop(self) -> None:
+        self.apply_event(StopOrdered(self.now, "dana", "no more of this"))
+        assert (self.lifecycle.state, self.lifecycle.action) == (DecisionState.REQUESTED, Action.STOP)
 
-    @rule(told=st.booleans())
-    def finish(self, told: bool) -> None:
-        self.befall(TimePassed(self.now))
-        state = self.life.state
-        self.befall(RunEnded(self.now, "completed", told))
+    @rule(announced=st.booleans())
+    def end_run(self, announced: bool) -> None:
+        self.apply_event(TimePassed(self.now))
+        state = self.lifecycle.state
+        self.apply_event(RunEnded(self.now, "completed", announced))
         if state in AWAITING_CONFIRMATION:
-            waits = told or state is DecisionState.ACKNOWLEDGED
-            assert self.life.state is (state if waits else DecisionState.MOOT), (
-                "only the scheduler's word ends what was told"
+            waits = announced or state is DecisionState.ACKNOWLEDGED
+            assert self.lifecycle.state is (state if waits else DecisionState.MOOT), (
+                "a delivered stop ends only with its receiver's report"
             )
 
     @rule()
     def trainer_obeys(self) -> None:
-        self.befall(TimePassed(self.now))
-        state = self.life.state
-        self.befall(RunObeyed(self.now, "key trainers"))
-        may_obey = state in AWAITING_CONFIRMATION | {DecisionState.FAILED} and self.life.action is Action.STOP
-        assert (self.life.state is DecisionState.OBEYED) == (may_obey or state is DecisionState.OBEYED)
+        self.apply_event(TimePassed(self.now))
+        state = self.lifecycle.state
+        self.apply_event(RunObeyed(self.now, "key trainers"))
+        may_obey = state in AWAITING_CONFIRMATION | {DecisionState.FAILED} and self.lifecycle.action is Action.STOP
+        assert (self.lifecycle.state is DecisionState.OBEYED) == (may_obey or state is DecisionState.OBEYED)
 
-    @rule(told=st.booleans())
-    def go_on(self, told: bool) -> None:
-        self.befall(RunResumed(self.now, 120, told))
+    @rule(announced=st.booleans())
+    def resume_run(self, announced: bool) -> None:
+        self.apply_event(RunResumed(self.now, 120, announced))
         assert not self.waiting
-        assert self.life.state not in (DecisionState.PENDING, DecisionState.ON_HOLD)
+        assert self.lifecycle.state not in (DecisionState.PENDING, DecisionState.ON_HOLD)
 
     @invariant()
-    def history_replays(self) -> None:
-        """The history tells the state, what followed what, the escalations, and what the row does not hold."""
-        states = [one.state for one in self.history]
-        assert states[-1] is self.life.state
-        for one, other in pairwise(states):
-            assert other in NEXT_STATES[one] or (
-                one is other
-                and one in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE, DecisionState.PARKED)
+    def history_matches_the_state(self) -> None:
+        """The history gives the state, valid transitions, the escalations and the late reports."""
+        states = [record.state for record in self.history]
+        assert states[-1] is self.lifecycle.state
+        for state, following in pairwise(states):
+            assert following in NEXT_STATES[state] or (
+                state is following
+                and state
+                in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE, DecisionState.PARKED)
             )
-        since_order = states[self._find_order(states) :]
-        assert since_order.count(DecisionState.ESCALATED) == self.life.escalations
-        undone = [one.details for one in self.history if one.state is DecisionState.UNDONE]
-        assert decision_transitions.list_late_reports(undone) == self.life.late_reports
+        since_order = states[self._find_stop_order(states) :]
+        assert since_order.count(DecisionState.ESCALATED) == self.lifecycle.escalations
+        undone = [record.details for record in self.history if record.state is DecisionState.UNDONE]
+        assert decision_transitions.list_late_reports(undone) == self.lifecycle.late_reports
 
     @invariant()
-    def deadlines_stand_where_they_belong(self) -> None:
-        assert (self.life.deadline_at is not None) == (
-            self.life.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PARKED}
+    def deadline_exists_in_open_states(self) -> None:
+        assert (self.lifecycle.deadline_at is not None) == (
+            self.lifecycle.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PARKED}
         )
 
     @invariant()
-    def asks_once_a_rung(self) -> None:
-        """A stop is sent once, and once more for each rung of the ladder, and harder on the second alone."""
-        stops = [one for one in self.sent if one in (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)]
-        assert len(stops) <= 1 + self.life.escalations
-        assert stops.count(EventType.STOP_ESCALATED) <= (self.life.escalations == 2)
+    def stop_is_requested_once_per_escalation(self) -> None:
+        """A stop is requested once, once more for the first escalation, and escalated once."""
+        stops = [event for event in self.sent if event in (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)]
+        assert len(stops) <= 1 + self.lifecycle.escalations
+        assert stops.count(EventType.STOP_ESCALATED) <= (self.lifecycle.escalations == 2)
         assert self.sent.count(EventType.PARK_REQUESTED) <= 2
-        if self.life.action is Action.PARK:
-            assert not stops, "nobody is stopped who is to be parked"
+        if self.lifecycle.action is Action.PARK:
+            assert not stops, "a park sends no stop"
 
     @invariant()
-    def nothing_waits_for_what_is_over(self) -> None:
-        if self.life.state in OBSERVED | {
+    def no_stop_waits_in_a_final_state(self) -> None:
+        if self.lifecycle.state in OBSERVED | {
             DecisionState.ON_HOLD,
             DecisionState.VETOED,
             DecisionState.MOOT,
@@ -250,110 +251,120 @@ class Lives(RuleBasedStateMachine):
             assert not self.waiting
 
     @invariant()
-    def what_is_observed_stays_so(self) -> None:
-        """Whatever befalls it, nobody is told of it: the run has to go on to its own end."""
+    def observed_decision_sends_nothing(self) -> None:
+        """A shadow or held-out decision never changes and sends no events: its run goes on to its own end."""
         if self.history[0].state in OBSERVED:
             assert len(self.history) == 1
             assert not self.sent
 
     @invariant()
-    def each_end_is_told_once(self) -> None:
-        entered = [one.state for one in self.history]
-        told_already = list(pairwise(entered)).count((DecisionState.OBEYED, DecisionState.CONFIRMED))
+    def each_end_is_announced_once(self) -> None:
+        states_entered = [record.state for record in self.history]
+        confirmed_after_obeying = list(pairwise(states_entered)).count((DecisionState.OBEYED, DecisionState.CONFIRMED))
         reminders = self.sent.count(EventType.PARK_OVERDUE)
-        assert self.sent.count(EventType.PARKED) == entered.count(DecisionState.PARKED) - reminders
-        ends = entered.count(DecisionState.CONFIRMED) + entered.count(DecisionState.OBEYED)
-        assert self.sent.count(EventType.STOPPED) == ends - told_already
-        assert self.sent.count(EventType.STOP_FAILED) == entered.count(DecisionState.FAILED)
-        assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in entered)
-        assert self.sent.count(EventType.STOP_ON_HOLD) == entered.count(DecisionState.ON_HOLD)
+        assert self.sent.count(EventType.PARKED) == states_entered.count(DecisionState.PARKED) - reminders
+        ends = states_entered.count(DecisionState.CONFIRMED) + states_entered.count(DecisionState.OBEYED)
+        assert self.sent.count(EventType.STOPPED) == ends - confirmed_after_obeying
+        assert self.sent.count(EventType.STOP_FAILED) == states_entered.count(DecisionState.FAILED)
+        assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in states_entered)
+        assert self.sent.count(EventType.STOP_ON_HOLD) == states_entered.count(DecisionState.ON_HOLD)
 
     @staticmethod
-    def _find_order(states: list[DecisionState]) -> int:
-        """Where a person had the parked job stopped for good; the count of escalations begins anew there."""
-        moves = list(pairwise(states))
+    def _find_stop_order(states: list[DecisionState]) -> int:
+        """Find where a person ordered a stop of the parked job; the count of escalations restarts there."""
+        transitions = list(pairwise(states))
         ordered = (DecisionState.PARKED, DecisionState.REQUESTED)
-        return moves.index(ordered) + 1 if ordered in moves else 0
+        return transitions.index(ordered) + 1 if ordered in transitions else 0
 
     def teardown(self) -> None:
-        """Time alone brings it to an end, once nothing holds it back."""
-        if not hasattr(self, "life"):
+        """Once no guard is left, time alone brings the decision to a final state."""
+        if not hasattr(self, "lifecycle"):
             return
-        self.befall(GuardsChecked(self.now, (), verdict_stops=True))
+        self.apply_event(GuardsChecked(self.now, (), verdict_stops=True))
         for _ in range(5):
             self.now += timedelta(days=1)
-            self.befall(TimePassed(self.now))
-        assert self.life.state in OVER
+            self.apply_event(TimePassed(self.now))
+        assert self.lifecycle.state in FINAL_STATES
 
 
-TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
+TestLifecycle = LifecycleMachine.TestCase
+TestLifecycle.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
 
 
-def test_the_ladder() -> None:
-    """Not confirmed in time: asked for again, then harder, then a person is told; each rung has its own deadline."""
-    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
-    told: list[list[str]] = []
-    for turn in range(1, 4):
-        at = NOW + timedelta(seconds=900 * turn)
-        assert decision_transitions.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
-        life, instructions = decision_transitions.apply_event(life, TimePassed(at), NO_GRACE)
-        told.append([one.type for one in instructions if isinstance(one, Announce)])
-    assert told == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
+def find_announced(instructions: list[Instruction]) -> list[str]:
+    return [instruction.type for instruction in instructions if isinstance(instruction, Announce)]
+
+
+def test_unconfirmed_stop_escalates_in_steps() -> None:
+    """An unconfirmed stop is requested again, escalated, then failed, each after its own deadline."""
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    announced: list[list[str]] = []
+    for period in range(1, 4):
+        at = NOW + timedelta(seconds=900 * period)
+        assert decision_transitions.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_VETO_WINDOW) == (
+            life,
+            [],
+        )
+        life, instructions = decision_transitions.apply_event(life, TimePassed(at), NO_VETO_WINDOW)
+        announced.append(find_announced(instructions))
+    assert announced == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
     assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
     life, _ = decision_transitions.apply_event(
-        life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE
+        life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone", {}), NO_VETO_WINDOW
     )
     assert life.state is DecisionState.CONFIRMED
 
 
-def test_an_attempt_that_is_over_is_not_asked_for_again() -> None:
-    """To ask again for a stop whose run has gone on might end the job that goes on: a person is told instead."""
-    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
+    """Repeating it could end the job that continues the run, so it fails with an event instead."""
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
     life, instructions = decision_transitions.apply_event(
-        life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_GRACE
+        life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_VETO_WINDOW
     )
     assert life.state is DecisionState.FAILED
-    assert [one.type for one in instructions if isinstance(one, Announce)] == [EventType.STOP_FAILED]
+    assert find_announced(instructions) == [EventType.STOP_FAILED]
 
 
-def test_who_acknowledges_gets_the_time_it_asks_for() -> None:
-    """The deadline of a stop that is under way is so far off as its receiver said, and the project's patience more."""
-    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+def test_acknowledgement_sets_the_deadline() -> None:
+    """The deadline is the receiver's expected time plus the project's confirmation time."""
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
     at = NOW + timedelta(seconds=10)
     life, _ = decision_transitions.apply_event(
-        life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_GRACE
+        life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_VETO_WINDOW
     )
     assert life == Lifecycle(DecisionState.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
 
 
-REFUSED: dict[str, tuple[DecisionState, Event]] = {
-    "a veto of what was handed out": (DecisionState.ACKNOWLEDGED, Vetoed(NOW, "dana", "")),
-    "a veto of a shadow": (DecisionState.SHADOW, Vetoed(NOW, "dana", "")),
-    "an undo of what is held out": (DecisionState.HELD_OUT, Undone(NOW, "dana", "")),
-    "a release of what was vetoed": (DecisionState.VETOED, Released(NOW, "dana", "", ())),
-    "an undo of what was not handed out": (DecisionState.ON_HOLD, Undone(NOW, "dana", "")),
-    "a failure after the end": (DecisionState.CONFIRMED, Reported(NOW, DecisionState.FAILED, "receiver", "", {})),
-    "a beginning after the failure": (
+REFUSED_EVENTS: dict[str, tuple[DecisionState, Event]] = {
+    "veto of an acknowledged stop": (DecisionState.ACKNOWLEDGED, Vetoed(NOW, "dana", "")),
+    "veto of a shadow decision": (DecisionState.SHADOW, Vetoed(NOW, "dana", "")),
+    "undo of a held-out decision": (DecisionState.HELD_OUT, Undone(NOW, "dana", "")),
+    "release of a vetoed stop": (DecisionState.VETOED, Released(NOW, "dana", "", ())),
+    "undo of a stop on hold": (DecisionState.ON_HOLD, Undone(NOW, "dana", "")),
+    "failure after the confirmation": (
+        DecisionState.CONFIRMED,
+        Reported(NOW, DecisionState.FAILED, "receiver", "", {}),
+    ),
+    "acknowledgement after the failure": (
         DecisionState.FAILED,
         Reported(NOW, DecisionState.ACKNOWLEDGED, "receiver", "", {}),
     ),
-    "a report on what nobody was told of": (
+    "report on a pending stop": (
         DecisionState.PENDING,
         Reported(NOW, DecisionState.CONFIRMED, "receiver", "", {}),
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_follow_is_refused(case: str) -> None:
-    """What contradicts the state is refused with both of them named, and changes nothing."""
-    state, event = REFUSED[case]
+@pytest.mark.parametrize("case", REFUSED_EVENTS)
+def test_contradicting_event_is_refused(case: str) -> None:
+    """An event that contradicts the state is refused with a reason that names both, and changes nothing."""
+    state, event = REFUSED_EVENTS[case]
     life = Lifecycle(state, NOW + timedelta(seconds=60))
-    after, instructions = decision_transitions.apply_event(life, event, TERMS)
+    after, instructions = decision_transitions.apply_event(life, event, TIMEOUTS)
     (refused,) = instructions
     assert isinstance(refused, Refuse)
     assert after == life
-    wanted: Any = {Vetoed: "vetoed", Released: "released", Undone: "undone"}.get(type(event))
+    command: Any = {Vetoed: "vetoed", Released: "released", Undone: "undone"}.get(type(event))
     assert f"the decision is {state}" in refused.why
-    assert (wanted or str(getattr(event, "state", ""))) in refused.why
+    assert (command or str(getattr(event, "state", ""))) in refused.why

@@ -1,4 +1,4 @@
-"""Metrics that tell nothing any more are found; healthy ones, however slow, coarse or late, are left alone."""
+"""Faulty metrics are found; healthy ones, however slow, coarse or late, are not reported."""
 
 from __future__ import annotations
 
@@ -25,68 +25,68 @@ from hypothesis import strategies as st
 from tests.service.project_fixture import NOW
 
 
-def at(seconds: float) -> RunProgress:
+def build_progress(seconds: float) -> RunProgress:
     return RunProgress(NOW, NOW + timedelta(seconds=seconds), int(seconds))
 
 
-def readings(
+def build_readings(
     values: Sequence[float], *, steps: float = 100, seconds: float = 100, late_seconds: float = 0
 ) -> list[Reading]:
-    """Values at even steps, each after as many seconds; their posts come late by so much."""
+    """Build readings at even steps and times, received `late_seconds` later."""
     return [
-        Reading(int(i * steps), value, NOW + timedelta(seconds=i * seconds + late_seconds))
-        for i, value in enumerate(values, 1)
+        Reading(int(index * steps), value, NOW + timedelta(seconds=index * seconds + late_seconds))
+        for index, value in enumerate(values, 1)
     ][-NEWEST:]
 
 
-def kinds(newest: Sequence[Reading], progress: RunProgress, *, promised: bool = True) -> list[str]:
-    return [one.kind for one in find_faults([MetricReadings("eval", newest, promised)], progress)]
+def find_kinds(newest: Sequence[Reading], progress: RunProgress, *, declared: bool = True) -> list[str]:
+    return [fault.kind for fault in find_faults([MetricReadings("eval", newest, declared)], progress)]
 
 
-RISING = [i / 7 for i in range(1, 11)]
+RISING = [index / 7 for index in range(1, 11)]
 
 
-def test_a_metric_that_comes_is_well() -> None:
-    """Ten evals, the last of them just now."""
-    assert kinds(readings(RISING), at(1000)) == []
+def test_reporting_metric_has_no_fault() -> None:
+    """A metric with ten evals, the last one just now, has no fault."""
+    assert find_kinds(build_readings(RISING), build_progress(1000)) == []
 
 
-def test_one_that_came_and_comes_no_more_has_ceased() -> None:
-    """Five gaps pass without it while others go on: perhaps it was renamed."""
-    assert kinds(readings(RISING), at(1500)) == []
-    assert kinds(readings(RISING), at(1501)) == ["ceased"]
+def test_metric_has_ceased_after_five_gaps() -> None:
+    """A metric has ceased, for example by renaming, after five gaps in which others reported."""
+    assert find_kinds(build_readings(RISING), build_progress(1500)) == []
+    assert find_kinds(build_readings(RISING), build_progress(1501)) == ["ceased"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_one_that_came_hardly_ever_is_given_more_time(count: int) -> None:
-    """Of few values little is known: ten gaps must pass."""
-    newest = readings(RISING[:count])
-    assert kinds(newest, at(100 * count + 1000)) == []
-    assert kinds(newest, at(100 * count + 1001)) == ["ceased"]
+def test_metric_with_few_values_has_ceased_after_ten_gaps(count: int) -> None:
+    """With at most three values little is known of a metric's pace, so ten gaps must pass."""
+    newest = build_readings(RISING[:count])
+    assert find_kinds(newest, build_progress(100 * count + 1000)) == []
+    assert find_kinds(newest, build_progress(100 * count + 1001)) == ["ceased"]
 
 
-def test_evals_that_are_made_elsewhere_may_be_late_by_any_number_of_steps() -> None:
-    """The others are far ahead in steps, but the evals arrive as regularly as ever."""
-    ahead = replace(at(60_100), last_step=60_100)
-    assert kinds(readings(RISING, late_seconds=59_000), ahead) == []
+def test_late_evals_have_not_ceased() -> None:
+    """Evals computed elsewhere may be far behind in steps while they arrive regularly."""
+    ahead = replace(build_progress(60_100), last_step=60_100)
+    assert find_kinds(build_readings(RISING, late_seconds=59_000), ahead) == []
 
 
-def test_a_trainer_that_waits_loses_time_and_no_steps() -> None:
-    """A pause of the whole run, after which it goes on, is nobody's death."""
-    assert kinds(readings(RISING), replace(at(1050), reported_at=NOW + timedelta(days=3))) == []
+def test_pause_of_the_run_is_no_fault() -> None:
+    """When the whole run pauses, no metric has ceased."""
+    assert find_kinds(build_readings(RISING), replace(build_progress(1050), reported_at=NOW + timedelta(days=3))) == []
 
 
-def test_evals_at_doubling_steps_do_not_cease() -> None:
-    """Gaps may grow: the next is as long as all before together."""
-    newest = [Reading(2**i, i / 7, NOW + timedelta(seconds=2**i)) for i in range(12)]
-    assert kinds(newest, at(2**12 - 1)) == []
+def test_evals_at_doubling_steps_have_not_ceased() -> None:
+    """Gaps may double: the next one is as long as all before together."""
+    newest = [Reading(2**index, index / 7, NOW + timedelta(seconds=2**index)) for index in range(12)]
+    assert find_kinds(newest, build_progress(2**12 - 1)) == []
 
 
-def test_many_values_in_one_post_show_one_gap() -> None:
-    """A log that is sent whole every hour has data between two posts."""
-    newest = [replace_time(reading, 3600) for reading in readings(RISING * 4, steps=10)]
-    assert kinds(newest, at(7000)) == []
-    assert kinds(newest, at(3600 + 5 * 3600 + 1)) == ["ceased"]
+def test_values_of_one_post_count_as_one_gap() -> None:
+    """A log that is sent once an hour has gaps of an hour."""
+    newest = [replace_time(reading, 3600) for reading in build_readings(RISING * 4, steps=10)]
+    assert find_kinds(newest, build_progress(7000)) == []
+    assert find_kinds(newest, build_progress(3600 + 5 * 3600 + 1)) == ["ceased"]
 
 
 def replace_time(reading: Reading, seconds: float) -> Reading:
@@ -94,7 +94,7 @@ def replace_time(reading: Reading, seconds: float) -> Reading:
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "expected"),
     [
         ([*RISING, math.nan, math.inf], []),
         ([*RISING, math.nan, math.inf, -math.inf], ["not_finite"]),
@@ -108,33 +108,33 @@ def replace_time(reading: Reading, seconds: float) -> Reading:
         ([0.1 + 0.2, 0.3] * 8, []),
     ],
 )
-def test_values_that_say_nothing(values: list[float], found: list[str]) -> None:
-    """Three in a row that are not finite; eight that are the same, and three times as many as ever before."""
-    assert kinds(readings(values), at(100 * len(values))) == found
+def test_constant_or_non_finite_values_are_faults(values: list[float], expected: list[str]) -> None:
+    """Faults are three non-finite values in a row, or eight equal ones and three times as many as before."""
+    assert find_kinds(build_readings(values), build_progress(100 * len(values))) == expected
 
 
-def test_one_that_never_came_is_missing_once_the_run_is_well_under_way() -> None:
-    """A third of the planned steps is enough; of a run without a plan six hours are waited for."""
-    planned = replace(at(300), total_steps=900)
-    assert kinds([], replace(planned, last_step=299)) == []
-    assert kinds([], planned) == ["missing"]
-    assert kinds([], at(6 * 3600 - 1)) == []
-    assert kinds([], at(6 * 3600)) == ["missing"]
+def test_absent_metric_is_missing_after_a_while() -> None:
+    """An absent metric is missing after a third of the planned steps, or after six hours without a plan."""
+    planned = replace(build_progress(300), total_steps=900)
+    assert find_kinds([], replace(planned, last_step=299)) == []
+    assert find_kinds([], planned) == ["missing"]
+    assert find_kinds([], build_progress(6 * 3600 - 1)) == []
+    assert find_kinds([], build_progress(6 * 3600)) == ["missing"]
 
 
-def test_what_nobody_promised_may_be_missing() -> None:
-    """A role that a metric has by default is no promise that it will come; gone silent, it has no data all the same."""
-    assert kinds([], at(10**6), promised=False) == []
-    assert kinds(readings(RISING), at(10**6), promised=False) == ["ceased"]
+def test_undeclared_metric_is_not_missing() -> None:
+    """A metric with a role by default need not appear; once it did, it can cease."""
+    assert find_kinds([], build_progress(10**6), declared=False) == []
+    assert find_kinds(build_readings(RISING), build_progress(10**6), declared=False) == ["ceased"]
 
 
-def test_where_nothing_goes_on_nothing_falls_behind() -> None:
-    """A run that has observed nothing is silent, not without data."""
-    assert kinds([], replace(at(10**6), last_step=None)) == []
+def test_run_without_observations_has_no_fault() -> None:
+    """A run that has observed nothing is silent, but its metrics are not faulty."""
+    assert find_kinds([], replace(build_progress(10**6), last_step=None)) == []
 
 
-def test_a_new_fault_is_one_that_was_not_known() -> None:
-    """The same fault of a metric is told once, in another way again."""
+def test_known_fault_is_not_new() -> None:
+    """A known fault of a metric is not new; another kind of fault is."""
     first = [MetricFault("a", FaultKind.CONSTANT, "x"), MetricFault("b", FaultKind.CEASED, "y")]
     assert select_new_faults(
         first, [MetricFault("a", FaultKind.CONSTANT, "z"), MetricFault("b", FaultKind.NOT_FINITE, "y")]
@@ -145,45 +145,48 @@ finite = st.floats(-1e6, 1e6)
 
 
 @st.composite
-def healthy(draw: st.DrawFn) -> tuple[list[Reading], RunProgress]:
-    """A metric of some pace with jitter, finite and not constant, and a run that is on the way to its next value."""
+def draw_healthy_metric(draw: st.DrawFn) -> tuple[list[Reading], RunProgress]:
+    """Draw a metric with a jittery pace and finite, varying values, and a run on its way to the next value."""
     count = draw(st.integers(1, 60))
     step_gap, second_gap = draw(st.integers(1, 10_000)), draw(st.floats(0.01, 10_000))
-    step, moment, found = 0, 0.0, []
+    step, moment, drawn_readings = 0, 0.0, []
     for index in range(count):
         jitter = draw(st.floats(1, 2))
         step += max(1, int(step_gap * jitter))
         moment += second_gap * jitter
-        found.append(Reading(step, draw(finite) + index % 2 * 1e7, NOW + timedelta(seconds=moment)))
+        drawn_readings.append(Reading(step, draw(finite) + index % 2 * 1e7, NOW + timedelta(seconds=moment)))
     next_in = draw(st.floats(0, 2))
     reported_at = NOW + timedelta(seconds=moment + second_gap * next_in)
-    return found[-NEWEST:], RunProgress(NOW, reported_at, step + int(step_gap * next_in))
+    return drawn_readings[-NEWEST:], RunProgress(NOW, reported_at, step + int(step_gap * next_in))
 
 
-@given(healthy())
+@given(draw_healthy_metric())
 def test_a_healthy_metric_has_no_fault(run: tuple[list[Reading], RunProgress]) -> None:
-    """Whatever its pace, and with a jitter of half of it, it is left alone."""
+    """Whatever its pace, and with a jitter of half of it, a healthy metric has no fault."""
     newest, progress = run
     assert find_faults([MetricReadings("eval", newest)], progress) == ()
 
 
-@given(healthy(), st.integers(11, 1000))
-def test_whatever_ceases_is_found(run: tuple[list[Reading], RunProgress], gaps: int) -> None:
-    """Enough of its longest gaps in steps and time, and it has ceased."""
+@given(draw_healthy_metric(), st.integers(11, 1000))
+def test_ceased_metric_is_found(run: tuple[list[Reading], RunProgress], gaps: int) -> None:
+    """After eleven of its longest gaps in steps and time, any metric has ceased."""
     newest, progress = run
     steps = max([b.step - a.step for a, b in pairwise(newest)] or [newest[0].step])
     moments = [reading.received_at for reading in newest]
     longest = max([b - a for a, b in pairwise(moments)] or [moments[0] - NOW])
     later = replace(progress, last_step=newest[-1].step + gaps * steps, reported_at=moments[-1] + gaps * longest)
-    assert [one.kind for one in find_faults([MetricReadings("eval", newest)], later)] == ["ceased"]
+    assert [fault.kind for fault in find_faults([MetricReadings("eval", newest)], later)] == ["ceased"]
 
 
-@given(healthy(), st.integers(-(10**6), 10**6), st.floats(0.5, 8))
-def test_clocks_and_units_do_not_matter(run: tuple[list[Reading], RunProgress], shift: int, scale: float) -> None:
-    """Another time of day and another unit of the metric lead to the same finding."""
+@given(draw_healthy_metric(), st.integers(-(10**6), 10**6), st.floats(0.5, 8))
+def test_faults_do_not_depend_on_clock_and_unit(
+    run: tuple[list[Reading], RunProgress], shift: int, scale: float
+) -> None:
+    """Shifted times and scaled values give the same faults."""
     newest, progress = run
-    away = timedelta(seconds=shift)
-    moved = [Reading(step, value * scale, moment + away) for step, value, moment in newest]
-    there = replace(progress, begun_at=progress.begun_at + away, reported_at=progress.reported_at + away)
-    ours, theirs = (find_faults([MetricReadings("eval", n)], p) for n, p in ((newest, progress), (moved, there)))
-    assert [one.kind for one in ours] == [one.kind for one in theirs]
+    time_shift = timedelta(seconds=shift)
+    shifted_readings = [Reading(step, value * scale, moment + time_shift) for step, value, moment in newest]
+    shifted_progress = replace(
+        progress, begun_at=progress.begun_at + time_shift, reported_at=progress.reported_at + time_shift
+    )
+    assert find_kinds(shifted_readings, shifted_progress) == find_kinds(newest, progress)
