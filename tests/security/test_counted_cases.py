@@ -41,8 +41,8 @@ def load_stage_cases(project: ProjectFixture) -> StageCases:
 
 def explain_shortfalls(project: ProjectFixture) -> set[str]:
     with project.database.reading() as tx:
-        listed = case_counts.list_cases(tx, project.id, CaseFilter(), limit=200)
-        return set(rollout_stage.explain_shortfalls(tx, project.id, listed).values())
+        cases = case_counts.list_cases(tx, project.id, CaseFilter(), limit=200)
+        return set(rollout_stage.explain_shortfalls(tx, project.id, cases).values())
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,8 @@ def test_context_ends_with_its_block(json_log: LogOutput) -> None:
         thread = threading.Thread(target=logger.info, args=("elsewhere",))
         thread.start()
         thread.join()
-    logs.add_log_context(run_id="nobody's")
-    logger.info("behind", extra={"run_id": "its own"})
+    logs.add_log_context(run_id="outside")
+    logger.info("after", extra={"run_id": "its own"})
     contexts = [{name: line[name] for name in logs.CONTEXT_FIELDS if name in line} for line in json_log.parse_lines()]
     assert contexts == [
         {"run_id": "r", "project_id": "p", "delivery_id": "d"},

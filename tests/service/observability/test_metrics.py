@@ -121,9 +121,9 @@ def test_metric_names_have_a_prefix_and_a_unit() -> None:
 
 def test_two_sets_of_metrics_are_independent() -> None:
     """Each part of the service, and each test, can count by itself."""
-    one, other = ServiceMetrics(), ServiceMetrics()
-    one.observations.labels("accepted").inc(5)
-    text = generate_latest(other.registry).decode()
+    first, second = ServiceMetrics(), ServiceMetrics()
+    first.observations.labels("accepted").inc(5)
+    text = generate_latest(second.registry).decode()
     assert parse_samples(text)["evalstop_observations_total"][(("result", "accepted"),)] == 0
 
 
@@ -256,7 +256,7 @@ def test_running_runs_and_waiting_deliveries_are_measured(database: Database) ->
         project_row = projects.get_project(tx, project.id)
         enabled, disabled = (
             endpoints.add_endpoint(tx, project_row.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
-            for name in ("taken", "disabled")
+            for name in ("enabled", "disabled")
         )
         for age, wait in ((500, -100), (400, -300), (300, 60)):
             add_event(tx, project, running.id, NOW - timedelta(seconds=age), NOW + timedelta(seconds=wait))

@@ -257,7 +257,7 @@ def sign_in(client: httpx.Client) -> None:
 
 def create_eval_request(admin: httpx.Client) -> tuple[str, str]:
     """The ids of a run whose evals fall until it is suspect, and of its request for a paired evaluation."""
-    terms = {"name": "asked", "policy": "early", "total_steps": 90, "eval_share": 0}
+    terms = {"name": "suspect", "policy": "early", "total_steps": 90, "eval_share": 0}
     run_id = expect_json(admin.post("/runs", json=terms), 201)["id"]
     expect_json(admin.post(f"/runs/{run_id}/checkpoints", json={"step": 30, "uri": "file:///30"}), 201)
     for step in range(60):

@@ -152,7 +152,7 @@ def other_admin(service: Service) -> httpx.Client:
 
 
 @pytest.fixture(scope="session")
-def peer(service: Service) -> tuple[httpx.Client, Resources]:
+def third_project(service: Service) -> tuple[httpx.Client, Resources]:
     """A client with an admin key to a third project, and the ids of one resource of each kind in it."""
     client = service.open_client(service.create_project())
     return client, create_resources(client)
@@ -268,10 +268,10 @@ RESOURCE_OF_PARAMETER = {
 
 @pytest.mark.parametrize(("route", "where", "name"), sorted(list_id_parameters()), ids=str)
 def test_foreign_id_in_query_or_body_reveals_nothing(
-    tenant: Tenant, peer: tuple[httpx.Client, Resources], route: tuple[str, str], where: str, name: str
+    tenant: Tenant, third_project: tuple[httpx.Client, Resources], route: tuple[str, str], where: str, name: str
 ) -> None:
     """An id of another project as a parameter returns and changes nothing of that project."""
-    (other_admin, own_resources), foreign_ids, before = peer, tenant.resources.ids, tenant.read_project()
+    (other_admin, own_resources), foreign_ids, before = third_project, tenant.resources.ids, tenant.read_project()
     id_ = foreign_ids[RESOURCE_OF_PARAMETER.get(name, name)]
     path = own_resources.path(route[1])
     document = BODIES.get(route)

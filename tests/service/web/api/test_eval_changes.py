@@ -6,13 +6,9 @@ from typing import Any
 
 import httpx
 
-from tests.service.web.api.api_calls import expect_json, expect_problem
+from tests.service.web.api.api_calls import expect_json, expect_problem, open_run
 
 VERSION = {"gold": {"role": "eval", "version": "v1"}}
-
-
-def open_run(admin: httpx.Client, **terms: Any) -> dict[str, Any]:
-    return expect_json(admin.post("/runs", json={"name": "r", "policy": "paper"} | terms), 201)
 
 
 def post_evals(admin: httpx.Client, path: str, *values: float, start: int = 0) -> dict[str, Any]:

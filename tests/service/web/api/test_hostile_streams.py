@@ -32,7 +32,7 @@ MEBIBYTE = 2**20
 MAX_GROWTH_BYTES = 32 * MEBIBYTE
 """Allowed growth for one stream: a window of 8 MiB, read-ahead, and what allocators keep."""
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux alone")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux only")
 
 
 @dataclass
@@ -119,9 +119,11 @@ def test_compressed_bomb_takes_little_memory(
 ) -> None:
     """Hundreds of MiB in a few KiB take little memory, and valid lines after them are stored within the size limit."""
     (run_id,) = open_runs(server.client)
-    good = encode_line(run_id, {"metric": "loss", "step": 1, "value": 1}) + b"\n"
+    valid_line = encode_line(run_id, {"metric": "loss", "step": 1, "value": 1}) + b"\n"
     bomb = (
-        compress(good) + compress_repeated(part, times, compress) + compress(b"\n" + good.replace(b'"loss"', b'"kl"'))
+        compress(valid_line)
+        + compress_repeated(part, times, compress)
+        + compress(b"\n" + valid_line.replace(b'"loss"', b'"kl"'))
     )
     assert_survives(server, lambda: post_compressed(server, bomb, compress), status)
     assert list_steps(server.client, run_id, "loss") == [1]

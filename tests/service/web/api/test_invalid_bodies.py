@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expect_problem
+from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expect_problem, open_run
 from tests.service.web.api.conftest import ON_SQLITE, Service, client_for_route
 
 pytestmark = ON_SQLITE
@@ -91,14 +91,14 @@ def test_wrong_documents_are_refused_with_a_pointer(
     for name in () if route == OPEN_DOCUMENT_ROUTE else ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
         body = json.dumps(BODIES[route] | {name: 1})
         document_problem = expect_problem(client.request(route[0], path, content=body, headers=JSON), 422)
-        if route[1] != "/policies" and name != "\ud800":  # a policy's own reader says what it may hold
+        if route[1] != "/policies" and name != "\ud800":  # policies have a parser of their own
             pointer = "/" + name.replace("~", "~0").replace("/", "~1")
             assert [error["pointer"] for error in document_problem["errors"]] == [pointer]
     assert read_project(*admin_and_resources) == before
 
 
 @pytest.mark.parametrize(
-    ("point", "pointer"),
+    ("observation", "pointer"),
     [
         ({"metric": "eval", "step": -1, "value": 1}, "/observations/1/step"),
         ({"metric": "eval", "step": 2**53, "value": 1}, "/observations/1/step"),
@@ -122,20 +122,20 @@ def test_wrong_documents_are_refused_with_a_pointer(
         ("eval", "/observations/1"),
     ],
 )
-def test_one_invalid_observation_refuses_its_batch(admin: httpx.Client, point: Any, pointer: str) -> None:
+def test_one_invalid_observation_refuses_its_batch(admin: httpx.Client, observation: Any, pointer: str) -> None:
     """The invalid observation is named by its index, and nothing of the batch is stored."""
-    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
+    run = open_run(admin)
     valid = [{"metric": "eval", "step": step, "value": 0.5} for step in (10, 11)]
-    body = {"observations": [valid[0], point, valid[1]]}
+    body = {"observations": [valid[0], observation, valid[1]]}
     errors = expect_problem(admin.post(f"/runs/{run['id']}/observations", json=body), 422)["errors"]
     assert [error["pointer"] for error in errors] == [pointer]
-    listed = expect_json(admin.get(f"/runs/{run['id']}/observations", params={"metric": "eval"}), 200)
-    assert listed["items"] == []
+    stored = expect_json(admin.get(f"/runs/{run['id']}/observations", params={"metric": "eval"}), 200)
+    assert stored["items"] == []
 
 
 def test_invalid_observations_are_listed_up_to_100(admin: httpx.Client) -> None:
     """All invalid observations of a batch are counted, and the first 100 listed."""
-    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
+    run = open_run(admin)
     points = [{"metric": "eval", "step": -step, "value": 0.5} for step in range(200)]
     answer = expect_problem(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 422)
     assert answer["detail"].startswith("the request has 199 errors")
@@ -144,14 +144,14 @@ def test_invalid_observations_are_listed_up_to_100(admin: httpx.Client) -> None:
 
 def test_float_without_a_fraction_is_a_valid_step(admin: httpx.Client) -> None:
     """120.0 is an integer in JSON Schema."""
-    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
+    run = open_run(admin)
     body = {"observations": [{"metric": "eval", "step": 120.0, "value": 1}]}
     assert expect_json(admin.post(f"/runs/{run['id']}/observations", json=body), 200)["accepted"] == 1
 
 
 def test_batch_holds_1_to_10000_observations(admin: httpx.Client) -> None:
     """Of a batch without observations, or with too many, nothing is stored."""
-    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
+    run = open_run(admin)
     path = f"/runs/{run['id']}/observations"
     points = [{"metric": "eval", "step": step, "value": 0.5} for step in range(10_001)]
     assert "10001 observations" in str(expect_problem(admin.post(path, json={"observations": points}), 422)["errors"])
@@ -171,7 +171,7 @@ def test_long_lists_of_invalid_items_yield_one_error(admin: httpx.Client) -> Non
 
 def test_body_over_8_mib_is_refused(admin: httpx.Client) -> None:
     """A batch of a million observations is a 413 that advises smaller batches, and nothing is stored."""
-    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
+    run = open_run(admin)
     point = b'{"metric":"eval","step":1,"value":1},'
     body = b'{"observations":[' + (point * 1_000_000)[:-1] + b"]}"
     answer = expect_problem(admin.post(f"/runs/{run['id']}/observations", content=body, headers=JSON), 413)
@@ -181,7 +181,7 @@ def test_body_over_8_mib_is_refused(admin: httpx.Client) -> None:
 
 def test_chunked_body_over_the_limit_is_refused(admin: httpx.Client) -> None:
     """A body without a declared length is cut off at the limit."""
-    run = expect_json(admin.post("/runs", json={"name": "r"}), 201)
+    run = open_run(admin)
 
     def flood() -> Iterator[bytes]:
         for _ in range(12):

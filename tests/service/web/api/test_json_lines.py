@@ -159,7 +159,7 @@ def test_lines_do_not_depend_on_how_the_stream_is_cut(
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "expected_detail"),
     [
         (b"oops", "column 1"),
         (b"[", "column 2"),
@@ -175,10 +175,10 @@ def test_lines_do_not_depend_on_how_the_stream_is_cut(
         (b"[]", "valid dictionary"),
     ],
 )
-def test_bad_line_is_explained_briefly_with_its_place(line: bytes, words: str) -> None:
+def test_bad_line_is_explained_briefly_with_its_place(line: bytes, expected_detail: str) -> None:
     """The error names the column or field, and stays under 700 characters."""
-    with pytest.raises(BadLine) as caught:
+    with pytest.raises(BadLine) as error:
         read(line.replace(b"%s", RUN.encode()))
-    assert words in caught.value.detail
-    assert len(caught.value.detail) < 700
-    assert "Nothing was stored" not in caught.value.detail
+    assert expected_detail in error.value.detail
+    assert len(error.value.detail) < 700
+    assert "Nothing was stored" not in error.value.detail

@@ -109,7 +109,7 @@ def test_streamed_runs_get_the_verdicts_of_single_posts(
         lines.append(encode_line(streamed_ids[index], remaining[index].pop(0)))
         lines += data.draw(st.sampled_from([[], [], [b"garbage"], [b""]]))
     body = COMPRESS[encoding](b"\n".join(lines))
-    # A share, for how long the body is depends on ids that are never twice the same.
+    # A fraction, as the length of the body depends on random ids.
     size = max(1, len(body) * data.draw(st.integers(0, 1000)) // 1000)
     answer = expect_json(
         post_lines(admin, iter([body[at : at + size] for at in range(0, len(body), size)]), encoding), 200

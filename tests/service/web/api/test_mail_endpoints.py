@@ -22,7 +22,7 @@ def test_email_endpoint_is_created_and_tested(service: Service, url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"url": "mailto:ops@example.org", "format": "standard"},
         {"url": "https://93.184.216.34/", "format": "email"},
@@ -32,7 +32,7 @@ def test_email_endpoint_is_created_and_tested(service: Service, url: str) -> Non
         {"url": "mailto:", "format": "email"},
     ],
 )
-def test_mismatched_address_and_format_is_refused(service: Service, wrong: dict[str, str]) -> None:
+def test_mismatched_address_and_format_is_refused(service: Service, invalid: dict[str, str]) -> None:
     """The URL must be one plain address with the format `email`, and no other combination."""
     admin = service.open_client(service.create_project())
-    expect_problem(admin.post("/endpoints", json=ENDPOINT | wrong), 422)
+    expect_problem(admin.post("/endpoints", json=ENDPOINT | invalid), 422)

@@ -52,7 +52,7 @@ def test_step_comes_from_request_label_metric_or_timestamp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "stepping", "word"),
+    ("text", "stepping", "expected_message"),
     [
         ("a 1\n", Stepping(), "timestamp"),
         ('a{step="x"} 1\n', Stepping(label="step"), "whole number"),
@@ -65,9 +65,9 @@ def test_step_comes_from_request_label_metric_or_timestamp() -> None:
         ("a many\n", Stepping(1), "not the text format"),
     ],
 )
-def test_invalid_scrape_is_refused_with_its_reason(text: str, stepping: Stepping, word: str) -> None:
+def test_invalid_scrape_is_refused_with_its_reason(text: str, stepping: Stepping, expected_message: str) -> None:
     """A scrape with one invalid sample is refused as a whole."""
-    with pytest.raises(Invalid, match=word):
+    with pytest.raises(Invalid, match=expected_message):
         read_observations(text, stepping)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem, open_run
 from tests.service.web.api.conftest import Service
 
 Points = list[dict[str, Any]]
@@ -24,7 +24,8 @@ def admin(service: Service) -> httpx.Client:
 
 
 def post_run(client: httpx.Client, *posts: Points, **terms: Any) -> str:
-    run_id: str = expect_json(client.post("/runs", json={"name": "ppo"} | terms), 201)["id"]
+    """The id of a new run with these posts of observations."""
+    run_id: str = open_run(client, **terms)["id"]
     for points in posts:
         expect_json(client.post(f"/runs/{run_id}/observations", json={"observations": points}), 200)
     return run_id
@@ -88,17 +89,17 @@ def test_contradictory_outcome_is_refused(admin: httpx.Client) -> None:
         "detail"
     ]
     assert "decided at step 4, before 5" in detail
-    healthy = post_run(admin, build_evals(0.1, start=0), name="healthy")
+    healthy = post_run(admin, build_evals(0.1, start=0))
     outcome = {"outcome": "right", "turn_step": 0}
     assert "label it wrong" in expect_problem(admin.post(f"/runs/{healthy}/outcome", json=outcome), 422)["detail"]
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"held_out_share": -0.1}, {"held_out_share": 1.1}, {"price_per_gpu_hour": -1}, {"currency": "dollars"}]
+    "invalid", [{"held_out_share": -0.1}, {"held_out_share": 1.1}, {"price_per_gpu_hour": -1}, {"currency": "dollars"}]
 )
-def test_invalid_outcome_settings_are_refused(admin: httpx.Client, wrong: dict[str, Any]) -> None:
+def test_invalid_outcome_settings_are_refused(admin: httpx.Client, invalid: dict[str, Any]) -> None:
     """A share is from 0 to 1, a price is not negative, and a currency has three letters."""
-    assert next(iter(wrong)) in str(expect_problem(admin.patch("/project", json=wrong), 422))
+    assert next(iter(invalid)) in str(expect_problem(admin.patch("/project", json=invalid), 422))
 
 
 def test_new_project_holds_out_a_tenth_by_default(service: Service) -> None:

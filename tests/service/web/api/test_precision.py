@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.store import runs
+from evalstop_service.store.runs import Run
 
 from tests.service.case_rows import insert_cases
-from tests.service.web.api.api_calls import expect_json, expect_problem
+from tests.service.web.api.api_calls import expect_json, expect_problem, open_run
 from tests.service.web.api.conftest import Service
+
+
+def open_stored_run(service: Service, admin: httpx.Client, policy: str) -> Run:
+    """The stored row of a new run with this policy."""
+    run_id = UUID(open_run(admin, policy=policy)["id"])
+    project_id = UUID(expect_json(admin.get("/project"), 200)["id"])
+    with service.database.reading() as tx:
+        run = runs.find_run(tx, project_id, run_id)
+    assert run is not None
+    return run
 
 
 def test_each_count_links_to_its_cases(service: Service) -> None:
     """Each group has its figures with intervals and, for each count, a link to the cases."""
     project = service.create_project()
     admin = service.open_client(project)
-    opened = expect_json(admin.post("/runs", json={"name": "r", "policy": "paper"}), 201)
-    with service.database.reading() as tx:
-        project_id = expect_json(admin.get("/project"), 200)["id"]
-        run = runs.find_run_by_name(tx, UUID(project_id), "r")
-    assert run is not None
+    run = open_stored_run(service, admin, "paper")
     insert_cases(service.database, run, 9, job_kind="dpo")
     insert_cases(service.database, run, 3, outcome="wrong", run_outcome="healthy")
     insert_cases(service.database, run, 20, treatment=None, run_outcome="healthy")
@@ -37,9 +45,9 @@ def test_each_count_links_to_its_cases(service: Service) -> None:
     assert [(group["policy"]["name"], group["begins"], group["counts"]["observed"]["right"]) for group in groups] == [
         ("paper", "2026-01-01", 9)
     ]
-    listed = expect_json(admin.get(groups[0]["cases"]["observed"]["right"].removeprefix("/api/v1"), params=None), 200)
-    assert len(listed["items"]) == 9
-    assert {case["run_id"] for case in listed["items"]} == {opened["id"]}
+    cases = expect_json(admin.get(groups[0]["cases"]["observed"]["right"].removeprefix("/api/v1"), params=None), 200)
+    assert len(cases["items"]) == 9
+    assert {case["run_id"] for case in cases["items"]} == {str(run.id)}
     first = expect_json(admin.get("/cases", params={"limit": 30}), 200)
     rest = expect_json(admin.get("/cases", params={"limit": 30, "cursor": first["next_cursor"]}), 200)
     assert (len(first["items"]), len(rest["items"]), rest["next_cursor"]) == (30, 2, None)
@@ -88,10 +96,7 @@ def test_promotion_needs_a_confirmation_and_demotion_a_reason(service: Service) 
     expect_json(admin.put(path, json={"required_precision": 0.8}), 200)
     assert "above shadow" in expect_problem(admin.post(f"{path}/demote", json=demotion), 409)["detail"]
     project_id = UUID(expect_json(admin.get("/project"), 200)["id"])
-    opened = expect_json(admin.post("/runs", json={"name": "r", "policy": "early"}), 201)
-    with service.database.reading() as tx:
-        run = runs.find_run(tx, project_id, UUID(opened["id"]))
-    assert run is not None
+    run = open_stored_run(service, admin, "early")
     insert_cases(service.database, run, 40, utc_now())
     rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
     (proposal,) = expect_json(admin.get("/proposals", params={"state": "open"}), 200)["items"]

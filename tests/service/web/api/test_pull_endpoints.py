@@ -18,7 +18,7 @@ from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
 
-from tests.service.web.api.api_calls import expect_json
+from tests.service.web.api.api_calls import create_decision, expect_json
 from tests.service.web.api.conftest import Service
 
 CLAIM_BODY = {"wait_seconds": 0, "limit": 10, "lease_seconds": 30}
@@ -31,26 +31,20 @@ def client(service: Service) -> httpx.Client:
 
 
 def create_pull_endpoint(client: httpx.Client, **more: Any) -> dict[str, Any]:
+    """Create an endpoint that receivers poll."""
     body = {"name": "login-node", "event_types": ["run.stop_requested"], **more}
     return expect_json(client.post("/pull/endpoints", json=body), 201)
 
 
-def create_stopped_run(client: httpx.Client, name: str = "a run") -> str:
-    """The decision id of a new run that is stopped."""
-    run = client.post("/runs", json={"name": name}).json()
-    points = [{"metric": "eval", "step": step, "value": -step} for step in range(5)]
-    answer = client.post(f"/runs/{run['id']}/observations", json={"observations": points})
-    assert answer.json()["verdict"]["verdict"] == "stop", answer.text
-    return str(client.get(f"/runs/{run['id']}").json()["decision"]["id"])
-
-
 def claim(client: httpx.Client, endpoint_id: str, **more: Any) -> list[dict[str, Any]]:
+    """The events of a claim without waiting, unless `more` says otherwise."""
     response = client.post(f"/pull/endpoints/{endpoint_id}/claim", json={**CLAIM_BODY, **more})
     events: list[dict[str, Any]] = expect_json(response, 200)["events"]
     return events
 
 
 def settle(client: httpx.Client, endpoint_id: str, event: dict[str, Any], status: int, error: str = "") -> bool:
+    """Whether the delivery was settled with this status."""
     body = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": status, "error": error}
     return bool(expect_json(client.post(f"/pull/endpoints/{endpoint_id}/settle", json=body), 200)["settled"])
 
@@ -67,7 +61,7 @@ def test_claimed_event_is_signed_and_delivered_once_settled(client: httpx.Client
     endpoint = create_pull_endpoint(client)
     assert endpoint["url"] == "pull:login-node"
     assert claim(client, endpoint["id"]) == []
-    decision_id = create_stopped_run(client)
+    decision_id = create_decision(client)
     (event,) = claim(client, endpoint["id"])
     assert verify([endpoint["secret"]], event["headers"], event["body"].encode(), time.time())
     assert decision_id in event["body"]
@@ -82,7 +76,7 @@ def test_claimed_event_is_signed_and_delivered_once_settled(client: httpx.Client
 def test_expired_lease_lets_the_event_be_claimed_again(client: httpx.Client, service: Service) -> None:
     """The event keeps its id, and the old lease no longer settles it."""
     endpoint = create_pull_endpoint(client)
-    create_stopped_run(client)
+    create_decision(client)
     (first,) = claim(client, endpoint["id"], lease_seconds=5)
     expire_lease(service, first["delivery_id"])
     (second,) = claim(client, endpoint["id"])
@@ -96,11 +90,11 @@ def test_expired_lease_lets_the_event_be_claimed_again(client: httpx.Client, ser
 def test_settled_status_is_handled_like_a_webhook_response(client: httpx.Client, status: int, state: str) -> None:
     """A retryable status is tried again, a permanent one is dead, and 410 disables the endpoint."""
     endpoint = create_pull_endpoint(client)
-    create_stopped_run(client)
+    create_decision(client)
     (event,) = claim(client, endpoint["id"])
-    assert settle(client, endpoint["id"], event, status, "so it said")
+    assert settle(client, endpoint["id"], event, status, "out of order")
     delivery = find_delivery(client, endpoint["id"])
-    assert (delivery["state"], delivery["last_error"]) == (state, f"HTTP {status}: so it said")
+    assert (delivery["state"], delivery["last_error"]) == (state, f"HTTP {status}: out of order")
     assert claim(client, endpoint["id"]) == []
     (listed_endpoint,) = client.get("/endpoints").json()["items"]
     assert listed_endpoint["enabled"] is (status != 410)
@@ -115,7 +109,7 @@ def test_claim_returns_when_an_event_arrives(client: httpx.Client) -> None:
     events: list[dict[str, Any]] = []
     poll = threading.Thread(target=lambda: events.extend(claim(client, endpoint["id"], wait_seconds=60)))
     poll.start()
-    create_stopped_run(client)
+    create_decision(client)
     poll.join(30)
     assert not poll.is_alive()
     assert len(events) == 1
@@ -124,8 +118,8 @@ def test_claim_returns_when_an_event_arrives(client: httpx.Client) -> None:
 def test_concurrent_claims_return_each_event_once(client: httpx.Client) -> None:
     """Six events are claimed by four polls at a time, none twice."""
     endpoint = create_pull_endpoint(client)
-    for number in range(6):
-        create_stopped_run(client, f"run {number}")
+    for _ in range(6):
+        create_decision(client)
     claimed_ids: list[str] = []
     polls = [
         threading.Thread(
@@ -144,7 +138,7 @@ def test_concurrent_claims_return_each_event_once(client: httpx.Client) -> None:
 def test_workers_do_not_claim_pull_deliveries(client: httpx.Client, service: Service) -> None:
     """Workers neither find nor claim deliveries to a pull endpoint."""
     endpoint = create_pull_endpoint(client)
-    create_stopped_run(client)
+    create_decision(client)
     with service.database.transaction() as tx:
         now = utc_now() + timedelta(seconds=1)
         endpoint_id = UUID(endpoint["id"])
@@ -161,7 +155,7 @@ def test_stop_can_be_claimed_after_its_veto_window(service: Service) -> None:
     """The decision becomes `requested` with the claim; a vetoed stop is never returned."""
     client = service.open_client(service.create_project(veto_window_seconds=3.0))
     endpoint = create_pull_endpoint(client)
-    due, vetoed = create_stopped_run(client, "due"), create_stopped_run(client, "vetoed")
+    due, vetoed = create_decision(client), create_decision(client)
     assert client.post(f"/decisions/{vetoed}/veto", json={"reason": "no"}).status_code == 200
     assert claim(client, endpoint["id"]) == []
     (event,) = claim(client, endpoint["id"], wait_seconds=20)
@@ -194,7 +188,7 @@ def test_claim_needs_the_scope_and_the_project_of_the_endpoint(service: Service,
 def test_disabled_and_deleted_endpoints_return_no_events(client: httpx.Client) -> None:
     """A pull endpoint is disabled and deleted by the same routes as a webhook."""
     endpoint = create_pull_endpoint(client)
-    create_stopped_run(client)
+    create_decision(client)
     client.patch(f"/endpoints/{endpoint['id']}", json={"enabled": False})
     assert claim(client, endpoint["id"]) == []
     client.patch(f"/endpoints/{endpoint['id']}", json={"enabled": True})
@@ -209,7 +203,7 @@ def test_disconnected_claim_takes_no_event(service: Service, client: httpx.Clien
     with pytest.raises(httpx.ReadTimeout):
         client.post(f"/pull/endpoints/{endpoint['id']}/claim", json={**CLAIM_BODY, "wait_seconds": 60}, timeout=0.5)
     time.sleep(1.0)  # longer than two intervals of the poll
-    create_stopped_run(client)
+    create_decision(client)
     assert len(claim(client, endpoint["id"], wait_seconds=5)) == 1
 
 
@@ -219,7 +213,7 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
         UUID(create_pull_endpoint(client)["id"]),
         UUID(create_pull_endpoint(client, name="idle", event_types=["run.lost"])["id"]),
     )
-    create_stopped_run(client)
+    create_decision(client)
     queries_at: list[datetime] = []
 
     def clock() -> datetime:

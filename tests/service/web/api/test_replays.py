@@ -52,8 +52,8 @@ def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: ht
         secret = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
         create_decision(admin)
         run_worker_until(service, no_delivery_waits(admin))
-    (listed,) = expect_json(admin.get("/deliveries"), 200)["items"]
-    delivery = expect_json(admin.get(f"/deliveries/{listed['id']}"), 200)
+    (item,) = expect_json(admin.get("/deliveries"), 200)["items"]
+    delivery = expect_json(admin.get(f"/deliveries/{item['id']}"), 200)
     assert [(attempt["status_code"], attempt["url"], attempt["answer"]) for attempt in delivery["log"]] == [
         (503, fake.url, "thanks"),
         (200, fake.url, "thanks"),

@@ -55,9 +55,9 @@ def test_description_is_set_changed_and_filtered_by(service: Service) -> None:
 def test_run_responses_include_the_page_url(service: Service) -> None:
     """With a public URL, single runs, lists and changes include the URL of the run's page."""
     key = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}
-    known = Settings(public_url="https://evalstop.example")
+    settings = Settings(public_url="https://evalstop.example")
     with (
-        start_server(service.database, known) as url,
+        start_server(service.database, settings) as url,
         httpx.Client(base_url=f"{url}/api/v1", headers=key, trust_env=False) as api,
     ):
         run = expect_json(api.post("/runs", json={"name": "one"}), 201)

@@ -39,11 +39,11 @@ def test_buckets_contain_every_observation(service: Service) -> None:
     assert other_project.get(f"/runs/{run_id}/series", params={"metric": "tokens"}).status_code == 404
 
 
-@pytest.mark.parametrize("wrong", [{"buckets": 0}, {"buckets": 2001}, {"from": -1}, {"to": 2**53}, {"metric": ""}])
-def test_invalid_parameter_is_refused_by_name(service: Service, wrong: dict[str, int | str]) -> None:
+@pytest.mark.parametrize("invalid", [{"buckets": 0}, {"buckets": 2001}, {"from": -1}, {"to": 2**53}, {"metric": ""}])
+def test_invalid_parameter_is_refused_by_name(service: Service, invalid: dict[str, int | str]) -> None:
     """A parameter out of range is a 422 whose pointer names it."""
     client = service.open_client(service.create_project())
     parameters: dict[str, int | str] = {"metric": "tokens"}
-    answer = client.get(f"/runs/{uuid.uuid4()}/series", params=parameters | wrong)
+    answer = client.get(f"/runs/{uuid.uuid4()}/series", params=parameters | invalid)
     assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"].endswith(next(iter(wrong)))
+    assert answer.json()["errors"][0]["pointer"].endswith(next(iter(invalid)))
