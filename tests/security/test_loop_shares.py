@@ -44,12 +44,12 @@ class Loop:
     """A clock and CPU time that tests advance, and the shares measured by them."""
 
     now: float = 0.0
-    computed: float = 0.0
+    cpu_seconds: float = 0.0
     delayed: int = 0
     limit: RateLimit | None = None
 
     def __post_init__(self) -> None:
-        self.shares = LoopShares(self.count, self.limit, lambda: self.now, lambda: self.computed)
+        self.shares = LoopShares(self.count, self.limit, lambda: self.now, lambda: self.cpu_seconds)
 
     def count(self) -> None:
         self.delayed += 1
@@ -57,16 +57,17 @@ class Loop:
     def send(self, key: str, milliseconds: float) -> None:
         """A request of this key that takes so much CPU time."""
         started = asyncio.run(self.shares.begin(key))
-        self.compute(milliseconds)
+        self.advance(milliseconds)
         self.shares.end(key, started)
 
-    def compute(self, milliseconds: float) -> None:
-        self.computed += milliseconds / 1000
+    def advance(self, milliseconds: float) -> None:
+        """Advance the clock and the CPU time."""
+        self.cpu_seconds += milliseconds / 1000
         self.now += milliseconds / 1000
 
 
 def test_single_active_key_never_waits() -> None:
-    """A key may use the whole loop while no other key sends requests."""
+    """Time that a key used while no other key sent requests is not charged."""
     loop = Loop()
     for _ in range(20):
         loop.send(BUSY, 100.0)
@@ -119,7 +120,7 @@ def test_overlapping_requests_are_charged_once(steps: list[tuple[str, float]]) -
         for key, milliseconds in steps:
             loop.shares.note_sender(BUSY if key == OTHER else OTHER)
             started_requests.append((key, await loop.shares.begin(key)))
-            loop.compute(milliseconds)
+            loop.advance(milliseconds)
         for key, started in started_requests:
             loop.shares.end(key, started)
 

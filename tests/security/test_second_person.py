@@ -26,12 +26,12 @@ from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, 
 def project(database: Database) -> ProjectFixture:
     """A project with the second-person rule."""
     project = set_up_project(database, "shadow")
-    narrow = ProjectChange(second_person=True, max_mode=Mode.SHADOW)
-    second_person.change_project(database, author_named(project, "ada"), narrow)
+    restriction = ProjectChange(second_person=True, max_mode=Mode.SHADOW)
+    second_person.change_project(database, create_author(project, "ada"), restriction)
     return project
 
 
-def author_named(project: ProjectFixture, name: str, identity: str = "", seconds: float = 0.0) -> Author:
+def create_author(project: ProjectFixture, name: str, identity: str = "", seconds: float = 0.0) -> Author:
     return Author(project.id, name, NOW + timedelta(seconds=seconds), identity)
 
 
@@ -55,18 +55,18 @@ def find_state(project: ProjectFixture, run: Run) -> str | None:
 
 
 def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
-    """Repeating an order, also under another name with the same key, remains a proposal until another person confirms
+    """An order repeated with the same key, also under another name, remains a proposal until another person confirms
     it."""
     run = project.open_run()
     for name in ("ada", "ada again"):
-        ada = author_named(project, name, "key 1")
-        proposed = second_person.stop_run(project.database, ada, run.id, build_stop_order(ada))
-        assert proposed is not None
-        waiting = second_person.confirm_proposal(project.database, ada, proposed.id)
-        assert waiting.state == "open"
+        ada = create_author(project, name, "key 1")
+        proposal = second_person.stop_run(project.database, ada, run.id, build_stop_order(ada))
+        assert proposal is not None
+        unconfirmed = second_person.confirm_proposal(project.database, ada, proposal.id)
+        assert unconfirmed.state == "open"
     assert find_state(project, run) is None
-    ben = author_named(project, "ada", "key 2")
-    assert second_person.confirm_proposal(project.database, ben, waiting.id).state == "confirmed"
+    ben = create_author(project, "ada", "key 2")
+    assert second_person.confirm_proposal(project.database, ben, unconfirmed.id).state == "confirmed"
     assert find_state(project, run) == "requested"
     decision = project.find_decision(run)
     assert decision is not None
@@ -77,7 +77,7 @@ def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
 def test_same_order_by_another_person_confirms_the_first(project: ProjectFixture) -> None:
     """Two people who each stop the run have stopped it."""
     run = project.open_run()
-    ada, ben = author_named(project, "ada"), author_named(project, "ben")
+    ada, ben = create_author(project, "ada"), create_author(project, "ben")
     assert second_person.stop_run(project.database, ada, run.id, build_stop_order(ada)) is not None
     assert second_person.stop_run(project.database, ben, run.id, build_stop_order(ben)) is None
     assert find_state(project, run) == "requested"
@@ -86,7 +86,7 @@ def test_same_order_by_another_person_confirms_the_first(project: ProjectFixture
 def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture) -> None:
     """A confirmation after a refusal, or a day later, is a conflict and changes nothing."""
     refused, expired = project.open_run(), project.open_run()
-    ada, ben = author_named(project, "ada"), author_named(project, "ben")
+    ada, ben = create_author(project, "ada"), create_author(project, "ben")
     first = second_person.stop_run(project.database, ada, refused.id, build_stop_order(ada))
     second = second_person.stop_run(project.database, ada, expired.id, build_stop_order(ada))
     assert first is not None
@@ -94,7 +94,7 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
     second_person.refuse_proposal(project.database, ben, first.id)
     with pytest.raises(Conflict, match="refused"):
         second_person.confirm_proposal(project.database, ben, first.id)
-    tomorrow = author_named(project, "ben", seconds=OPEN_FOR.total_seconds())
+    tomorrow = create_author(project, "ben", seconds=OPEN_FOR.total_seconds())
     with pytest.raises(Conflict, match="expired"):
         second_person.confirm_proposal(project.database, tomorrow, second.id)
     assert [find_state(project, run) for run in (refused, expired)] == [None, None]
@@ -104,24 +104,24 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
 def test_release_needs_a_second_person(database: Database) -> None:
     """A stop stays on hold until a second person confirms its release."""
     project = set_up_project(database, "enforce")
-    second_person.change_project(database, author_named(project, "ada"), ProjectChange(second_person=True))
+    second_person.change_project(database, create_author(project, "ada"), ProjectChange(second_person=True))
     pause.pause_project(database, project.id, "ada", "", NOW)
     run = project.open_run()
     decision = project.post_observations(run, DECLINING_EVALS).decision
     assert decision is not None
     pause.resume_project(database, project.id, "ada", NOW)
     waiting = second_person.release_stop(
-        database, author_named(project, "ada"), decision.id, Released(NOW, "ada", "known")
+        database, create_author(project, "ada"), decision.id, Released(NOW, "ada", "known")
     )
     assert waiting is not None
     assert find_state(project, run) == "on_hold"
-    second_person.confirm_proposal(database, author_named(project, "ben"), waiting.id)
+    second_person.confirm_proposal(database, create_author(project, "ben"), waiting.id)
     assert find_state(project, run) == "requested"
 
 
 def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> None:
     """Raising max_mode and removing the rule need two people; other changes take effect at once."""
-    ada, ben = author_named(project, "ada"), author_named(project, "ben")
+    ada, ben = create_author(project, "ada"), create_author(project, "ben")
     for change in (ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=3), ProjectChange(second_person=False)):
         before = load_project(project)
         waiting = second_person.change_project(project.database, ada, change)
@@ -138,10 +138,10 @@ def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> N
 def test_confirmed_change_sets_only_the_changed_fields(project: ProjectFixture) -> None:
     """A form sends every setting, and one that was equal then is not reverted by the confirmation."""
     form = ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=30)
-    waiting = second_person.change_project(project.database, author_named(project, "ada"), form)
+    waiting = second_person.change_project(project.database, create_author(project, "ada"), form)
     assert waiting is not None
-    second_person.change_project(project.database, author_named(project, "ada"), ProjectChange(stops_per_hour=2))
-    second_person.confirm_proposal(project.database, author_named(project, "ben"), waiting.id)
+    second_person.change_project(project.database, create_author(project, "ada"), ProjectChange(stops_per_hour=2))
+    second_person.confirm_proposal(project.database, create_author(project, "ben"), waiting.id)
     assert load_project(project).stops_per_hour == 2
 
 
@@ -151,8 +151,8 @@ def test_promotion_to_enforce_needs_two_admins(project: ProjectFixture) -> None:
         rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.8, 0.25, NOW)
     run, ada, ben = (
         project.open_run(policy="watch-all-roles"),
-        author_named(project, "ada"),
-        author_named(project, "ben"),
+        create_author(project, "ada"),
+        create_author(project, "ben"),
     )
 
     def find_stage() -> str:

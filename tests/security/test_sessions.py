@@ -23,7 +23,7 @@ from tests.fixtures.projects import create_project
 from tests.service.web.api.api_calls import expect_json, expect_problem, sign_in
 
 
-class People:
+class SignedInPeople:
     """Clients with a key each to one project, and a clock that tests move."""
 
     def __init__(self, database: Database) -> None:
@@ -51,26 +51,26 @@ class People:
 
 
 @pytest.fixture
-def people(embedded_database: Database) -> Iterator[People]:
-    people = People(embedded_database)
+def people(embedded_database: Database) -> Iterator[SignedInPeople]:
+    people = SignedInPeople(embedded_database)
     create_project(embedded_database, "p", "enforce", 0.0, people.now, "paper")
     app = create_app(Settings(), embedded_database, people.clock, session_secret="s" * 32)
     with serve_app(app) as people.url, people.stack:
         yield people
 
 
-def test_sign_out_ends_the_session(people: People) -> None:
+def test_sign_out_ends_the_session(people: SignedInPeople) -> None:
     """A copied cookie is no longer valid after its owner signed out."""
     dana = people.sign_in_client("dana", "admin")
-    stolen = dana.cookies[SESSION]
+    cookie = dana.cookies[SESSION]
     assert people.get_page_status(dana, "/runs") == 200
     assert people.post(dana, "/logout").status_code == 303
-    thief = httpx.Client(verify=get_ssl_context(), cookies={SESSION: stolen}, trust_env=False)
-    with thief:
-        assert people.get_page_status(thief, "/runs") == 303
+    other_browser = httpx.Client(verify=get_ssl_context(), cookies={SESSION: cookie}, trust_env=False)
+    with other_browser:
+        assert people.get_page_status(other_browser, "/runs") == 303
 
 
-def test_admin_lists_and_ends_sessions(people: People) -> None:
+def test_admin_lists_and_ends_sessions(people: SignedInPeople) -> None:
     """An admin ends sessions by the API and on the page; other scopes can do neither."""
     dana, eve = people.sign_in_client("dana", "admin"), people.sign_in_client("eve", "read")
     session_ids = {session["name"]: session["id"] for session in expect_json(dana.get("/sessions"), 200)["items"]}
@@ -98,7 +98,9 @@ def test_admin_lists_and_ends_sessions(people: People) -> None:
         (f"/webhooks/endpoints/{UUID(int=1)}/rotate-secret", {}),
     ],
 )
-def test_role_and_endpoint_changes_need_a_recent_sign_in(people: People, path: str, form: dict[str, str]) -> None:
+def test_role_and_endpoint_changes_need_a_recent_sign_in(
+    people: SignedInPeople, path: str, form: dict[str, str]
+) -> None:
     """Role patterns, and endpoints that would receive stops, cannot be changed in an old session."""
     dana = people.sign_in_client("dana", "admin")
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
@@ -113,7 +115,7 @@ def test_role_and_endpoint_changes_need_a_recent_sign_in(people: People, path: s
     ("path", "form"),
     [("/settings", {"default_mode": "enforce"}), ("/settings/keys", {"name": "k", "scopes": "admin"})],
 )
-def test_enforcing_and_keys_need_a_recent_sign_in(people: People, path: str, form: dict[str, str]) -> None:
+def test_enforcing_and_keys_need_a_recent_sign_in(people: SignedInPeople, path: str, form: dict[str, str]) -> None:
     """The page asks for a sign-in and changes nothing before."""
     dana = people.sign_in_client("dana", "admin")
     people.now += timedelta(seconds=FRESH_SECONDS + 1)
@@ -127,7 +129,7 @@ def test_enforcing_and_keys_need_a_recent_sign_in(people: People, path: str, for
     assert len(expect_json(dana.get("/audit"), 200)["items"]) == len(before) + (path != "/settings")
 
 
-def test_confirming_a_proposal_needs_a_recent_sign_in(people: People) -> None:
+def test_confirming_a_proposal_needs_a_recent_sign_in(people: SignedInPeople) -> None:
     """After the sign-in the page shows the proposal again."""
     dana, eve = people.sign_in_client("dana", "admin"), people.sign_in_client("eve", "admin")
     expect_json(

@@ -179,8 +179,7 @@ def test_release_undo_and_retry_are_recorded(service: Service) -> None:
 
 
 def test_actions_of_trainers_and_receivers_are_recorded(service: Service) -> None:
-    """Opening, attaching to, resuming and finishing a run, changing its job, and claiming and reporting a stop are
-    recorded."""
+    """Entries record opening, resuming and finishing a run, changing its job, and claiming and reporting a stop."""
     project = service.create_project()
     secret = api_keys.create_named_key(service.database, project, "t", ["ingest"], utc_now())[1]
     admin, trainer = service.open_client(project), service.open_client_with_key(secret)

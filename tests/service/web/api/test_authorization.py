@@ -219,16 +219,19 @@ def test_foreign_and_missing_ids_get_the_same_response(
     """An id of another project and one that does not exist yield the same text by the same SQL statements."""
     foreign_ids = tenant.resources.ids
     missing_resources = Resources(
-        {name: id_ if name in ("name", "event_type") else str(uuid4()) for name, id_ in foreign_ids.items()}
+        {
+            name: resource_id if name in ("name", "event_type") else str(uuid4())
+            for name, resource_id in foreign_ids.items()
+        }
     )
-    call_route(other_admin, route, missing_resources)  # the key is remembered from now on
+    call_route(other_admin, route, missing_resources)  # caches the key
     responses = []
     for resources in (tenant.resources, missing_resources):
         with record_statements(service.database) as statements:
             response = call_route(other_admin, route, resources)
         text = response.text.replace(response.json()["request_id"], "ID")
-        for id_ in sorted(resources.ids.values(), key=len, reverse=True):
-            text = text.replace(id_, "ID")
+        for resource_id in sorted(resources.ids.values(), key=len, reverse=True):
+            text = text.replace(resource_id, "ID")
         responses.append((response.status_code, text, statements))
     assert responses[0] == responses[1]
 
@@ -272,19 +275,17 @@ def test_foreign_id_in_query_or_body_reveals_nothing(
 ) -> None:
     """An id of another project as a parameter returns and changes nothing of that project."""
     (other_admin, own_resources), foreign_ids, before = third_project, tenant.resources.ids, tenant.read_project()
-    id_ = foreign_ids[RESOURCE_OF_PARAMETER.get(name, name)]
+    foreign_id = foreign_ids[RESOURCE_OF_PARAMETER.get(name, name)]
     path = own_resources.path(route[1])
     document = BODIES.get(route)
     if where == "query":
-        path += ("&" if "?" in path else "?") + f"{name}={id_}"
+        path += ("&" if "?" in path else "?") + f"{name}={foreign_id}"
     else:
-        document = {**(document or {}), name: id_}
+        document = {**(document or {}), name: foreign_id}
     response = other_admin.request(route[0], path, json=document)
     assert response.status_code < 500, response.text
-    text = response.text.replace(id_, "")
-    assert [
-        resource_id for kind, resource_id in foreign_ids.items() if kind.endswith("_id") and resource_id in text
-    ] == []
+    text = response.text.replace(foreign_id, "")
+    assert [kind for kind, id_ in foreign_ids.items() if kind.endswith("_id") and id_ in text] == []
     assert tenant.read_project() == before
 
 
@@ -317,17 +318,14 @@ def test_filters_by_foreign_ids_find_nothing(service: Service, tenant: Tenant) -
 
 def test_run_names_are_unique_per_project(service: Service) -> None:
     """Two projects can each have a run of the same name."""
-    ids = {expect_json(service.open_client(service.create_project()).post("/runs", json={"name": "same"}), 201)["id"]}
-    ids |= {expect_json(service.open_client(service.create_project()).post("/runs", json={"name": "same"}), 201)["id"]}
+    clients = [service.open_client(service.create_project()) for _ in range(2)]
+    ids = {expect_json(client.post("/runs", json={"name": "same"}), 201)["id"] for client in clients}
     assert len(ids) == 2
 
 
 def test_installation_key_opens_installation_routes_only(service: Service, tenant: Tenant) -> None:
     """It creates and lists projects but has no access within one; without `admin` it opens no route."""
-    installation_admin, installation_reader = (
-        service.open_client(None, "admin"),
-        service.open_client(None, "read"),
-    )
+    installation_admin, installation_reader = service.open_client(None, "admin"), service.open_client(None, "read")
     expect_json(installation_admin.get("/projects"), 200)
     for route in ROUTES:
         if route not in INSTALLATION_ROUTES:

@@ -40,19 +40,21 @@ def decompress(encoding: str, parts: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def cut_at(body: bytes, places: Iterable[int]) -> list[bytes]:
-    offsets = [0, *sorted({place % (len(body) + 1) for place in places}), len(body)]
+def cut_at(body: bytes, cut_offsets: Iterable[int]) -> list[bytes]:
+    offsets = [0, *sorted({offset % (len(body) + 1) for offset in cut_offsets}), len(body)]
     return [body[begin:end] for begin, end in pairwise(offsets)]
 
 
 @pytest.mark.parametrize("encoding", COMPRESS)
-@given(files=st.lists(contents, min_size=1, max_size=3), places=st.lists(st.integers(0, 10**6), max_size=6))
-@example(files=[b"", b"a", b""], places=[])
-@example(files=[b"x" * PIECE_BYTES], places=[3])
-def test_content_does_not_depend_on_how_the_body_is_cut(encoding: str, files: list[bytes], places: list[int]) -> None:
+@given(files=st.lists(contents, min_size=1, max_size=3), cut_offsets=st.lists(st.integers(0, 10**6), max_size=6))
+@example(files=[b"", b"a", b""], cut_offsets=[])
+@example(files=[b"x" * PIECE_BYTES], cut_offsets=[3])
+def test_content_does_not_depend_on_how_the_body_is_cut(
+    encoding: str, files: list[bytes], cut_offsets: list[int]
+) -> None:
     """Whatever the parts of a body, the same content comes out, and concatenated files are one."""
     body = b"".join(map(COMPRESS[encoding], files))
-    assert decompress(encoding, cut_at(body, places)) == b"".join(files)
+    assert decompress(encoding, cut_at(body, cut_offsets)) == b"".join(files)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])

@@ -9,8 +9,7 @@ from tests.service.web.api.conftest import Service
 
 
 def test_answered_request_is_no_longer_listed_as_open(service: Service, admin: httpx.Client) -> None:
-    """Trainers and receivers see the request and the current checkpoint once it exists; only the first answer
-    counts."""
+    """A request shows the current checkpoint once it exists, and only the first answer counts."""
     run_id, request_id = create_eval_request(admin)
     project = expect_json(admin.get("/project"), 200)["name"]
     trainer = service.open_client(project, "ingest")

@@ -54,8 +54,9 @@ def encode_batch(run_id: UUID, batch: Sequence[dict[str, Any]]) -> bytes:
     return json.dumps({"run_id": str(run_id), "observations": batch}).encode()
 
 
-async def iterate_parts(body: bytes, places: Sequence[int]) -> AsyncIterator[bytes]:
-    for begin, end in pairwise([0, *sorted(place % (len(body) + 1) for place in places), len(body)]):
+async def iterate_parts(body: bytes, cut_offsets: Sequence[int]) -> AsyncIterator[bytes]:
+    """The parts of a body that is cut at these offsets."""
+    for begin, end in pairwise([0, *sorted(offset % (len(body) + 1) for offset in cut_offsets), len(body)]):
         yield body[begin:end]
         await asyncio.sleep(0)
 
@@ -76,29 +77,32 @@ async def read_stream(
 
 
 def read_body(
-    body: bytes, places: Sequence[int] = (), encoding: str = "", committer: FakeCommitter | None = None, **limits: Any
+    body: bytes,
+    cut_offsets: Sequence[int] = (),
+    encoding: str = "",
+    committer: FakeCommitter | None = None,
+    **limits: Any,
 ) -> tuple[dict[str, Any], Problem | None]:
-    """The result of a stream that arrives in parts cut at `places`."""
+    """The result of a stream that arrives in parts cut at these offsets."""
     committer = committer or FakeCommitter(set(RUNS))
-    return asyncio.run(read_stream(committer, iterate_parts(body, places), encoding, **limits))
+    return asyncio.run(read_stream(committer, iterate_parts(body, cut_offsets), encoding, **limits))
 
 
 @given(
     items=st.lists(batches | invalid_lines | blank_lines, max_size=12),
-    places=st.lists(st.integers(0, 10**7), max_size=8),
+    cut_offsets=st.lists(st.integers(0, 10**7), max_size=8),
     encoding=st.sampled_from(sorted(COMPRESS)),
     gathered=st.integers(1, 5),
     ends_with_newline=st.booleans(),
 )
 def test_results_do_not_depend_on_cuts_and_encoding(
     items: list[tuple[UUID, list[dict[str, Any]], bool] | bytes],
-    places: list[int],
+    cut_offsets: list[int],
     encoding: str,
     gathered: int,
     ends_with_newline: bool,
 ) -> None:
-    """What is stored and answered equals what a dictionary yields line by line, however the stream is cut and
-    compressed."""
+    """However a stream is cut and compressed, the result is that of a dictionary filled line by line."""
     lines: list[bytes] = []
     values: dict[tuple[UUID, str, int], float] = {}
     errors: list[tuple[int, str]] = []
@@ -130,7 +134,7 @@ def test_results_do_not_depend_on_cuts_and_encoding(
                     errors.append((len(lines), "Conflict"))
     body = b"\n".join(lines) + (b"\n" if ends_with_newline and lines else b"")
     committer = FakeCommitter(set(RUNS))
-    result, problem = read_body(COMPRESS[encoding](body), places, encoding, committer, gathered=gathered)
+    result, problem = read_body(COMPRESS[encoding](body), cut_offsets, encoding, committer, gathered=gathered)
     assert problem is None
     assert repr(sorted(committer.values.items())) == repr(sorted(values.items()))
     assert result["accepted"] == accepted
@@ -159,7 +163,7 @@ def test_reading_stops_at_the_limit_while_nothing_is_stored() -> None:
             lines_read += 10
             yield b"\n".join(encode_numbered_lines(RUNS[lines_read % 3], 10, lines_read)) + b"\n"
 
-    async def scenario() -> None:
+    async def read_and_store() -> None:
         committer = FakeCommitter(set(RUNS), open=asyncio.Event())
         assert committer.open is not None
         finished = asyncio.Event()
@@ -179,7 +183,7 @@ def test_reading_stops_at_the_limit_while_nothing_is_stored() -> None:
         assert result["accepted"] == len(committer.values) == lines_read
         assert max(size for _, size in committer.messages) < limit + 20
 
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
+    asyncio.run(asyncio.wait_for(read_and_store(), DEADLINE_SECONDS))
 
 
 def test_observations_of_a_run_are_stored_in_order() -> None:
