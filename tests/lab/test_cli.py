@@ -7,7 +7,7 @@ from evalstop_lab.cli import SUBCOMMANDS, main
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_subcommand_answers_to_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_subcommand_has_a_help_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The module of a name has a subcommand of that name, with options of its own."""
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])

@@ -7,8 +7,8 @@ from pathlib import Path
 from evalstop_lab.figure import save_figure, show_percent
 
 
-def test_axes_write_shares_in_percent(tmp_path: Path) -> None:
-    """A space stands between the number and its sign, as in the tables."""
+def test_axes_show_shares_in_percent(tmp_path: Path) -> None:
+    """A space separates the number from the percent sign, as in the tables."""
     with save_figure(tmp_path / "figure.svg", (2, 2)) as axes:
         show_percent(axes[0][0].yaxis, decimals=0)
         axes[0][0].plot([0, 1], [0.0, 1.0])

@@ -25,31 +25,31 @@ from tests.lab.replay.conftest import write_jsonl
 from tests.service.web.dashboard.serving import NoChromium, launch_chromium
 
 RISING = [0.1 * index for index in range(24)]
-TURNS = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]
+TURNING = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]
 """The best mean is near the twelfth eval; the third decline in a row is at the sixteenth."""
 
-DIPS = [*RISING[:6], 0.4, 0.3, 0.2, *RISING[9:]]
-LATE = [*RISING[:20], *(1.9 - 0.3 * index for index in range(1, 5))]
+DIPPING = [*RISING[:6], 0.4, 0.3, 0.2, *RISING[9:]]
+TURNING_LATE = [*RISING[:20], *(1.9 - 0.3 * index for index in range(1, 5))]
 
 
-def make_run(name: str, eval_scores: Sequence[float], gpus: float | None = None) -> Run:
+def build_run(name: str, eval_scores: Sequence[float], gpus: float | None = None) -> Run:
     run = Run(name, gpus=gpus, seconds=3600.0)
     for index, score in enumerate(eval_scores):
         run.add(MetricRole.EVAL, 10 * (index + 1), score, None)
     return run
 
 
-def judge_under_paper(*runs: Run) -> dict[str, Case]:
+def judge_by_paper_policy(*runs: Run) -> dict[str, Case]:
     return {case.run.name: case for case in judge_cases(runs, {"paper": POLICIES["paper"]})}
 
 
 def test_figures_equal_those_computed_by_hand() -> None:
     """A stop after the turn is right, in a dip wrong, near the end unknown; not stopping a rising run is right."""
-    cases = judge_under_paper(
-        make_run("turns", TURNS, 8),
-        make_run("dips", DIPS),
-        make_run("late", LATE),
-        make_run("rises", RISING),
+    cases = judge_by_paper_policy(
+        build_run("turns", TURNING, 8),
+        build_run("dips", DIPPING),
+        build_run("late", TURNING_LATE),
+        build_run("rises", RISING),
     )
     outcomes = {
         name: (case.assessment.run_outcome, case.passed["paper"].stop_step, case.passed["paper"].outcome)
@@ -82,7 +82,7 @@ def test_figures_equal_those_computed_by_hand() -> None:
         DecisionOutcome.WRONG: 0.0,
         DecisionOutcome.UNKNOWN: 0.0,
     }
-    cases |= judge_under_paper(make_run("few", [1.0]))
+    cases |= judge_by_paper_policy(build_run("few", [1.0]))
     assert sorted(cases, key=lambda name: rank_harm(cases[name], "paper")) == ["dips", "late", "turns", "rises", "few"]
 
 
@@ -90,7 +90,7 @@ def test_figures_equal_those_computed_by_hand() -> None:
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_figures_add_up(walks: list[list[int]]) -> None:
     """Every stop is right, wrong or unknown, and the difference of two policies is that of their figures."""
-    runs = [make_run("turns", TURNS), *(make_run(str(number), walk) for number, walk in enumerate(walks))]
+    runs = [build_run("turns", TURNING), *(build_run(str(number), walk) for number, walk in enumerate(walks))]
     cases = judge_cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
     paper, default = summarize_policy(cases, "paper"), summarize_policy(cases, "default")
     for figures, name in ((paper, "paper"), (default, "default")):
@@ -104,15 +104,15 @@ def test_figures_add_up(walks: list[list[int]]) -> None:
     assert (same.saved.value, same.saved.low, same.cut.high, same.first_alone) == (0, 0, 0, 0)
 
 
-def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON has figures, roles, each run and read errors; a run without evals is counted and not stopped."""
     rows = [
         {"run": name, "step": 10 * index, "reward": score, "eval/score": score}
-        for name, eval_scores in (("turns", TURNS), ("dips", DIPS))
+        for name, eval_scores in (("turns", TURNING), ("dips", DIPPING))
         for index, score in enumerate(eval_scores)
     ]
-    blind: list[dict[str, Any]] = [{"run": "blind", "step": 0, "reward": 1.0}]
-    file = write_jsonl(tmp_path / "runs.jsonl", [*rows, *blind])
+    without_evals: list[dict[str, Any]] = [{"run": "no evals", "step": 0, "reward": 1.0}]
+    file = write_jsonl(tmp_path / "runs.jsonl", [*rows, *without_evals])
     with file.open("a") as more:
         more.write('{"run": "tur')
     assert main(["backtest", str(file), "--policy", "paper", "--against", "cautious", "--json"]) == 0
@@ -122,7 +122,7 @@ def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {"role": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in report["roles"]
     assert [item["policy"] for item in report["policies"]] == ["paper", "cautious"]
     assert report["cases"][1]["policies"]["paper"]["said"] == "wrong"
-    assert report["cases"][2] == report["cases"][2] | {"run": "blind", "truth": "undecided"}
+    assert report["cases"][2] == report["cases"][2] | {"run": "no evals", "truth": "undecided"}
     assert "line 50" in captured.err
     assert report["troubles"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
 
@@ -134,11 +134,11 @@ def test_a_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pyte
     assert "but lr; set the columns with --eval" in capsys.readouterr().err
 
 
-def test_the_page(tmp_path: Path) -> None:
-    """It loads nothing from other sites, escapes names, plots only visible runs, and finds runs by name."""
+def test_page_is_self_contained_and_searchable(tmp_path: Path) -> None:
+    """The page loads nothing from other sites, escapes names, plots only visible runs, and finds runs by name."""
     long = [0.01 * index for index in range(5 * MOST_POINTS)]
-    runs = [make_run(f"dips-{number}", DIPS) for number in range(60)]
-    runs += [make_run("</script><script>alert(1)</script>", TURNS, 8), make_run("long", long)]
+    runs = [build_run(f"dips-{number}", DIPPING) for number in range(60)]
+    runs += [build_run("</script><script>alert(1)</script>", TURNING, 8), build_run("long", long)]
     file = write_jsonl(
         tmp_path / "runs.jsonl",
         [
@@ -150,15 +150,15 @@ def test_the_page(tmp_path: Path) -> None:
     page_file = tmp_path / "page.html"
     arguments = ["backtest", str(file), "--policy", "paper", "--against", "default", "--html", str(page_file)]
     assert main(arguments) == 0
-    problems: list[str] = []
+    errors: list[str] = []
     try:
         with launch_chromium() as browser:
             expect.set_options(timeout=30_000)
             page = browser.new_page(viewport={"width": 375, "height": 900})
-            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("dialog", lambda dialog: problems.append(dialog.message))
-            page.on("request", lambda request: problems.append(request.url) if "http" in request.url[:4] else None)
+            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("dialog", lambda dialog: errors.append(dialog.message))
+            page.on("request", lambda request: errors.append(request.url) if "http" in request.url[:4] else None)
             page.goto(page_file.as_uri())
             assert page.locator("#runs .drawing svg").count() == 0
             page.locator("#runs-heading").scroll_into_view_if_needed()
@@ -175,13 +175,13 @@ def test_the_page(tmp_path: Path) -> None:
             expect(page.locator("#runs article")).to_have_count(1)
     except NoChromium as error:
         pytest.skip(str(error))
-    assert problems == []
+    assert errors == []
 
 
-def test_the_page_of_many_runs(tmp_path: Path) -> None:
+def test_page_draws_only_the_first_runs(tmp_path: Path) -> None:
     """All runs are listed, the worst first, and only the first `most_drawn` have curves."""
     policies = {"paper": POLICIES["paper"]}
-    cases = judge_cases([make_run("rises", RISING), make_run("dips", DIPS), make_run("turns", TURNS)], policies)
+    cases = judge_cases([build_run("rises", RISING), build_run("dips", DIPPING), build_run("turns", TURNING)], policies)
     file = tmp_path / "page.html"
     write_page(file, build_report(cases, ["paper"], [], "backtest"), cases, ["paper"], most_drawn=2)
     data = re.search(r'id="runs-data">(.*?)</script>', file.read_text())
@@ -194,7 +194,7 @@ def test_the_page_of_many_runs(tmp_path: Path) -> None:
     ]
 
 
-def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_page_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 2, and the message has the name of the file."""
     file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "eval": 1.0}])
     assert main(["backtest", str(file), "--html", str(tmp_path / "absent" / "page.html")]) == 2

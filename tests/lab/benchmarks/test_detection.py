@@ -56,7 +56,7 @@ def test_shorter_delays_cost_more_false_stops() -> None:
     assert ratios == sorted(ratios, reverse=True)
 
 
-def test_the_tables_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables are printed without recorded runs, too."""
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", str(tmp_path / "none")]
     assert main([*arguments, "--only", "k_decline"]) == 0
@@ -85,9 +85,11 @@ def test_the_oracles_error_is_as_stated() -> None:
     stopped = detected = 0
     for seed in range(400):
         world = draw_world("mild", seed, length=200, noise=NoiseKind.GAUSSIAN, level=0.1)
-        held = np.where(np.arange(200) > world.truth.peak, world.truth.eval_scores.max(), world.truth.eval_scores)
-        stays = replace(world, eval_scores=world.eval_scores - world.truth.eval_scores + held)
-        stopped += run_oracle(stays).first_at(np.log(20)) is not None
+        without_fall = np.where(
+            np.arange(200) > world.truth.peak, world.truth.eval_scores.max(), world.truth.eval_scores
+        )
+        flat = replace(world, eval_scores=world.eval_scores - world.truth.eval_scores + without_fall)
+        stopped += run_oracle(flat).first_at(np.log(20)) is not None
         detected += run_oracle(world).first_at(np.log(20)) is not None
     assert 0.01 * 400 < stopped <= 0.05 * 400 + 3 * np.sqrt(0.05 * 400)
     assert detected > 0.9 * 400

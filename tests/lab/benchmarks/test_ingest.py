@@ -22,16 +22,16 @@ from evalstop_lab.benchmarks.ingest.http_client import InvalidResponse, Response
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load, LoadRefused, find_percentile, generate_load
 from evalstop_lab.benchmarks.ingest.results import BOUND, EVALSTOP, Cell, Measurement, Shape, compute_targets, rotate
 from evalstop_lab.benchmarks.processes import JobFailed, Server, Worker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 T = TypeVar("T")
 
-SOON = 600.0  # loads end after their requests, long before this number of seconds
+LONG_DURATION = 600.0  # in seconds; loads end much earlier, after their requests
 
 
-def measurement(observations: int = 100, server_us: float = 1.0, database_us: float = 1.0) -> Measurement:
+def build_measurement(observations: int = 100, server_us: float = 1.0, database_us: float = 1.0) -> Measurement:
     load = Load(
         observations=observations,
         requests=observations,
@@ -57,7 +57,7 @@ class FakeContender:
         self.turns.append(f"{self.name}{shape.batch}")
         if self.fails and shape.batch == 10 and self.turns.count(f"{self.name}10") == 2:
             raise JobFailed("it broke")
-        return measurement()
+        return build_measurement()
 
 
 def test_contenders_take_turns_and_a_failure_costs_one_cell() -> None:
@@ -88,8 +88,8 @@ class FakeWorker(Worker):
         return self._answer
 
 
-class FakeRuns(BaseHTTPRequestHandler):
-    """Opens runs."""
+class FakeRunServer(BaseHTTPRequestHandler):
+    """Answers each request with the id of a run."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -104,9 +104,9 @@ class FakeRuns(BaseHTTPRequestHandler):
 @pytest.mark.parametrize("stored", [99, 100, 101])
 def test_a_load_fails_unless_acknowledged_observations_are_stored(stored: int) -> None:
     """The number of stored observations must equal the number of acknowledged ones."""
-    with serve(FakeRuns) as address:
+    with serve(FakeRunServer) as address:
         server = Server(address, 1)
-        contender = Contender("x", FakeWorker(measurement(100).load), (), server, lambda _: stored)
+        contender = Contender("x", FakeWorker(build_measurement(100).load), (), server, lambda _: stored)
         if stored == 100:
             assert contender.measure(Shape(100, 8), 0.1).load.observations == 100
         else:
@@ -132,13 +132,12 @@ RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"
 
 
-@settings(deadline=None)
 @given(st.sampled_from([RESPONSE, CHUNKED]), st.lists(st.integers(1, 120), max_size=6))
-def test_a_response_is_read_however_it_is_cut(whole: bytes, cuts: list[int]) -> None:
+def test_response_is_complete_after_its_last_segment(response: bytes, cuts: list[int]) -> None:
     """A response is complete after its last segment and not before, however it is split."""
     parser = ResponseParser()
-    places = sorted({cut for cut in cuts if cut < len(whole)})
-    parts = [whole[start:end] for start, end in zip([0, *places], [*places, len(whole)], strict=True)]
+    places = sorted({cut for cut in cuts if cut < len(response)})
+    parts = [response[start:end] for start, end in zip([0, *places], [*places, len(response)], strict=True)]
     responses = [parser.feed(part) for part in parts]
     assert responses[:-1] == [None] * (len(parts) - 1)
     assert responses[-1] is not None
@@ -166,7 +165,6 @@ def test_invalid_responses_are_refused(data: bytes) -> None:
         ResponseParser().feed(data)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([1, 10, 100, 1000]), st.integers(0, 50))
 def test_requests_carry_every_step_once_in_order(batch: int, count: int) -> None:
     """Steps increase by one from the first, 1 observation in 20 is an eval, and Content-Length is correct."""
@@ -219,8 +217,8 @@ def test_the_percentile_of_no_values_is_nan() -> None:
 def test_targets_are_medians_of_ratios_within_each_round() -> None:
     """A target compares two cells round by round; it is met at its limit, and absent if one was not measured."""
     shape = Shape(1, 64)
-    ours = Cell(EVALSTOP, shape, tuple(measurement(rate, 2.0, 1.4) for rate in (65, 50, 90)))
-    bound = Cell(BOUND, shape, tuple(measurement(rate) for rate in (100, 100, 100)))
+    ours = Cell(EVALSTOP, shape, tuple(build_measurement(rate, 2.0, 1.4) for rate in (65, 50, 90)))
+    bound = Cell(BOUND, shape, tuple(build_measurement(rate) for rate in (100, 100, 100)))
     targets = {item.name: item for item in compute_targets({(EVALSTOP, shape): ours, (BOUND, shape): bound})}
     rate = targets["1 x 64: rate, relative to the bound"]
     assert (rate.ratio.median, rate.ratio.lowest, rate.ratio.highest, rate.met) == (0.65, 0.5, 0.9, True)
@@ -232,15 +230,15 @@ def test_targets_are_medians_of_ratios_within_each_round() -> None:
 def test_a_figure_too_small_to_measure_gives_no_ratio() -> None:
     """There is no ratio to a CPU time of 0, which is below the clock's resolution."""
     shape = Shape(1, 64)
-    ours = Cell(EVALSTOP, shape, (measurement(),))
-    bound = Cell(BOUND, shape, (measurement(database_us=0.0),))
+    ours = Cell(EVALSTOP, shape, (build_measurement(),))
+    bound = Cell(BOUND, shape, (build_measurement(database_us=0.0),))
     names = {item.name for item in compute_targets({(EVALSTOP, shape): ours, (BOUND, shape): bound})}
     assert names == {"1 x 64: rate, relative to the bound", "1 x 64: CPU time of the service"}
 
 
 @pytest.mark.real
-def test_the_whole_benchmark_runs(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The service and the bound store what they acknowledge on both databases, and the report has all figures."""
+def test_benchmark_runs_on_both_databases(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Service and bound store what they acknowledge on both databases, and the report has all figures."""
     names = ["EvalStop", "bound", "EvalStop on SQLite", "bound on SQLite"]
     arguments = [
         "--database-url",
@@ -299,7 +297,9 @@ def test_a_refused_request_is_sent_again() -> None:
     """After a 503 the same observations are sent again, and counted once."""
     bodies: list[bytes] = []
     with serve(type("Handler", (FakeBusyServer,), {"bodies": bodies})) as address:
-        job = Job(addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=SOON, requests=3)
+        job = Job(
+            addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=LONG_DURATION, requests=3
+        )
         result = asyncio.run(generate_load(job))
     assert (result.observations, result.retried) == (3, 3)
     assert bodies[::2] == bodies[1::2]
@@ -316,7 +316,12 @@ def test_a_connection_that_ends_early_fails_the_load() -> None:
 
         threading.Thread(target=read_and_hang_up, daemon=True).start()
         job = Job(
-            addresses=(listening.getsockname(),), format="evalstop", runs=("a",), clients=1, batch=1, seconds=SOON
+            addresses=(listening.getsockname(),),
+            format="evalstop",
+            runs=("a",),
+            clients=1,
+            batch=1,
+            seconds=LONG_DURATION,
         )
         with pytest.raises(LoadRefused, match="closed before the response"):
             asyncio.run(generate_load(job))

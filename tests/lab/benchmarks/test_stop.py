@@ -11,7 +11,7 @@ from evalstop_lab.benchmarks import stop
 pytestmark = pytest.mark.real
 
 
-def test_times_stops_and_parks(
+def test_stops_and_parks_are_timed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One trainer per action and database gets SIGTERM after its eval and reports the time."""

@@ -15,7 +15,7 @@ from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, draw_world, plan_worlds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 alarms = st.floats(0, 100) | st.sampled_from([0.0, 1.0, 2.0, 3.0])
@@ -23,7 +23,6 @@ rates = st.floats(0.001, 0.5)
 
 
 @given(st.lists(alarms, min_size=1, max_size=200), rates, st.sampled_from([Kind.FRACTION, Kind.P_VALUE]))
-@settings(deadline=None)
 def test_the_threshold_is_the_most_lenient_one(highest: list[float], rate: float, kind: Kind) -> None:
     """It stops at most the requested share of runs, and a more lenient one would stop more, except for ties."""
     highest = [to_alarm(kind, value) for value in highest]
@@ -86,8 +85,8 @@ def test_thresholds_hold_on_other_seeds() -> None:
     kind, (ten_percent,) = calibrate_thresholds(records, [0.10])
     assert ten_percent.value is not None
     assert ten_percent.stopped.value <= 0.10
-    fresh = record_worlds(KDecline(), plan_worlds(600, 50_000, families=HEALTHY))
-    rate = sum(item.highest >= to_alarm(kind, ten_percent.value) for item in fresh) / 600
+    other_records = record_worlds(KDecline(), plan_worlds(600, 50_000, families=HEALTHY))
+    rate = sum(item.highest >= to_alarm(kind, ten_percent.value) for item in other_records) / 600
     assert ten_percent.stopped.value - 0.05 < rate < ten_percent.stopped.value + 0.05
 
 
@@ -116,7 +115,7 @@ def test_the_document_is_reproducible(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["thresholds"] == document["thresholds"]
 
 
-def test_ones_own_history_calibrates_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Thresholds are calibrated on the runs of a file, without those with another label."""
     file = tmp_path / "history.jsonl"
     rows = [row for seed in range(20) for row in draw_world("plateau", seed, length=30, level=0.1).rows()]
@@ -132,19 +131,17 @@ def test_ones_own_history_calibrates_too(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["k_decline", "--params", '{"k": 0}'], "k"),
         (["k_decline", "--params", "{"], "--params"),
         (["k_decline", "--first-seed", "19999999", "--runs", "5"], "are for reports"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 2, and the message states the problem."""
     assert main(["calibrate", *arguments]) == 2
-    assert complaint in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_bad_line_of_a_history_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from evalstop_lab.calibrate.shipped import collect_risks, format_module, main
 from evalstop_lab.worlds import plan_worlds
 
 
-def test_the_module_is_formatted_by_the_program() -> None:
+def test_module_equals_the_programs_output() -> None:
     """The file equals the program's output for its calibrations."""
     assert Path(shipped_calibrations.__file__).read_text(encoding="utf-8") == format_module(
         shipped_calibrations.CALIBRATIONS
@@ -46,15 +46,15 @@ def test_every_risk_of_a_shipped_policy_has_a_threshold() -> None:
 def test_calibrations_are_current(item: dict[str, Any]) -> None:
     """Neither the detector nor the runs have changed since the calibration."""
     detector: Detector[Any] = msgspec.convert(item["params"], DETECTORS[item["detector"]])
-    remembered, data = item["highest_of_first"], item["data"]
-    recipes = plan_worlds(data["runs"], data["first_seed"], data["families"])[: len(remembered)]
+    stored, data = item["highest_of_first"], item["data"]
+    recipes = plan_worlds(data["runs"], data["first_seed"], data["families"])[: len(stored)]
     highest = [records.highest for records in record_worlds(detector, recipes)]
     remedy = "its thresholds are stale: run `python -m evalstop_lab.calibrate.shipped` and the benchmark"
-    assert len(remembered) == 50
-    assert highest == pytest.approx(remembered, rel=1e-5), f"{detector.name} has changed, {remedy}"
+    assert len(stored) == 50
+    assert highest == pytest.approx(stored, rel=1e-5), f"{detector.name} has changed, {remedy}"
 
 
-def test_the_module_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_writes_the_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The written module has the detectors, seeds and commands of the calibrations."""
     assert main(["--runs", "40", "--output", str(tmp_path / "calibration.py")]) == 0
     written, shipped = runpy.run_path(str(tmp_path / "calibration.py"))["CALIBRATIONS"]

@@ -1,6 +1,8 @@
-"""Runs of the prior: labels are true of the curve, kinds can be left out, and batches say what is true at each eval."""
+"""Runs of the prior: correct labels, kinds of disturbance that can be excluded, and batches for training."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from evalstop_lab.posterior.prior import KINDS, LEAST_FALL, draw_run
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_label_is_true_of_its_curve(seed: int) -> None:
+def test_labels_agree_with_the_curve(seed: int) -> None:
     """A run that turned ends more than a tenth of its gain or range below its peak, another does not."""
     run = draw_run(np.random.default_rng(seed))
     span = float(np.ptp(run.truth))
@@ -27,31 +29,31 @@ def test_the_same_seed_draws_the_same_run() -> None:
 
 
 def test_about_half_of_the_runs_turn() -> None:
-    """The prior takes no side."""
+    """Of 400 runs 150 to 250 turn."""
     rng = np.random.default_rng(0)
     turned = sum(draw_run(rng, evals=40).turned for _ in range(400))
     assert 150 < turned < 250
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_can_be_left_out(kind: str) -> None:
-    """Without the kind other runs are drawn from the same seeds."""
+def test_kinds_can_be_excluded(kind: str) -> None:
+    """Without a kind the same seeds draw other runs."""
     with_it = [draw_run(np.random.default_rng(seed), evals=60).scores for seed in range(40)]
     without = [draw_run(np.random.default_rng(seed), evals=60, without=(kind,)).scores for seed in range(40)]
     assert any(len(a) != len(b) or not np.array_equal(a, b) for a, b in zip(with_it, without, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_tells_the_kinds_that_disturb_it(kind: str) -> None:
-    """A kind is in about the share of runs that the prior gives it, and in none when it is left out."""
+def test_kinds_occur_in_their_share_of_runs(kind: str) -> None:
+    """A kind is in about the share of runs that the prior gives it, and in none if excluded."""
     share = {"dips": 0.55, "shifts": 0.06, "failed evals": 0.1, "autocorrelation": 0.2}[kind]
     with_it = [kind in draw_run(np.random.default_rng(seed), evals=60).kinds for seed in range(400)]
     assert abs(with_it.count(True) / 400 - share) < 0.06
     assert not any(kind in draw_run(np.random.default_rng(seed), evals=60, without=(kind,)).kinds for seed in range(40))
 
 
-def test_a_batch_says_what_is_true() -> None:
-    """Before its peak no run has turned, after it a turning one has; the last eval counts for nothing."""
+def test_batch_labels_follow_the_runs() -> None:
+    """Up to its peak no run has turned, after it a turning one has; the last eval has weight 0."""
     runs = [draw_run(np.random.default_rng(seed), evals=30) for seed in range(16)]
     batch = to_batch(runs)
     for index, run in enumerate(runs):
@@ -64,8 +66,9 @@ def test_a_batch_says_what_is_true() -> None:
     assert np.array_equal(batch.features * 256, np.floor(batch.features * 256))
 
 
-def test_batches_hold_runs_of_like_length() -> None:
-    """So that little of an array is empty."""
-    for batch in draw_batches(np.random.default_rng(1), 64, 16):
-        lengths = (batch.weight > 0).sum(axis=0)
-        assert lengths.max() <= batch.features.shape[0]
+def test_batches_group_runs_by_length() -> None:
+    """The ranges of lengths of two batches do not overlap, so that batches need little padding."""
+    batches = draw_batches(np.random.default_rng(1), 64, 16)
+    lengths = [(batch.weight > 0).sum(axis=0) for batch in batches]
+    ranges = sorted((int(batch_lengths.min()), int(batch_lengths.max())) for batch_lengths in lengths)
+    assert all(shorter[1] <= longer[0] for shorter, longer in pairwise(ranges))

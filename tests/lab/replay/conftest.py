@@ -11,7 +11,7 @@ import pytest
 from evalstop_lab.cli import main
 from hypothesis import HealthCheck, settings
 
-patiently = settings(
+property_settings = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
 )
 
@@ -21,11 +21,13 @@ TURNING = (0.1, 0.4, 0.7, 0.9, 0.8, 0.6, 0.4, 0.2)
 Replay = Callable[..., list[dict[str, Any]]]
 
 
-def rows(run: str = "a", eval_scores: Sequence[float] = TURNING, **more: Any) -> list[dict[str, Any]]:
+def build_rows(run: str = "a", eval_scores: Sequence[float] = TURNING, **more: Any) -> list[dict[str, Any]]:
+    """Rows of a log, with an eval every ten steps and these other fields."""
     return [{"run": run, "step": 10 * index, "eval": score} | more for index, score in enumerate(eval_scores)]
 
 
 def write_jsonl(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    """Write a file of JSON lines."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 
@@ -43,7 +45,7 @@ def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def failing_replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run `evalstop-lab replay ...`, which must fail with this exit code; returns its message."""
 
     def run_replay(code: int, *arguments: object) -> str:

@@ -13,12 +13,12 @@ from urllib.parse import parse_qs, urlsplit
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "mlflow_server.json").read_text())
 TOKEN = "let-me-in"
-MOST = 3
+MAX_ITEMS_PER_PAGE = 3
 """The maximum number of items per page, whatever is requested, so that every list has several pages."""
 
 
 @contextmanager
-def fake_mlflow() -> Iterator[str]:
+def run_fake_mlflow() -> Iterator[str]:
     """Run a server that accepts `TOKEN` and fails the first request of each path; yields its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.seen = set()  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def fake_mlflow() -> Iterator[str]:
 
 
 @contextmanager
-def invalid_mlflow(answer: object) -> Iterator[str]:
+def run_invalid_mlflow(answer: object) -> Iterator[str]:
     """Run a server that answers every request with `answer`; yields its address."""
 
     class Handler(_Handler):
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, name: str, items: list[Any], requested: dict[str, Any]) -> None:
         start = int(requested.get("page_token", 0))
-        end = start + min(MOST, int(requested["max_results"]))
+        end = start + min(MAX_ITEMS_PER_PAGE, int(requested["max_results"]))
         self._send(200, {name: items[start:end]} | ({"next_page_token": str(end)} if end < len(items) else {}))
 
     def _send(self, status: int, answer: object) -> None:

@@ -14,10 +14,10 @@ from evalstop_lab.worlds import World, draw_worlds
 from hypothesis import given
 
 from tests.detectors.strategies import policies, series
-from tests.lab.replay.conftest import Replay, patiently, write_jsonl
+from tests.lab.replay.conftest import Replay, property_settings, write_jsonl
 
 
-def expected(policy: Policy, world: World) -> dict[str, Any]:
+def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
     """The verdict of evalstop_detectors on the world's observations, up to the first stop.
 
     The policy `reversible` continues after a stop, because a parked run may return; a replay reports the first stop.
@@ -47,23 +47,25 @@ def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) ->
     results = {item["run"]: item for item in replay(log, "--policy", name)}
     for world in worlds:
         result = results[world.name]
-        assert {key: result[key] for key in expected(POLICIES[name], world)} == expected(POLICIES[name], world)
+        assert {
+            key: result[key] for key in compute_expected_verdict(POLICIES[name], world)
+        } == compute_expected_verdict(POLICIES[name], world)
     assert {item["run"]: item for item in replay(log, "--policy", name, "--jobs", 2)} == results
 
 
-@patiently
+@property_settings
 @given(policy=policies(), observations=series(set(MetricRole), max_size=25))
 def test_judge_runs_equals_the_monitor(policy: Policy, observations: list[Any]) -> None:
     """For any policy and observations, verdict, evidence and best step are those of the monitor at its stop."""
     run = Run("a", roles=Roles(minimized=frozenset()))
     for item in observations:
         run.add(item.role, item.step, item.value, item.stderr)
-    shown = run.observations()
-    assert [(item.order, repr(item.value), item.stderr) for item in shown] == [
+    observed = run.observations()
+    assert [(item.order, repr(item.value), item.stderr) for item in observed] == [
         (item.order, repr(item.value), item.stderr) for item in observations
     ]
     state = start(policy)
-    for item in shown:
+    for item in observed:
         state, verdict = step(policy, state, item)
         if verdict.stops:
             break

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from evalstop_lab.cli import main
 
-from tests.lab.replay.conftest import TURNING, Replay, rows, write_jsonl
+from tests.lab.replay.conftest import TURNING, Replay, build_rows, write_jsonl
 
 STOPPED = {"verdict": "stop", "stop_step": 60, "suspect_step": 50, "best_step": 30}
 
@@ -46,7 +46,7 @@ def write_events(folder: Path, scalars: dict[str, list[tuple[int, float]]], as_t
 
 def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
     """Rows of several runs may be mixed; the output has one object per run, in the order of their first rows."""
-    mixed = [row for pair in zip(rows("a"), rows("b", range(8)), strict=True) for row in pair]
+    mixed = [row for pair in zip(build_rows("a"), build_rows("b", range(8)), strict=True) for row in pair]
     first, second = replay(write_jsonl(tmp_path / "runs.jsonl", mixed))
     assert (first["run"], select_verdict(first)) == ("a", STOPPED)
     assert first["reason"] == "k_decline: 3 consecutive declines of eval, k = 3"
@@ -123,23 +123,23 @@ def test_detectors_get_the_planned_length(tmp_path: Path, replay: Replay) -> Non
 
 def test_scores_of_different_eval_versions_are_not_compared(tmp_path: Path, replay: Replay) -> None:
     """From a change of the eval version in a log, scores are compared only with later ones."""
-    log = [{**row, "eval_version": "v1" if row["step"] < 60 else "v2"} for row in rows()]
+    log = [{**row, "eval_version": "v1" if row["step"] < 60 else "v2"} for row in build_rows()]
     (plain,), (versioned,) = (
         replay(write_jsonl(tmp_path / f"{name}.jsonl", lines))
-        for name, lines in (("plain", rows()), ("versioned", log))
+        for name, lines in (("plain", build_rows()), ("versioned", log))
     )
     assert select_verdict(plain) == STOPPED
     assert select_verdict(versioned) == {"verdict": "continue", "stop_step": None, "suspect_step": 50, "best_step": 60}
 
 
-def test_a_planned_length_below_1_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_planned_length_below_1_is_refused(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
     """The message has the line."""
     log = write_jsonl(tmp_path / "runs.jsonl", [{"step": 1, "eval": 0.5}, {"step": 2, "eval": 0.6, "total_steps": 0}])
-    assert "line 2: total_steps is 0; give a whole number from 1" in refused(1, log)
+    assert "line 2: total_steps is 0; give a whole number from 1" in failing_replay(1, log)
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_tensorboard_events(tmp_path: Path, replay: Replay, as_tensor: bool) -> None:
+def test_tensorboard_events_are_read(tmp_path: Path, replay: Replay, as_tensor: bool) -> None:
     """Each folder with event files is a run; scalars may be simple values or tensors."""
     points = [(10 * i, score) for i, score in enumerate(TURNING)]
     write_events(tmp_path / "logs" / "x", {"score/gold": points, "lr": [(0, 0.1)]}, as_tensor)
@@ -149,36 +149,36 @@ def test_tensorboard_events(tmp_path: Path, replay: Replay, as_tensor: bool) -> 
     assert (second["run"], second["verdict"], second["best_step"]) == (str(tmp_path / "logs" / "y"), "continue", 30)
 
 
-def test_a_log_without_a_known_tag_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_log_without_a_known_tag_is_refused(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
     """The message lists the tags, so that one can be chosen."""
     write_events(tmp_path, {"score/gold": [(0, 1.0)]})
-    assert "score/gold; set the columns with --eval" in refused(1, tmp_path)
+    assert "score/gold; set the columns with --eval" in failing_replay(1, tmp_path)
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch, replay: Replay) -> None:
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, replay: Replay) -> None:
     """With `-` JSON lines are read from standard input."""
-    text = "\n".join(json.dumps(row) for row in rows())
+    text = "\n".join(json.dumps(row) for row in build_rows())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert [select_verdict(item) for item in replay("-")] == [STOPPED]
 
 
-def test_several_files(tmp_path: Path, replay: Replay) -> None:
+def test_run_in_several_files(tmp_path: Path, replay: Replay) -> None:
     """The rows of a run may be in several files, in any order."""
-    late = write_jsonl(tmp_path / "late.jsonl", rows()[4:])
-    early = write_jsonl(tmp_path / "early.jsonl", rows()[:4][::-1])
+    late = write_jsonl(tmp_path / "late.jsonl", build_rows()[4:])
+    early = write_jsonl(tmp_path / "early.jsonl", build_rows()[:4][::-1])
     assert [select_verdict(item) for item in replay(late, early)] == [STOPPED]
 
 
-def test_columns_by_name(tmp_path: Path, replay: Replay) -> None:
+def test_options_set_the_columns(tmp_path: Path, replay: Replay) -> None:
     """Options set the columns of roles; their standard errors are found by the suffix."""
-    log = [{"step": row["step"], "gold": row["eval"], "gold_stderr": 0.1, "rm": 1.0} for row in rows()]
+    log = [{"step": row["step"], "gold": row["eval"], "gold_stderr": 0.1, "rm": 1.0} for row in build_rows()]
     (result,) = replay(write_jsonl(tmp_path / "seed1.jsonl", log), "--eval", "gold", "--proxy", "rm")
     assert (result["run"], select_verdict(result)) == (str(tmp_path / "seed1"), STOPPED)
 
 
-def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json a table is printed, and names of runs are not interpreted as markup."""
-    log = write_jsonl(tmp_path / "runs.jsonl", rows("[red]a[/red]"))
+    log = write_jsonl(tmp_path / "runs.jsonl", build_rows("[red]a[/red]"))
     assert main(["replay", str(log), "--policy", "paper"]) == 0
     out = capsys.readouterr().out
     assert "[red]a[/red]" in out

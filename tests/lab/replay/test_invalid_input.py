@@ -20,11 +20,11 @@ from evalstop_lab.replay.sources import read_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.replay.conftest import Replay, patiently, rows, write_jsonl
-from tests.lab.replay.fake_mlflow import invalid_mlflow
+from tests.lab.replay.conftest import Replay, build_rows, property_settings, write_jsonl
+from tests.lab.replay.fake_mlflow import run_invalid_mlflow
 
 GOOD = '{"run": "a", "step": 1, "eval": 1}\n'
-Refused = Callable[..., str]
+FailingReplay = Callable[..., str]
 
 
 @pytest.mark.parametrize(
@@ -70,46 +70,51 @@ Refused = Callable[..., str]
         ("a.json", "[" * 100_000, ["not JSON"]),
     ],
 )
-def test_bad_content_is_refused(tmp_path: Path, refused: Refused, name: str, content: str, parts: list[str]) -> None:
+def test_bad_content_is_refused(
+    tmp_path: Path, failing_replay: FailingReplay, name: str, content: str, parts: list[str]
+) -> None:
     """The message names the file, the line, the problem and a remedy; the exit code is 1."""
     (tmp_path / name).write_bytes(content.encode("latin-1"))
-    message = refused(1, tmp_path / name)
+    message = failing_replay(1, tmp_path / name)
     for part in [str(tmp_path / name), *parts]:
         assert part in message
 
 
-def test_a_file_without_line_breaks_is_refused(tmp_path: Path, refused: Refused) -> None:
+def test_a_file_without_line_breaks_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
     """Reading stops at the maximum length of a line."""
     (tmp_path / "a.jsonl").write_bytes(GOOD.encode() + b"{" + b" " * (10 * LONGEST_LINE))
-    assert "line 2: the line is longer than 1,048,576 bytes" in refused(1, tmp_path / "a.jsonl")
+    assert "line 2: the line is longer than 1,048,576 bytes" in failing_replay(1, tmp_path / "a.jsonl")
 
 
-def test_missing_files_and_empty_folders_are_refused(tmp_path: Path, refused: Refused) -> None:
+def test_missing_files_and_empty_folders_are_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
     """The message says that the file does not exist, or which files the folder lacks."""
-    assert "No such file" in refused(1, tmp_path / "absent.jsonl")
-    assert "No such file" in refused(1, tmp_path / "absent.json")
-    assert "no trainer_state.json, no TensorBoard" in refused(1, tmp_path)
+    assert "No such file" in failing_replay(1, tmp_path / "absent.jsonl")
+    assert "No such file" in failing_replay(1, tmp_path / "absent.json")
+    assert "no trainer_state.json, no TensorBoard" in failing_replay(1, tmp_path)
 
 
-def test_a_corrupt_event_file_is_refused(tmp_path: Path, refused: Refused) -> None:
+def test_a_corrupt_event_file_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
     """The message has the name of the file."""
     pytest.importorskip("tensorboard")
     (tmp_path / "events.out.tfevents.1").write_bytes(b"not an event file" * 100)
-    assert str(tmp_path) in refused(1, tmp_path)
+    assert str(tmp_path) in failing_replay(1, tmp_path)
 
 
-def test_unknown_columns_are_refused(tmp_path: Path, refused: Refused) -> None:
+def test_unknown_columns_are_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
     """For a misspelled --eval or --minimize the exit code is 2, and the message lists the columns."""
-    log = write_jsonl(tmp_path / "a.jsonl", rows(proxy=1.0))
-    assert "--eval gold: there is no such column; there are eval, proxy." in refused(2, log, "--eval", "gold")
-    assert "--minimize evl" in refused(2, log, "--minimize", "evl")
+    log = write_jsonl(tmp_path / "a.jsonl", build_rows(proxy=1.0))
+    assert "--eval gold: there is no such column; there are eval, proxy." in failing_replay(2, log, "--eval", "gold")
+    assert "--minimize evl" in failing_replay(2, log, "--minimize", "evl")
 
 
 def test_non_finite_values_are_read(tmp_path: Path, replay: Replay) -> None:
     """NaN and the infinities may be strings or Python's bare tokens, and the detector ignores them."""
-    odd = ["NaN", '"NaN"', "Infinity", '"-Infinity"', "-Infinity", "null", '"nan"', "1e999"]
-    lines = [json.dumps(row) for row in rows()]
-    lines += [f'{{"run": "a", "step": {5 + 10 * i}, "eval": {text}, "eval_stderr": NaN}}' for i, text in enumerate(odd)]
+    unusual_values = ["NaN", '"NaN"', "Infinity", '"-Infinity"', "-Infinity", "null", '"nan"', "1e999"]
+    lines = [json.dumps(row) for row in build_rows()]
+    lines += [
+        f'{{"run": "a", "step": {5 + 10 * i}, "eval": {text}, "eval_stderr": NaN}}'
+        for i, text in enumerate(unusual_values)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.csv").write_text("step,eval\n0,1\n1,nan\n2,NaN\n3,-inf\n4,Infinity\n5,.5\n6,.4\n7,.3\n")
     assert [item["stop_step"] for item in replay(tmp_path / "a.jsonl", tmp_path / "b.csv", "--policy", "paper")] == [
@@ -120,13 +125,13 @@ def test_non_finite_values_are_read(tmp_path: Path, replay: Replay) -> None:
 
 def test_a_run_of_nan_is_not_stopped(tmp_path: Path, replay: Replay) -> None:
     """A run whose scores are all NaN has neither a stop nor a best step."""
-    (result,) = replay(write_jsonl(tmp_path / "a.jsonl", rows(eval_scores=[float("nan")] * 9)))
+    (result,) = replay(write_jsonl(tmp_path / "a.jsonl", build_rows(eval_scores=[float("nan")] * 9)))
     assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
 
 
 def test_the_first_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Duplicates are ignored, conflicts are reported on standard error, and neither changes a verdict."""
-    twice = [*rows(), *rows(), {"run": "a", "step": 30, "eval": -5.0}, {"run": "a", "step": 70, "eval": 7}]
+    twice = [*build_rows(), *build_rows(), {"run": "a", "step": 30, "eval": -5.0}, {"run": "a", "step": 70, "eval": 7}]
     assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", twice)), "--json", "--policy", "paper"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["stop_step"] == 60
@@ -138,12 +143,12 @@ def test_the_first_value_of_a_step_counts(tmp_path: Path, capsys: pytest.Capture
 
 def test_many_conflicts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only the first 20 conflicts are printed, and the others are counted."""
-    log = [*rows(eval_scores=range(99)), *rows(eval_scores=range(1, 100))]
+    log = [*build_rows(eval_scores=range(99)), *build_rows(eval_scores=range(1, 100))]
     assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", log)), "--json"]) == 0
     assert "evalstop-lab: and 79 more such conflicts" in capsys.readouterr().err.splitlines()
 
 
-@patiently
+@property_settings
 @given(
     content=st.binary(max_size=300) | st.text(max_size=100).map(str.encode),
     suffix=st.sampled_from([".jsonl", ".csv", ".json"]),
@@ -155,7 +160,7 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, suffix: s
     assert main(["replay", str(file)]) in (0, 1)
 
 
-cells = st.sampled_from(
+json_values = st.sampled_from(
     ["1", "-1.5", "NaN", '"NaN"', "null", "true", '""', "[]", '{"a": 1}', "1e400", "9" * 400, '"\\ud800"']
 )
 
@@ -168,8 +173,8 @@ def test_a_lone_surrogate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "line 1" in capsys.readouterr().err
 
 
-@patiently
-@given(step=cells, eval_scores=cells, stderr=cells, run=cells)
+@property_settings
+@given(step=json_values, eval_scores=json_values, stderr=json_values, run=json_values)
 def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, eval_scores: str, stderr: str, run: str) -> None:
     """Replay succeeds or fails with a message for any row of JSON."""
     file = tmp_path / "any.jsonl"
@@ -181,7 +186,7 @@ WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 HISTORY, RUN = 2, 17
 
 
-def wandb_file(folder: Path, *parts: tuple[int, bytes]) -> Path:
+def write_wandb_file(folder: Path, *parts: tuple[int, bytes]) -> Path:
     """Write an offline run of W&B with these parts of records and valid checksums."""
     data = b":W&B\xe1\xbe\x00"
     for kind, body in parts:
@@ -193,56 +198,56 @@ def wandb_file(folder: Path, *parts: tuple[int, bytes]) -> Path:
     return file
 
 
-def field(number: int, content: bytes | int) -> bytes:
+def encode_field(number: int, content: bytes | int) -> bytes:
     """A field of a protobuf message."""
     if isinstance(content, int):
-        return varint(number << 3) + varint(content)
-    return varint(number << 3 | 2) + varint(len(content)) + content
+        return encode_varint(number << 3) + encode_varint(content)
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
 
 
-def varint(value: int) -> bytes:
-    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
+def encode_varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + encode_varint(value >> 7)
 
 
-def item(key: str, value: str) -> bytes:
+def encode_item(key: str, value: str) -> bytes:
     """An item of W&B's history or config."""
-    return field(1, key.encode()) + field(16, value.encode())
+    return encode_field(1, key.encode()) + encode_field(16, value.encode())
 
 
-contents = st.recursive(
+record_contents = st.recursive(
     st.integers(0, 2**64 - 1) | st.binary(max_size=9),
     lambda content: st.lists(st.tuples(st.sampled_from([1, 2, 4, 8, 16, 17]), content), max_size=4).map(
-        lambda pairs: b"".join(field(number, content) for number, content in pairs)
+        lambda pairs: b"".join(encode_field(number, content) for number, content in pairs)
     ),
 )
 
 
-@patiently
-@given(records=st.lists(st.tuples(st.sampled_from([HISTORY, RUN]), contents), max_size=4))
+@property_settings
+@given(records=st.lists(st.tuples(st.sampled_from([HISTORY, RUN]), record_contents), max_size=4))
 def test_any_records_of_wandb_are_read_or_refused(tmp_path: Path, records: list[tuple[int, bytes | int]]) -> None:
     """Records with valid checksums may have any content."""
-    file = wandb_file(tmp_path, *((WHOLE, field(*record)) for record in records))
+    file = write_wandb_file(tmp_path, *((WHOLE, encode_field(*record)) for record in records))
     read_runs([file], None, ReadErrors(strict=False))
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([(WHOLE, field(HISTORY, 7) + field(HISTORY, field(1, 7) + field(2, 7)))], None),
-        ([(WHOLE, field(HISTORY, field(1, item("eval", "[" * 10_000))))], "nested too deep"),
-        ([(WHOLE, field(HISTORY, field(1, item("eval", "{"))))], "the 1 rows"),
-        ([(WHOLE, field(RUN, field(4, field(1, item("gpus", "1" + "0" * 400)))))], None),
+        ([(WHOLE, encode_field(HISTORY, 7) + encode_field(HISTORY, encode_field(1, 7) + encode_field(2, 7)))], None),
+        ([(WHOLE, encode_field(HISTORY, encode_field(1, encode_item("eval", "[" * 10_000))))], "nested too deep"),
+        ([(WHOLE, encode_field(HISTORY, encode_field(1, encode_item("eval", "{"))))], "the 1 rows"),
+        ([(WHOLE, encode_field(RUN, encode_field(4, encode_field(1, encode_item("gpus", "1" + "0" * 400)))))], None),
         ([(MIDDLE, b""), (LAST, b"")], "is missing"),
         ([(FIRST, b""), (WHOLE, b"")], "is missing"),
         ([(FIRST, b"")], "is truncated"),
-        ([(WHOLE, varint(HISTORY << 3 | 2) + varint(2**63))], "longer than its message"),
+        ([(WHOLE, encode_varint(HISTORY << 3 | 2) + encode_varint(2**63))], "longer than its message"),
     ],
 )
 def test_invalid_records_of_wandb(tmp_path: Path, parts: list[tuple[int, bytes]], message: str | None) -> None:
     """Fields of another type are ignored, and incomplete records are reported, after the rows before them."""
-    row = field(HISTORY, field(1, item("eval", "0.5")) + field(2, field(1, 7)))
+    row = encode_field(HISTORY, encode_field(1, encode_item("eval", "0.5")) + encode_field(2, encode_field(1, 7)))
     errors = ReadErrors(strict=False)
-    (run,) = read_runs([wandb_file(tmp_path, (WHOLE, row), *parts)], None, errors).by_name.values()
+    (run,) = read_runs([write_wandb_file(tmp_path, (WHOLE, row), *parts)], None, errors).by_name.values()
     assert (list(run.series[MetricRole.EVAL].values), run.gpus) == ([0.5], None)
     assert [message is not None and message in str(error) for error in errors.collected] == [True] * (
         message is not None
@@ -250,7 +255,9 @@ def test_invalid_records_of_wandb(tmp_path: Path, parts: list[tuple[int, bytes]]
 
 
 EXPERIMENTS: dict[str, Any] = {"experiments": [{"name": "a", "experiment_id": "0"}]}
-ODD_RUN: dict[str, Any] = {"info": {"run_id": "r", "run_name": "r", "start_time": "1", "end_time": "9" * 99}}
+RUN_WITH_IMPOSSIBLE_END: dict[str, Any] = {
+    "info": {"run_id": "r", "run_name": "r", "start_time": "1", "end_time": "9" * 99}
+}
 
 
 @pytest.mark.parametrize(
@@ -263,22 +270,24 @@ ODD_RUN: dict[str, Any] = {"info": {"run_id": "r", "run_name": "r", "start_time"
         (EXPERIMENTS | {"next_page_token": "again"}, "does not end"),
         (EXPERIMENTS | {"runs": [{}]}, "not in MLflow's format"),
         (EXPERIMENTS | {"runs": [{"info": 3}]}, "not in MLflow's format"),
-        (EXPERIMENTS | {"runs": [ODD_RUN | {"data": {"metrics": [{}]}}]}, "not in MLflow's format"),
+        (EXPERIMENTS | {"runs": [RUN_WITH_IMPOSSIBLE_END | {"data": {"metrics": [{}]}}]}, "not in MLflow's format"),
     ],
 )
 def test_invalid_answers_of_an_mlflow_server(answer: object, message: str) -> None:
     """The message has the server's address, and an endless list is not followed."""
-    with invalid_mlflow(answer) as address, pytest.raises(UnreadableInput, match=message) as refused:
+    with run_invalid_mlflow(answer) as address, pytest.raises(UnreadableInput, match=message) as refusal:
         read_runs([f"mlflow+{address}"])
-    assert address in str(refused.value)
+    assert address in str(refusal.value)
 
 
 def test_invalid_points_of_an_mlflow_server() -> None:
     """An invalid point is reported, the others are read, and impossible GPUs and durations are ignored."""
     points: list[dict[str, Any]] = [{"key": "eval", "value": 0.5, "step": step} for step in (0, "x", 2)]
-    run = ODD_RUN | {"data": {"metrics": [{"key": "eval"}], "params": [{"key": "gpus", "value": "9" * 400}]}}
+    run = RUN_WITH_IMPOSSIBLE_END | {
+        "data": {"metrics": [{"key": "eval"}], "params": [{"key": "gpus", "value": "9" * 400}]}
+    }
     errors = ReadErrors(strict=False)
-    with invalid_mlflow(EXPERIMENTS | {"runs": [run], "metrics": points}) as address:
+    with run_invalid_mlflow(EXPERIMENTS | {"runs": [run], "metrics": points}) as address:
         (read,) = read_runs([f"mlflow+{address}"], None, errors).by_name.values()
     assert list(read.series[MetricRole.EVAL].steps) == [0, 2]
     assert (read.gpus, read.seconds) == (None, None)

@@ -11,13 +11,13 @@ import pytest
 from evalstop_detectors import DETECTORS, POLICIES, InvalidPolicy, policy_from_document
 from evalstop_lab.replay import policy_from_file
 
-from tests.lab.replay.conftest import Replay, rows, write_jsonl
+from tests.lab.replay.conftest import Replay, build_rows, write_jsonl
 
 PAGE = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```(json|yaml)\n(.*?)```", PAGE.split("## Three examples")[1].split("## ")[0], re.DOTALL)
 
 
-def keys_of(heading: str) -> set[str]:
+def read_table_keys(heading: str) -> set[str]:
     """The first column of the table below the heading."""
     table = PAGE.split(heading)[1].strip().split("\n\n")[0]
     return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
@@ -35,13 +35,13 @@ def list_allowed_keys(document: Any) -> set[str]:
 
 def test_the_tables_have_all_keys() -> None:
     """The tables have a row for each key of a policy or a member, and no others."""
-    assert keys_of("Of the policy:") == list_allowed_keys({"unknown": 1})
-    assert keys_of("Of a member:") == list_allowed_keys({"name": "p", "members": [{"unknown": 1}]})
+    assert read_table_keys("Of the policy:") == list_allowed_keys({"unknown": 1})
+    assert read_table_keys("Of a member:") == list_allowed_keys({"name": "p", "members": [{"unknown": 1}]})
 
 
 def test_the_shipped_policies_are_listed() -> None:
     """The table of shipped policies has all of them."""
-    assert keys_of("## Shipped") == set(POLICIES)
+    assert read_table_keys("## Shipped") == set(POLICIES)
 
 
 @pytest.mark.parametrize(("language", "text"), EXAMPLES)
@@ -52,7 +52,7 @@ def test_the_examples_run(tmp_path: Path, replay: Replay, language: str, text: s
     policy = policy_from_file(file)
     assert {member.detector.name for member in policy.members} <= set(DETECTORS)
     turned = [min(i, 60 - i) / 30 + 0.01 * (-1) ** i for i in range(60)]
-    log = write_jsonl(tmp_path / "runs.jsonl", [*rows("turned", turned), *rows("rising", range(60))])
+    log = write_jsonl(tmp_path / "runs.jsonl", [*build_rows("turned", turned), *build_rows("rising", range(60))])
     turned_run, rising = replay(log, "--policy", file)
     assert (turned_run["verdict"], rising["verdict"]) == ("stop", "continue")
     assert 300 < turned_run["stop_step"] < 590
@@ -74,5 +74,5 @@ def test_the_example_of_an_error_is_current(tmp_path: Path) -> None:
 
 def test_the_example_of_the_output_has_its_keys(tmp_path: Path, replay: Replay) -> None:
     """An object of the output has the keys on the page, in the same order."""
-    shown = json.loads(re.findall(r"```json\n(.*?)```", PAGE.split("## Try it")[1], re.DOTALL)[0])
-    assert list(replay(write_jsonl(tmp_path / "a.jsonl", rows()))[0]) == list(shown)
+    example = json.loads(re.findall(r"```json\n(.*?)```", PAGE.split("## Try it")[1], re.DOTALL)[0])
+    assert list(replay(write_jsonl(tmp_path / "a.jsonl", build_rows()))[0]) == list(example)

@@ -14,9 +14,9 @@ from evalstop_lab.replay import load_policy, policy_from_file
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.replay.conftest import patiently, rows, write_jsonl
+from tests.lab.replay.conftest import build_rows, property_settings, write_jsonl
 
-GOOD = """name: mine
+VALID_POLICY = """name: mine
 members:
   - detector: k_decline
     params: {k: 4}
@@ -29,7 +29,7 @@ at_least: all
 
 def test_yaml_and_json_are_equivalent(tmp_path: Path) -> None:
     """A policy in YAML equals the same policy in JSON."""
-    (tmp_path / "p.yaml").write_text(GOOD)
+    (tmp_path / "p.yaml").write_text(VALID_POLICY)
     policy = policy_from_file(tmp_path / "p.yaml")
     (tmp_path / "p.json").write_text(json.dumps(policy_to_document(policy)))
     assert policy_from_file(tmp_path / "p.json") == policy
@@ -74,14 +74,14 @@ def test_a_policy_is_loaded_by_name() -> None:
         ("at_least: all", "stop: {risk: 1e-2}", ["line 8", "`stop`"]),
         ("stop_at: 5", "stop_at: {risk: 0.123}", ["line 5", "a risk of 0.123", "evalstop-lab calibrate k_decline"]),
         ("at_least: all", "at_least: \0", ["p.yaml"]),
-        (GOOD, "", ["p.yaml", "object"]),
-        (GOOD, "[" * 5000, ["p.yaml"]),
+        (VALID_POLICY, "", ["p.yaml", "object"]),
+        (VALID_POLICY, "[" * 5000, ["p.yaml"]),
     ],
 )
 def test_an_error_has_its_position(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
     """The message has the file, the line, the column, the key and its valid values."""
-    assert old in GOOD
-    (tmp_path / "p.yaml").write_text(GOOD.replace(old, new))
+    assert old in VALID_POLICY
+    (tmp_path / "p.yaml").write_text(VALID_POLICY.replace(old, new))
     with pytest.raises(UnusableArguments) as refusal:
         policy_from_file(tmp_path / "p.yaml")
     for part in [str(tmp_path / "p.yaml"), *parts]:
@@ -106,23 +106,25 @@ def test_json_errors(tmp_path: Path, text: str, parts: list[str]) -> None:
         assert part in str(refusal.value)
 
 
-@patiently
+@property_settings
 @given(
-    start=st.integers(0, len(GOOD)),
+    start=st.integers(0, len(VALID_POLICY)),
     length=st.integers(0, 12),
-    put=st.text(st.sampled_from(":-{}[]&*!|>'\"%@`# \n\tab01.é\0")) | st.text(max_size=5),
+    inserted=st.text(st.sampled_from(":-{}[]&*!|>'\"%@`# \n\tab01.é\0")) | st.text(max_size=5),
 )
-def test_any_damage_is_read_or_refused(tmp_path: Path, start: int, length: int, put: str) -> None:
+def test_any_changed_text_is_read_or_refused(tmp_path: Path, start: int, length: int, inserted: str) -> None:
     """A policy with random text inserted anywhere is read or refused, without another error."""
     file = tmp_path / "p.yaml"
-    file.write_bytes((GOOD[:start] + put + GOOD[start + length :]).encode("utf-8", "surrogatepass"))
+    file.write_bytes(
+        (VALID_POLICY[:start] + inserted + VALID_POLICY[start + length :]).encode("utf-8", "surrogatepass")
+    )
     with contextlib.suppress(UnusableArguments):
         policy_from_file(file)
 
 
-def test_an_invalid_policy_is_an_unusable_argument(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_an_invalid_policy_is_an_unusable_argument(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
     """The exit code is 2."""
     (tmp_path / "p.yaml").write_text("name: p")
-    log = write_jsonl(tmp_path / "a.jsonl", rows())
-    assert "`members`" in refused(2, log, "--policy", tmp_path / "p.yaml")
-    assert "no file 'nowhere'" in refused(2, log, "--policy", "nowhere")
+    log = write_jsonl(tmp_path / "a.jsonl", build_rows())
+    assert "`members`" in failing_replay(2, log, "--policy", tmp_path / "p.yaml")
+    assert "no file 'nowhere'" in failing_replay(2, log, "--policy", "nowhere")

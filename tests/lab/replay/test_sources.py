@@ -19,12 +19,12 @@ from evalstop_lab.service_process import running_service
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.replay.conftest import TURNING, patiently, write_jsonl
-from tests.lab.replay.fake_mlflow import TOKEN, fake_mlflow
+from tests.lab.replay.conftest import TURNING, property_settings, write_jsonl
+from tests.lab.replay.fake_mlflow import TOKEN, run_fake_mlflow
 
-OFFLINE = Path(__file__).parents[2] / "data" / "wandb" / "run-offline.wandb"
+WANDB_FILE = Path(__file__).parents[2] / "data" / "wandb" / "run-offline.wandb"
 
-WRITE_A_FILE_STORE = """
+WRITE_FILE_STORE_SCRIPT = """
 import sys
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -42,12 +42,12 @@ for name, scores in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
 """
 
 
-def eval_scores(run: Run) -> list[tuple[int, float]]:
+def list_eval_scores(run: Run) -> list[tuple[int, float]]:
     series = run.series[MetricRole.EVAL]
     return list(zip(series.steps, series.values, strict=True))
 
 
-def points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
+def list_points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
     """Steps and values of each role; values are strings, so that NaN equals itself."""
     return {role: list(zip(series.steps, map(repr, series.values), strict=True)) for role, series in run.series.items()}
 
@@ -55,11 +55,11 @@ def points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
 TURNED = [(10 * index, score) for index, score in enumerate(TURNING)]
 
 
-def test_an_offline_run_of_wandb() -> None:
+def test_offline_wandb_run_is_read() -> None:
     """A file of wandb 0.31 has the trainer's steps, NaN, the GPUs of the config, and the run's name and id."""
-    (run,) = read_runs([OFFLINE]).by_name.values()
+    (run,) = read_runs([WANDB_FILE]).by_name.values()
     assert run.name == "grpo-seed3 (ir2a0mcn)"
-    assert eval_scores(run) == [(50 * index, score) for index, score in enumerate(TURNING)]
+    assert list_eval_scores(run) == [(50 * index, score) for index, score in enumerate(TURNING)]
     assert len(run.series[MetricRole.PROXY].steps) == 40
     assert [
         step
@@ -70,55 +70,54 @@ def test_an_offline_run_of_wandb() -> None:
     assert judge_runs(load_policy("paper"), [run])[0].stop_step == 300
 
 
-@patiently
+@property_settings
 @given(data=st.data())
-def test_a_truncated_or_corrupt_offline_run(tmp_path: Path, data: st.DataObject) -> None:
-    """A file that is truncated, or in which a byte is changed, is read up to there, and a change is reported."""
-    whole = OFFLINE.read_bytes()
+def test_damaged_wandb_run_is_read_up_to_the_damage(tmp_path: Path, data: st.DataObject) -> None:
+    """A truncated or changed file is read up to there, and a changed byte is reported."""
+    whole = WANDB_FILE.read_bytes()
     at, cut = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.booleans())
     changed = whole[:at] if cut else whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
     (tmp_path / "run-x.wandb").write_bytes(changed)
     errors = ReadErrors(strict=False)
-    runs = [points(run) for run in read_runs([tmp_path], None, errors).by_name.values()]
-    (everything,) = map(points, read_runs([OFFLINE]).by_name.values())
+    runs = [list_points(run) for run in read_runs([tmp_path], None, errors).by_name.values()]
+    (everything,) = map(list_points, read_runs([WANDB_FILE]).by_name.values())
     assert all(series == everything[role][: len(series)] for run in runs for role, series in run.items())
     assert cut or errors.collected or runs == [everything]
 
 
 @pytest.mark.real
-def test_a_file_store_of_mlflow(tmp_path: Path) -> None:
-    """A file store of mlflow has names with slashes, NaN, the duration and the GPUs; deleted runs are ignored."""
-    script = WRITE_A_FILE_STORE.format(turning=list(TURNING))
+def test_mlflow_file_store_is_read(tmp_path: Path) -> None:
+    """A file store has names with slashes, NaN, the duration and the GPUs; deleted runs are ignored."""
+    script = WRITE_FILE_STORE_SCRIPT.format(turning=list(TURNING))
     environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "GIT_PYTHON_REFRESH": "quiet"}
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mlruns")], env=environment, check=True, timeout=120)
     (run,) = read_runs([tmp_path]).by_name.values()
     assert run.name.startswith("seed1 (")
-    assert (eval_scores(run), run.gpu_hours) == (TURNED, 8.0)
+    assert (list_eval_scores(run), run.gpu_hours) == (TURNED, 8.0)
     assert math.isnan(run.series[MetricRole.KL].values[0])
 
 
-def test_a_run_in_several_logs(tmp_path: Path) -> None:
-    """A run whose training and evals are logged to different files has the metrics of both; of two candidates the first
-    is the eval score."""
+def test_run_in_several_logs(tmp_path: Path) -> None:
+    """A run logged to several files has the metrics of all; of two candidates the first is the eval score."""
     train = [{"run": "a", "step": step, "reward": 1.0} for step, _ in TURNED]
     evals = [{"run": "a", "step": step, "eval/score": score} for step, score in TURNED]
     others = [{"run": "a", "step": 900, "eval/accuracy": 9.0}]
     files = [write_jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate((train, evals, others))]
     (run,) = read_runs(files).by_name.values()
-    assert eval_scores(run) == TURNED
+    assert list_eval_scores(run) == TURNED
     assert len(run.series[MetricRole.PROXY].steps) == len(TURNED)
 
 
-def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_server_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pages are read, transient errors are retried, NaN is read, and one experiment can be chosen."""
-    with fake_mlflow() as address:
+    with run_fake_mlflow() as address:
         with pytest.raises(UnreadableInput, match=r"401.*key with read access"):
             read_runs([f"mlflow+{address}"])
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
         for source in (f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"):
             second, first = sorted(read_runs([source]).by_name.values(), key=lambda run: run.name, reverse=True)
             assert (first.name[:6], second.name[:6]) == ("seed1 ", "seed2 ")
-            assert (eval_scores(first), first.gpus) == (TURNED, 8.0)
+            assert (list_eval_scores(first), first.gpus) == (TURNED, 8.0)
             assert math.isnan(second.series[MetricRole.KL].values[2])
         assert len(read_runs([f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"]).by_name) == 4
         with pytest.raises(UnreadableInput, match="no experiment 'other'; there are Default, rlhf"):
@@ -137,7 +136,7 @@ def test_several_evals_of_the_service_are_read_as_their_mean() -> None:
 
 
 @pytest.mark.real
-def test_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a service have their declared roles, without observations of superseded attempts."""
     with running_service(tmp_path) as service:
         with httpx.Client(
@@ -159,7 +158,7 @@ def test_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (run.gpus, run.total_steps) == (4.0, 200)
 
 
-CONSOLES = {
+CONSOLE_LINES = {
     "verl": "(TaskRunner pid=7) \x1b[36mstep:{step} - critic/score/mean:0.5 - actor/ppo_kl:nan"
     " - val-core/gsm8k/reward/mean@1:np.float64({score})\x1b[0m",
     "openrlhf": "(PPOTrainer pid=7) 2026-01-01 INFO \u2728 Global step {step}: {{'policy_loss': tensor(0.5),"
@@ -169,18 +168,21 @@ CONSOLES = {
 }
 
 
-@pytest.mark.parametrize("trainer", CONSOLES)
-def test_console_output_of(trainer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainer", CONSOLE_LINES)
+def test_console_output_is_read(trainer: str, tmp_path: Path) -> None:
     """The lines with metrics are found in a trainer's console output."""
-    lines = ["step: a word about steps", *(CONSOLES[trainer].format(step=step, score=score) for step, score in TURNED)]
+    lines = [
+        "step: a word about steps",
+        *(CONSOLE_LINES[trainer].format(step=step, score=score) for step, score in TURNED),
+    ]
     (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
     requested = RequestedRoles({MetricRole.EVAL: "reward"}) if trainer == "openrlhf" else None
     (run,) = read_runs([tmp_path / "train.log"], requested).by_name.values()
-    assert eval_scores(run) == TURNED
+    assert list_eval_scores(run) == TURNED
 
 
-def test_other_formats_of_rows(tmp_path: Path) -> None:
-    """Files of verl's file logger, W&B's history as JSON and its exported charts give the same run."""
+def test_other_formats_of_rows_are_read(tmp_path: Path) -> None:
+    """Files of verl's logger, W&B's history as JSON and its exported charts give the same run."""
     verl = [{"step": step, "data": {"val-core/gsm8k/reward/mean@1": score, "text": "x"}} for step, score in TURNED]
     (tmp_path / "verl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verl))
     history = [{"_step": 2 * i, "train/global_step": step, "loss": 1.0} for i, (step, _) in enumerate(TURNED)]
@@ -191,7 +193,7 @@ def test_other_formats_of_rows(tmp_path: Path) -> None:
     chart += [f'"{step}","{score}","{score}",""' for step, score in TURNED]
     (tmp_path / "chart.csv").write_text("\n".join(chart) + "\n")
     by_file = {name: read_runs([tmp_path / name]).by_name for name in ("verl.jsonl", "history.json", "chart.csv")}
-    assert [eval_scores(next(iter(runs.values()))) for runs in by_file.values()] == [TURNED] * 3
+    assert [list_eval_scores(next(iter(runs.values()))) for runs in by_file.values()] == [TURNED] * 3
     assert set(by_file["chart.csv"]) == {"a - b", "c"}
     assert next(iter(by_file["history.json"].values())).seconds == 3600
 
@@ -207,7 +209,7 @@ def test_invalid_rows_do_not_prevent_reading_others(tmp_path: Path) -> None:
     names = ("half.jsonl", "table.csv", "trainer_state.json", "absent.jsonl")
     errors = ReadErrors(strict=False)
     runs = read_runs([tmp_path / name for name in names], None, errors)
-    assert [eval_scores(run) for run in runs.by_name.values()] == [TURNED] * 2
+    assert [list_eval_scores(run) for run in runs.by_name.values()] == [TURNED] * 2
     messages = [str(error).split(f"{tmp_path}/")[1] for error in errors.collected]
     assert [item.split(": ")[0] for item in messages if "none of" not in item] == [
         "half.jsonl, line 4", "half.jsonl, line 10", "half.jsonl, line 11", "table.csv, line 10", "table.csv, line 11",

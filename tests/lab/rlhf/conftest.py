@@ -12,13 +12,13 @@ from evalstop_lab.rlhf.task import Floats, Task, Texts
 Function = Callable[[Floats], float]
 
 
-def write_out(task: Task) -> Texts:
+def list_every_text(task: Task) -> Texts:
     """All texts for every prompt, in order of prompts."""
     texts = np.array(list(itertools.product(range(task.vocabulary), repeat=task.length)))
     return Texts(np.repeat(np.arange(task.prompts), len(texts)), np.tile(texts, (task.prompts, 1)))
 
 
-def slope(function: Function, point: Floats, width: float = 1e-6) -> Floats:
+def compute_numeric_gradient(function: Function, point: Floats, width: float = 1e-6) -> Floats:
     """The gradient of `function` by central differences, one coordinate at a time."""
     steps = width * np.eye(len(point))
     return np.array([(function(point + step) - function(point - step)) / (2 * width) for step in steps])
@@ -26,11 +26,11 @@ def slope(function: Function, point: Floats, width: float = 1e-6) -> Floats:
 
 @pytest.fixture
 def every_text() -> Callable[[Task], Texts]:
-    """List every text of a task."""
-    return write_out
+    """Lists every text of a task."""
+    return list_every_text
 
 
 @pytest.fixture
 def numeric_gradient() -> Callable[[Function, Floats], Floats]:
-    """Differentiate by central differences."""
-    return slope
+    """Differentiates by central differences."""
+    return compute_numeric_gradient

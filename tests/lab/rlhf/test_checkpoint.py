@@ -15,24 +15,24 @@ from evalstop_lab.rlhf.policy import Policy
 CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=40)
 
 
-def a_checkpoint(steps: int = 25) -> Checkpoint:
+def build_checkpoint(steps: int = 25) -> Checkpoint:
     trainer = Trainer(CONFIG)
     for _ in range(steps):
         trainer.train_step()
     return Checkpoint("a run", CONFIG, trainer.state)
 
 
-def test_a_run_resumed_from_a_file_continues_bit_for_bit(tmp_path: Path) -> None:
+def test_run_resumed_from_a_file_is_bitwise_equal(tmp_path: Path) -> None:
     """The rest of the log is the same as without an interruption."""
-    whole = [logged for logged in Trainer(CONFIG).evals() if logged.step > 25]
-    loaded = load_checkpoint(save_checkpoint(tmp_path, a_checkpoint(25)))
+    uninterrupted = [logged for logged in Trainer(CONFIG).evals() if logged.step > 25]
+    loaded = load_checkpoint(save_checkpoint(tmp_path, build_checkpoint(25)))
     assert (loaded.run_name, loaded.config, loaded.state.step) == ("a run", CONFIG, 25)
-    assert list(Trainer(loaded.config, loaded.state).evals()) == whole
+    assert list(Trainer(loaded.config, loaded.state).evals()) == uninterrupted
 
 
-def test_a_failed_save_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_save_keeps_only_the_earlier_file(tmp_path: Path) -> None:
     """If a save fails, the earlier checkpoint of that step is unchanged and no other file remains."""
-    good = a_checkpoint(1)
+    good = build_checkpoint(1)
     path = save_checkpoint(tmp_path, good)
     before = path.read_bytes()
     unwritable = np.array([lambda: None], dtype=object)
@@ -44,7 +44,7 @@ def test_a_failed_save_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
-def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     """The message has the name of the file and the expected kind of file."""
     file = tmp_path / "step-000001.npz"
     file.write_bytes(content)
@@ -54,7 +54,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path, content
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
     """A file is refused, however much of its end is missing."""
-    path = save_checkpoint(tmp_path, a_checkpoint(1))
+    path = save_checkpoint(tmp_path, build_checkpoint(1))
     content = path.read_bytes()
     for length in np.linspace(0, len(content) - 1, 40, dtype=int):
         path.write_bytes(content[:length])

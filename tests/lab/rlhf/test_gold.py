@@ -9,7 +9,7 @@ from evalstop_lab.rlhf.policy import draw_policy
 from evalstop_lab.rlhf.task import Task, Texts, repeat_prompts
 
 
-def test_gold_is_measured_in_deviations_of_ordinary_texts() -> None:
+def test_gold_is_standardized_over_initial_texts() -> None:
     """Over new texts of the initial policy, content and surprise have mean 0 and standard deviation 1."""
     rng = np.random.default_rng(0)
     initial = draw_policy(Task(), 1.6, rng)
@@ -25,17 +25,19 @@ def test_fluency_penalizes_only_surprising_texts() -> None:
     rng = np.random.default_rng(1)
     initial = draw_policy(Task(), 1.6, rng)
     gold = draw_gold(initial, rng)
-    foreign = draw_policy(Task(), 0.5, rng).sample(repeat_prompts(Task(), 200), rng)
-    own = initial.sample(repeat_prompts(Task(), 200), rng)
-    texts = Texts(np.concatenate([own.prompts, foreign.prompts]), np.concatenate([own.tokens, foreign.tokens]))
-    surprise, taken = gold.surprise(texts), gold.content(texts) - gold.score(texts)
-    assert taken[surprise <= FLUENT_UP_TO] == pytest.approx(0.0)
+    other_texts = draw_policy(Task(), 0.5, rng).sample(repeat_prompts(Task(), 200), rng)
+    own_texts = initial.sample(repeat_prompts(Task(), 200), rng)
+    texts = Texts(
+        np.concatenate([own_texts.prompts, other_texts.prompts]), np.concatenate([own_texts.tokens, other_texts.tokens])
+    )
+    surprise, penalty = gold.surprise(texts), gold.content(texts) - gold.score(texts)
+    assert penalty[surprise <= FLUENT_UP_TO] == pytest.approx(0.0)
     order = np.argsort(surprise)
-    assert (np.diff(taken[order]) >= -1e-9).all()
+    assert (np.diff(penalty[order]) >= -1e-9).all()
     assert (surprise > FLUENT_UP_TO).sum() > 100
 
 
-def test_comparisons_hardly_show_fluency() -> None:
+def test_few_initial_texts_are_penalized() -> None:
     """Less than 10 % of the initial policy's own texts are surprising enough for a penalty."""
     rng = np.random.default_rng(2)
     initial = draw_policy(Task(), 1.6, rng)

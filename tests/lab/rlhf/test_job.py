@@ -56,7 +56,7 @@ def train(run: FakeRun, folder: Path, polls: bool = True, plan: Plan | None = No
 
 
 @contextmanager
-def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def start_training(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run `evalstop-lab train --json` in its own process, which is killed at the end of the block."""
     command = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
@@ -68,7 +68,7 @@ def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.P
             process.kill()
 
 
-def read_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, object]]:
+def read_events(process: subprocess.Popen[str]) -> list[dict[str, object]]:
     assert process.stdout is not None
     return [json.loads(line) for line in process.stdout]
 
@@ -125,20 +125,20 @@ def test_the_last_step_is_saved(tmp_path: Path) -> None:
 def test_a_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM or SIGINT ends the process with 128 + its number; the resumed log equals an uninterrupted one."""
     log = tmp_path / "log.jsonl"
-    with started("--seed", "5", "--checkpoints", tmp_path, "--log", log) as process:
+    with start_training("--seed", "5", "--checkpoints", tmp_path, "--log", log) as process:
         assert process.stdout is not None
         assert [json.loads(process.stdout.readline())["event"] for _ in range(2)] == ["begin", "eval"]
         process.send_signal(number)
-        *_, end = read_to_the_end(process)
+        *_, end = read_events(process)
     assert process.returncode == 128 + number
     assert end["how"] == number.name
     saved = load_checkpoint(Path(str(end["checkpoint"])))
     assert saved.state.step == end["step"]
     until = (saved.state.step // 400 + 1) * 400
-    with started(
+    with start_training(
         "--resume", str(end["checkpoint"]), "--steps", str(until), "--checkpoints", tmp_path, "--log", log
     ) as rest:
-        read_to_the_end(rest)
+        read_events(rest)
     assert rest.returncode == 0
     whole = Trainer(replace(PRESETS["overoptimizes"], seed=5, steps=until)).evals()
     assert [json.loads(line) for line in log.read_text().splitlines()] == [asdict(logged) for logged in whole]
@@ -150,8 +150,8 @@ def test_the_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
     for threads in ("1", "4"):
         log = tmp_path / f"{threads}.jsonl"
         arguments = ("--hasten", "40", "--steps", "40", "--preset", "healthy", "--checkpoints", tmp_path, "--log", log)
-        with started(*arguments, OPENBLAS_NUM_THREADS=threads) as process:
-            read_to_the_end(process)
+        with start_training(*arguments, OPENBLAS_NUM_THREADS=threads) as process:
+            read_events(process)
         logs.append(log.read_bytes())
     assert logs[0] == logs[1]
     assert logs[0].count(b"\n") == 5

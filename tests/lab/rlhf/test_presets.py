@@ -18,11 +18,11 @@ def train(preset: str, seed: int) -> list[Eval]:
     return list(Trainer(hasten_run(replace(PRESETS[preset], seed=seed), 20)).evals())
 
 
-def windows(values: list[float]) -> list[float]:
+def compute_window_means(values: list[float]) -> list[float]:
     return [fmean(values[start : start + WINDOW]) for start in range(len(values) - WINDOW + 1)]
 
 
-def stderr_of_difference(log: list[Eval], start: int) -> float:
+def compute_difference_stderr(log: list[Eval], start: int) -> float:
     """The standard error of the difference of mean gold between the last window and the window at `start`."""
     errors = [logged.gold_stderr for logged in log[start : start + WINDOW] + log[-WINDOW:]]
     return math.hypot(*errors) / WINDOW
@@ -32,11 +32,14 @@ def stderr_of_difference(log: list[Eval], start: int) -> float:
 def test_the_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: int) -> None:
     """Gold rises, then loses at least 30 % of its gain and three standard errors, while the proxy keeps rising."""
     log = train("overoptimizes", seed)
-    gold, proxy = windows([logged.gold for logged in log]), windows([logged.proxy for logged in log])
+    gold, proxy = (
+        compute_window_means([logged.gold for logged in log]),
+        compute_window_means([logged.proxy for logged in log]),
+    )
     peak = max(range(len(gold)), key=gold.__getitem__)
     gain, drop = gold[peak] - log[0].gold, gold[peak] - gold[-1]
-    assert gain > 10 * stderr_of_difference(log, peak)
-    assert drop > 3 * stderr_of_difference(log, peak)
+    assert gain > 10 * compute_difference_stderr(log, peak)
+    assert drop > 3 * compute_difference_stderr(log, peak)
     assert drop > 0.3 * gain
     assert proxy[-1] > proxy[peak] + 0.5
     assert 5 <= peak <= len(gold) * 2 // 3
@@ -46,10 +49,10 @@ def test_the_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: 
 def test_the_gold_of_healthy_rises_and_stays(seed: int) -> None:
     """Gold gains at least one standard deviation, and the last window is within noise of the best one."""
     log = train("healthy", seed)
-    gold = windows([logged.gold for logged in log])
+    gold = compute_window_means([logged.gold for logged in log])
     peak = max(range(len(gold)), key=gold.__getitem__)
     # By selection alone, the best of about fifty windows is two to three standard errors above its true mean.
-    assert gold[peak] - gold[-1] <= 5 * stderr_of_difference(log, peak)
+    assert gold[peak] - gold[-1] <= 5 * compute_difference_stderr(log, peak)
     assert gold[-1] - log[0].gold > 1.0
 
 
@@ -66,9 +69,9 @@ def test_the_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
 
 def test_a_hastened_run_has_as_many_evals() -> None:
     """Hastening keeps the number of evals and the product of steps and learning rate."""
-    config, hasty = PRESETS["healthy"], hasten_run(PRESETS["healthy"], 20)
-    assert hasty.steps // hasty.eval_every == config.steps // config.eval_every
-    assert hasty.steps * hasty.learning_rate == pytest.approx(config.steps * config.learning_rate)
+    config, hastened = PRESETS["healthy"], hasten_run(PRESETS["healthy"], 20)
+    assert hastened.steps // hastened.eval_every == config.steps // config.eval_every
+    assert hastened.steps * hastened.learning_rate == pytest.approx(config.steps * config.learning_rate)
 
 
 def test_a_factor_must_divide_the_steps_between_evals() -> None:

@@ -11,14 +11,14 @@ from evalstop_lab.simulator.setting import PAPER, Setting
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
+property_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 
 SMALL: Setting = replace(PAPER, jobs=80, measured=(0.0, 1.0))
 
 
 @st.composite
 def workloads(draw: st.DrawFn, most_gpus: int = 8) -> Workload:
-    """Up to forty jobs; times are on a coarse grid, so that many events coincide."""
+    """Up to 40 jobs; times are on a coarse grid, so that many events coincide."""
     count = draw(st.integers(1, 40))
     times = st.integers(0, 60).map(lambda quarter: quarter / 4)
     lengths = st.integers(1, 40).map(lambda quarter: quarter / 4)
@@ -28,7 +28,7 @@ def workloads(draw: st.DrawFn, most_gpus: int = 8) -> Workload:
     return build_plain_workload(submitted.astype(float), np.array(gpus), np.array(hours), np.array(estimates))
 
 
-def assert_no_gpu_is_given_out_twice(workload: Workload, schedule: Schedule, gpus: int) -> None:
+def assert_no_gpu_is_allocated_twice(workload: Workload, schedule: Schedule, gpus: int) -> None:
     """Running gangs never hold more GPUs than the cluster has."""
     edges = [
         (time, kind, workload.jobs[job].gpus) for job, *spell in schedule.spells for kind, time in enumerate(spell)

@@ -1,4 +1,4 @@
-"""Jobs that are set aside: they delay no other job, lose no work, and the returned GPU-hours are counted correctly."""
+"""Preempted jobs: they delay no other job, lose no work, and the returned GPU-hours are counted correctly."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from evalstop_lab.simulator.schedulers import FIFO, SCHEDULERS, Scheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import assert_no_gpu_is_given_out_twice, patiently, workloads
+from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, workloads
 
 GPUS = 8
 PARK = {0: ((1, Priority.PARKED),)}
 schedulers = st.sampled_from(list(SCHEDULERS.values()))
 
 
-def with_evals(workload: Workload, evals: int) -> Workload:
-    """The same jobs with this number of evals each, so that they can be set aside while they run."""
+def add_evals(workload: Workload, evals: int) -> Workload:
+    """The same jobs with this number of evals each, so that they can be preempted while they run."""
     shape = (len(workload.jobs), evals)
     jobs = tuple(replace(job, evals=evals, losses=(0.5,) * evals) for job in workload.jobs)
     return Workload(jobs, np.zeros(shape), np.zeros(shape), np.zeros(len(jobs)))
@@ -41,22 +41,22 @@ def changes(draw: st.DrawFn) -> Changes:
     return tuple((at, draw(st.sampled_from(Priority))) for at in evals)
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), scheduler=schedulers, drawn=st.data())
-def test_nothing_is_lost_by_setting_aside(workload: Workload, scheduler: Scheduler, drawn: st.DataObject) -> None:
-    """However jobs are set aside and return, each runs all of its hours, and no GPU is allocated twice."""
-    workload = with_evals(workload, 4)
+def test_preemption_loses_no_work(workload: Workload, scheduler: Scheduler, drawn: st.DataObject) -> None:
+    """However jobs are preempted and return, each runs all of its hours, and no GPU is allocated twice."""
+    workload = add_evals(workload, 4)
     priorities = Priorities({job.number: drawn.draw(changes()) for job in workload.jobs}, most_hours=2.0)
     schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.25), evals=False, priorities=priorities)
     assert schedule.ran == pytest.approx(workload.hours)
-    assert_no_gpu_is_given_out_twice(workload, schedule, GPUS)
+    assert_no_gpu_is_allocated_twice(workload, schedule, GPUS)
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), scheduler=schedulers)
-def test_nobody_waits_for_a_parked_job(workload: Workload, scheduler: Scheduler) -> None:
+def test_parked_job_yields_to_waiting_jobs(workload: Workload, scheduler: Scheduler) -> None:
     """A job that is parked from its first eval on runs only while no other job that fits waits."""
-    workload = with_evals(workload, 4)
+    workload = add_evals(workload, 4)
     schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0), evals=False, priorities=Priorities(PARK))
     ran, spells = 0.0, [spell[1:] for spell in schedule.spells if spell[0] == 0]
     for since, until in spells:
@@ -78,9 +78,9 @@ def test_nobody_waits_for_a_parked_job(workload: Workload, scheduler: Scheduler)
             assert all(job.gpus > free for job in waiting)
 
 
-def test_a_parked_job_goes_on_when_nobody_wants_its_gpus() -> None:
+def test_parked_job_resumes_on_idle_gpus() -> None:
     """It is paused for a waiting job, pays for its restore, and runs to its end."""
-    workload = with_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
+    workload = add_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
     untouched = simulate_cluster(workload, FIFO, Cluster(8, 0.5), evals=False)
     schedule = simulate_cluster(workload, FIFO, Cluster(8, 0.5), evals=False, priorities=Priorities(PARK))
     assert untouched.ended.tolist() == [4.0, 6.0]
@@ -90,9 +90,9 @@ def test_a_parked_job_goes_on_when_nobody_wants_its_gpus() -> None:
     assert schedule.pauses.tolist() == [1, 0]
 
 
-def test_a_demoted_job_returns_after_a_time() -> None:
-    """After `most_hours` it takes its place in the order of submission again."""
-    workload = with_evals(
+def test_demoted_job_returns_after_most_hours() -> None:
+    """After `most_hours` it is scheduled in the order of submission again."""
+    workload = add_evals(
         build_plain_workload(np.array([0.0, 1.0, 1.5]), np.array([8, 8, 8]), np.array([4.0, 2.0, 2.0])), 4
     )
     demoted = {0: ((1, Priority.DEMOTED),)}
@@ -107,7 +107,7 @@ def test_a_demoted_job_returns_after_a_time() -> None:
 
 def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
     """A job past its peak wastes only the hours during which another job waits."""
-    workload = with_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
+    workload = add_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
     truth = np.array([True, False]), np.array([0.5, 1.0])
     hidden = Hidden(*truth, truth[1], np.zeros((2, 4)), np.ones(2), 1.0)
     cluster = Cluster(8, 0.5)
@@ -119,7 +119,7 @@ def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
     assert measure_contended_waste(workload, hidden, parked, 0.5) == 0.0
     stopped = simulate_cluster(workload, FIFO, cluster, np.array([1.5, 2.0]), evals=False)
     assert measure_contended_waste(workload, hidden, stopped, 0.5) == 8 * 0.5, (
-        "stopped before its peak: all that it held"
+        "a job stopped before its peak wastes all that it held"
     )
 
 
@@ -128,7 +128,7 @@ def test_actions_follow_the_evidence() -> None:
     demote, park = (find_threshold(POSTERIOR, risk, ()) for risk in (0.2, 0.01))
     between = (demote + park) / 2
     row = [0.0, demote, between, park, between, 0.5, 0.1, between]
-    workload = with_evals(build_plain_workload(np.array([0.0]), np.array([1]), np.array([8.0])), 8)
+    workload = add_evals(build_plain_workload(np.array([0.0]), np.array([1]), np.array([8.0])), 8)
     decided = decide_actions(Rule("r", demote=0.2, park=0.01), workload, np.array([row]), Cluster())
     normal, demoted, parked = Priority
     assert decided.priorities.changes == {0: ((2, demoted), (4, parked), (7, normal), (8, demoted))}

@@ -17,7 +17,7 @@ from evalstop_lab.simulator.schedulers import FIFO
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import patiently, workloads
+from tests.lab.simulator.conftest import property_settings, workloads
 
 
 def test_nodes_are_billed_whole() -> None:
@@ -29,7 +29,7 @@ def test_nodes_are_billed_whole() -> None:
     assert count_billed_hours(workload, schedule, 1) == 9.0
 
 
-@patiently
+@property_settings
 @given(workload=workloads(8), node_gpus=st.sampled_from([1, 2, 4, 8]))
 def test_nodes_cost_at_least_their_gpus(workload: Workload, node_gpus: int) -> None:
     """Billed GPU-hours are between those in use and those of all nodes; for nodes of one GPU they are those in use."""
@@ -46,7 +46,7 @@ def test_owned_gpus_save_no_money() -> None:
     assert dollars == {"on demand": 4000.0, "spot": 2000.0, "reserved": 8 * 730 * 3.0, "owned": 0.0}
 
 
-def test_mechanisms_save_something_and_less_time_than_is_published() -> None:
+def test_mechanisms_save_less_time_than_published() -> None:
     """Fused execution is faster and serverless execution cheaper; both save less time than their papers state."""
     factors = simulate_mechanisms(Iteration())
     assert (factors["serial"].time, factors["serial"].gpu_time) == (1.0, 1.0)
@@ -55,7 +55,7 @@ def test_mechanisms_save_something_and_less_time_than_is_published() -> None:
     assert factors["serverless"].time > PUBLISHED["serverless"].time
 
 
-def test_without_a_tail_and_bubbles_there_is_nothing_to_fuse() -> None:
+def test_fusion_needs_a_tail_or_bubbles() -> None:
     """If all responses have the same length and pipelines have no bubbles, fused execution is as slow as serial."""
     factors = simulate_mechanisms(Iteration(length_sd=0.0, bubble=0.0))
     assert factors["fused"].time == pytest.approx(1.0, abs=0.02)

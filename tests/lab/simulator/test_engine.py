@@ -24,25 +24,25 @@ from evalstop_lab.simulator.schedulers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import assert_no_gpu_is_given_out_twice, patiently, workloads
+from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, workloads
 
 GPUS = 8
 schedulers = st.sampled_from(list(SCHEDULERS.values()))
 clusters = st.sampled_from([Cluster(GPUS, 0.0), Cluster(GPUS, 0.25), Cluster(GPUS, 0.1, 0.5)])
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
-def test_no_gpu_is_given_out_twice(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
+def test_no_gpu_is_allocated_twice(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
     """Running gangs never hold more GPUs than the cluster has, and no job runs twice at the same time."""
     schedule = simulate_cluster(workload, scheduler, cluster)
-    assert_no_gpu_is_given_out_twice(workload, schedule, cluster.gpus)
+    assert_no_gpu_is_allocated_twice(workload, schedule, cluster.gpus)
     for job in range(len(workload.jobs)):
-        own = [spell for spell in schedule.spells if spell[0] == job]
-        assert all(before[2] <= after[1] for before, after in pairwise(own))
+        own_spells = [spell for spell in schedule.spells if spell[0] == job]
+        assert all(before[2] <= after[1] for before, after in pairwise(own_spells))
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
 def test_work_is_conserved(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
     """Every job runs all of its hours, and holds GPUs for at most one restore per pause longer."""
@@ -56,7 +56,7 @@ def test_work_is_conserved(workload: Workload, scheduler: Scheduler, cluster: Cl
     assert scheduler.preemptive or not schedule.pauses.any()
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), scheduler=schedulers)
 def test_no_gpu_idles_while_a_job_that_fits_waits(workload: Workload, scheduler: Scheduler) -> None:
     """After any job has ended, every waiting gang needs more GPUs than are free."""
@@ -74,15 +74,15 @@ def test_no_gpu_idles_while_a_job_that_fits_waits(workload: Workload, scheduler:
         assert all(gpus > free for gpus in waiting)
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS))
-def test_first_come_first_served(workload: Workload) -> None:
+def test_fifo_starts_jobs_in_order_of_submission(workload: Workload) -> None:
     """Under strict FIFO jobs start in order of submission."""
     started = simulate_cluster(workload, FIFO, Cluster(GPUS)).started
     assert (np.diff(started) >= 0).all()
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
 def test_littles_law(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
     """The mean number of jobs in the cluster is their rate times their mean time in it."""
@@ -94,7 +94,7 @@ def test_littles_law(workload: Workload, scheduler: Scheduler, cluster: Cluster)
     assert in_cluster == pytest.approx(len(workload.jobs) / span * np.mean(schedule.ended - workload.submitted))
 
 
-def poisson(jobs: int, rate: float, seed: int) -> Workload:
+def draw_poisson_workload(jobs: int, rate: float, seed: int) -> Workload:
     """Jobs with one GPU, exponential durations with a mean of one hour, and this submission rate."""
     rng = np.random.default_rng(seed)
     submitted = np.cumsum(rng.exponential(1 / rate, jobs))
@@ -110,7 +110,7 @@ def test_erlang_c(servers: int) -> None:
     delayed = tail / (sum(rate**k / math.factorial(k) for k in range(servers)) + tail)
     waits = []
     for seed in range(4):
-        workload = poisson(30_000, rate, seed)
+        workload = draw_poisson_workload(30_000, rate, seed)
         waits.append(
             np.mean(simulate_cluster(workload, FIFO, Cluster(servers), evals=False).started - workload.submitted)
         )
@@ -119,7 +119,7 @@ def test_erlang_c(servers: int) -> None:
 
 def test_shortest_remaining_first_has_the_lowest_mean_time() -> None:
     """On one GPU without restores no scheduler has a lower mean time than SRTF, and SJF is between SRTF and FIFO."""
-    workload = poisson(2_000, 0.8, 7)
+    workload = draw_poisson_workload(2_000, 0.8, 7)
 
     def mean(scheduler: Scheduler) -> float:
         schedule = simulate_cluster(workload, scheduler, Cluster(1, 0.0), evals=False)
@@ -129,13 +129,13 @@ def test_shortest_remaining_first_has_the_lowest_mean_time() -> None:
     assert all(mean(SRTF) <= mean(item) + 1e-9 for item in SCHEDULERS.values())
 
 
-def by_simpy(workload: Workload, gpus: int) -> np.ndarray:
+def simulate_with_simpy(workload: Workload, gpus: int) -> np.ndarray:
     """The ends of the jobs under strict FIFO, simulated with SimPy."""
     environment = simpy.Environment()
     free = simpy.Container(environment, gpus, gpus)
     ended = np.zeros(len(workload.jobs))
 
-    def lives(job: Any) -> Generator[simpy.Event]:
+    def run_job(job: Any) -> Generator[simpy.Event]:
         yield environment.timeout(job.submitted)
         yield free.get(job.gpus)
         yield environment.timeout(job.hours)
@@ -143,19 +143,19 @@ def by_simpy(workload: Workload, gpus: int) -> np.ndarray:
         yield free.put(job.gpus)
 
     for job in workload.jobs:
-        environment.process(lives(job))
+        environment.process(run_job(job))
     environment.run()
     return ended
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS))
-def test_simpy_agrees(workload: Workload) -> None:
+def test_fifo_agrees_with_simpy(workload: Workload) -> None:
     """Under FIFO SimPy gives the same ends, up to rounding."""
-    assert simulate_cluster(workload, FIFO, Cluster(GPUS)).ended == pytest.approx(by_simpy(workload, GPUS))
+    assert simulate_cluster(workload, FIFO, Cluster(GPUS)).ended == pytest.approx(simulate_with_simpy(workload, GPUS))
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), cluster=clusters)
 def test_a_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
     """A job that was never paused during a restore held its GPUs for its hours and one restore per pause."""
@@ -186,7 +186,7 @@ def test_an_empty_cluster_has_no_events() -> None:
     assert schedule.events == 0
 
 
-@patiently
+@property_settings
 @given(workload=workloads(GPUS), share=st.floats(0.1, 1.0))
 def test_ending_sooner_under_fifo_delays_no_job(workload: Workload, share: float) -> None:
     """Under strict FIFO a job that ends early makes no other job end later."""
@@ -203,7 +203,7 @@ def test_skipping_starts_small_jobs_first() -> None:
     assert simulate_cluster(workload, FIFO_SKIPPING, Cluster(8)).started.tolist() == [0.0, 10.0, 2.0]
 
 
-def test_two_queues() -> None:
+def test_long_job_moves_to_the_second_queue() -> None:
     """A job moves to the second queue when its GPU-hours reach the threshold, and is paused at that time."""
     workload = build_plain_workload(np.array([0.0, 1.0]), np.array([2, 2]), np.array([10.0, 1.0]))
     assert GPU_HOURS_OF_SHORT_JOBS == 8.0

@@ -13,10 +13,10 @@ from evalstop_lab.simulator.population import Sweep, replace_worst, train_member
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import patiently
+from tests.lab.simulator.conftest import property_settings
 
 
-@patiently
+@property_settings
 @given(seed=st.integers(0, 10_000), population=st.booleans(), curvature=st.sampled_from([0.0, 0.5, 2.0]))
 def test_no_member_is_above_the_frontier(seed: int, population: bool, curvature: float) -> None:
     """The true eval score never exceeds the maximum of the frontier, however members are cloned."""
@@ -30,13 +30,13 @@ def test_both_start_with_the_same_members() -> None:
     assert np.array_equal(independent.measured[:, 0], population.measured[:, 0])
 
 
-@patiently
-@given(seen=st.lists(st.floats(-1, 1), min_size=5, max_size=30, unique=True), seed=st.integers(0, 2**32 - 1))
-def test_the_worst_fifth_copies_the_best(seen: list[float], seed: int) -> None:
+@property_settings
+@given(scores=st.lists(st.floats(-1, 1), min_size=5, max_size=30, unique=True), seed=st.integers(0, 2**32 - 1))
+def test_the_worst_fifth_copies_the_best(scores: list[float], seed: int) -> None:
     """A selection moves the worst fifth to places of the best fifth, changes their speeds by 20 %, and no others."""
-    count, order = len(seen) // 5, np.argsort(seen)
-    places, speeds = np.arange(float(len(seen))), np.ones(len(seen))
-    replace_worst(np.array(seen), places, speeds, np.random.default_rng(seed))
+    count, order = len(scores) // 5, np.argsort(scores)
+    places, speeds = np.arange(float(len(scores))), np.ones(len(scores))
+    replace_worst(np.array(scores), places, speeds, np.random.default_rng(seed))
     assert set(places[order[:count]]) <= set(order[-count:].astype(float))
     assert set(speeds[order[:count]]) <= {0.8, 1.2}
     assert np.array_equal(places[order[count:]], order[count:])

@@ -54,7 +54,7 @@ def test_the_oracle_leaves_no_waste() -> None:
     assert (counts.recall(), counts.false_stops(), counts.premature) == (1.0, 0.0, 0)
 
 
-def test_a_wrong_stop_is_paid_twice() -> None:
+def test_false_stop_repeats_the_whole_job() -> None:
     """A job that was stopped while healthy or before its peak is run again completely."""
     workload, hidden = draw_jobs(SMALL, 8)
     stops = Stops(np.full(SMALL.jobs, 3), np.zeros(SMALL.jobs, dtype=np.int64))

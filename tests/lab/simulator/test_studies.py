@@ -20,25 +20,25 @@ from evalstop_lab.sweep import DASK, RAY, sweep
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import SMALL, patiently
+from tests.lab.simulator.conftest import SMALL, property_settings
 
 POLICIES = tuple(RULES.values())
 
 
-def rows_of(cell: Cell) -> dict[tuple[str, str], Row]:
+def run_rules(cell: Cell) -> dict[tuple[str, str], Row]:
     return {(row.rule, row.scheduler): row for row in run_cell(cell)}
 
 
-def test_another_rule_changes_no_rules_figures() -> None:
+def test_figures_of_a_rule_do_not_depend_on_other_rules() -> None:
     """A rule's figures depend neither on the other rules nor on their order."""
-    alone = rows_of(Cell("w", SMALL, 1, (RULES["paper"],), ("SRTF-Est",)))
-    together = rows_of(Cell("w", SMALL, 1, POLICIES, tuple(SCHEDULERS)))
-    reverse = rows_of(Cell("w", SMALL, 1, POLICIES[::-1], tuple(SCHEDULERS)[::-1]))
+    separate = run_rules(Cell("w", SMALL, 1, (RULES["paper"],), ("SRTF-Est",)))
+    together = run_rules(Cell("w", SMALL, 1, POLICIES, tuple(SCHEDULERS)))
+    reverse = run_rules(Cell("w", SMALL, 1, POLICIES[::-1], tuple(SCHEDULERS)[::-1]))
     assert together == reverse
-    assert {key: together[key] for key in alone} == alone
+    assert {key: together[key] for key in separate} == separate
 
 
-@patiently
+@property_settings
 @given(seed=st.integers(0, 2**32 - 1), rule=st.sampled_from(sorted(RULES)))
 def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
     """A permutation of the truth changes neither a decision nor a time."""
@@ -58,12 +58,12 @@ def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("backend", [DASK, RAY])
-def test_a_cluster_of_computers_computes_the_same(backend: str) -> None:
+def test_distributed_sweep_equals_a_local_one(backend: str) -> None:
     """Two workers of a local Dask or Ray cluster, and two processes, give the same rows as one process."""
     work = build_cells({"small": SMALL}, range(3), (RULES["paper"],), ("FIFO", "LAS"))
-    alone = sweep(run_cell, work, "alone", chunk=1)
-    assert sweep(run_cell, work, "processes", jobs=2, chunk=1) == alone
-    assert sweep(run_cell, work, backend, jobs=2, chunk=1, backend=backend) == alone
+    local_rows = sweep(run_cell, work, "alone", chunk=1)
+    assert sweep(run_cell, work, "processes", jobs=2, chunk=1) == local_rows
+    assert sweep(run_cell, work, backend, jobs=2, chunk=1, backend=backend) == local_rows
 
 
 def read_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_p_values_are_corrected_by_holms_method() -> None:
     assert correct_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-@patiently
+@property_settings
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_the_interval_is_within_the_numbers(numbers: list[float]) -> None:
     """The bootstrap interval of a mean is within the range of the numbers."""

@@ -15,14 +15,14 @@ from evalstop_lab.simulator.trace import compute_load, find_cluster_size
 from evalstop_lab.simulator.trace_file import read_trace
 
 
-def write(path: Path, header: str, *rows: str) -> Path:
+def write_csv(path: Path, header: str, *rows: str) -> Path:
     path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     return path
 
 
 def test_phillys_columns_are_read(tmp_path: Path) -> None:
     """Times are dates, durations are start to end, virtual clusters are tenants; jobs that never ran are skipped."""
-    file = write(
+    file = write_csv(
         tmp_path / "philly.csv",
         "status,vc,jobid,user,submitted_time,start_time,end_time,gpus",
         "Pass,ee9e8c,application_2,u1,2017-10-03 10:00:00,2017-10-03 10:30:00,2017-10-03 12:30:00,8",
@@ -40,7 +40,9 @@ def test_phillys_columns_are_read(tmp_path: Path) -> None:
 
 def test_times_in_seconds_are_read(tmp_path: Path) -> None:
     """Times may be seconds, with a column for the duration."""
-    trace = read_trace(write(tmp_path / "t.csv", "job_id,submit_time,num_gpu,duration", "1,60,2,7200", "2,3660,4,1800"))
+    trace = read_trace(
+        write_csv(tmp_path / "t.csv", "job_id,submit_time,num_gpu,duration", "1,60,2,7200", "2,3660,4,1800")
+    )
     assert trace.submitted.tolist() == [0.0, 1.0]
     assert trace.hours.tolist() == [2.0, 0.5]
     assert trace.gpus.tolist() == [2, 4]
@@ -63,12 +65,12 @@ def test_times_in_seconds_are_read(tmp_path: Path) -> None:
 def test_errors_name_line_and_remedy(tmp_path: Path, header: str, row: str, message: str) -> None:
     """The message for an unusable file has the line, its problem and what to give instead."""
     with pytest.raises(UnreadableInput) as caught:
-        read_trace(write(tmp_path / "t.csv", header, row))
+        read_trace(write_csv(tmp_path / "t.csv", header, row))
     assert message in str(caught.value)
 
 
 @pytest.fixture
-def drawn(tmp_path: Path) -> Path:
+def trace_file(tmp_path: Path) -> Path:
     """A day of jobs with whole GPUs and random lengths."""
     rng = np.random.default_rng(5)
     file = tmp_path / "jobs.csv"
@@ -80,9 +82,9 @@ def drawn(tmp_path: Path) -> Path:
     return file
 
 
-def test_stopping_on_a_trace(drawn: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stopping_on_a_trace(trace_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The paper's rule saves GPU-hours, the oracle saves more, and both shorten the mean time."""
-    arguments = ["cluster", "trace", str(drawn), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
+    arguments = ["cluster", "trace", str(trace_file), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
     assert main([*arguments, "--plots", str(tmp_path)]) == 0
     assert (tmp_path / "trace.png").stat().st_size > 10_000
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -94,15 +96,15 @@ def test_stopping_on_a_trace(drawn: Path, capsys: pytest.CaptureFixture[str], tm
         assert best["time"]["value"] < ours["time"]["value"] < 0
 
 
-def test_the_cluster_is_large_enough(drawn: Path) -> None:
+def test_the_cluster_is_large_enough(trace_file: Path) -> None:
     """By default the cluster is the smallest number of whole nodes whose load is at most 85 %."""
-    trace = read_trace(drawn)
+    trace = read_trace(trace_file)
     gpus = find_cluster_size(trace)
     assert gpus % 8 == 0
     assert compute_load(trace, gpus) <= 0.85 < compute_load(trace, gpus - 8)
 
 
-def test_a_cluster_that_is_too_small_is_refused(drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_is_too_small_is_refused(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A job that is larger than the cluster is an error that states the required number of GPUs."""
-    assert main(["cluster", "trace", str(drawn), "--gpus", "4"]) == 2
+    assert main(["cluster", "trace", str(trace_file), "--gpus", "4"]) == 2
     assert "needs 8 GPUs; --gpus must be at least as many" in capsys.readouterr().err

@@ -12,7 +12,7 @@ RISING_THEN_FALLING = (0.0, 1.0, 2.0, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4)
 UP_AND_DOWN_BELOW_BEST = (0.0, 1.0, 3.0, 2.0, 2.5, 2.0, 2.5, 2.0, 2.5)
 
 
-def _stopped_at(name: str, scores: tuple[float, ...]) -> int | None:
+def find_stop_step(name: str, scores: tuple[float, ...]) -> int | None:
     rule = load_rule(name)(None)
     return next((step for step, score in enumerate(scores) if rule.stop(step, score, None, None, None)), None)
 
@@ -32,13 +32,13 @@ def test_patience_counts_evals_below_the_best_and_declines_count_in_a_row(
     name: str, falling: int | None, below_best: int | None
 ) -> None:
     """Callbacks with a patience stop after three evals without a new best; the paper's rule needs three declines."""
-    assert _stopped_at(name, RISING_THEN_FALLING) == falling
-    assert _stopped_at(name, UP_AND_DOWN_BELOW_BEST) == below_best
+    assert find_stop_step(name, RISING_THEN_FALLING) == falling
+    assert find_stop_step(name, UP_AND_DOWN_BELOW_BEST) == below_best
 
 
 def test_ray_stops_on_a_plateau() -> None:
     """Four results with a standard deviation below 0.01 stop the run."""
-    assert _stopped_at("Ray TrialPlateauStopper", (0.0, 1.0, 2.0, 2.0, 2.0, 2.0)) == 5
+    assert find_stop_step("Ray TrialPlateauStopper", (0.0, 1.0, 2.0, 2.0, 2.0, 2.0)) == 5
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -47,7 +47,7 @@ def test_a_missing_eval_stops_no_run(name: str) -> None:
     assert not load_rule(name)(100.0).stop(0, None, None, 1.0, None)
 
 
-def test_a_file_without_the_class_says_so(tmp_path: Path) -> None:
+def test_unusable_rule_file_is_refused(tmp_path: Path) -> None:
     """An unusable rule is refused with its problem before any run is judged."""
     path = tmp_path / "rule.py"
     path.write_text("class Other:\n    pass\n")

@@ -36,35 +36,33 @@ def recorded() -> dict[str, Any]:
     return record_run(FIRST_SEED)
 
 
-def _run(folder: Path, *arguments: str) -> int:
+def run_stopbench(folder: Path, *arguments: str) -> int:
     return main(["stopbench", "run", "--jobs", "1", "--folder", str(folder), *arguments])
 
 
-def test_a_rule_of_ones_own_is_judged_like_the_policy_that_it_copies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_custom_rule_equals_the_policy_that_it_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A rule of three declines from a file has the same figures as the paper's policy, also with missing evals."""
     rule = tmp_path / "rule.py"
     rule.write_text(THREE_DECLINES)
     suites = ("drawn-1", "second-1", "trained-1-small")
     rules = "--rule", f"{rule}:ThreeDeclines", "--only", "EvalStop paper"
-    assert _run(tmp_path, *rules, "--runs", "12", "--json", "--suite", *suites) == 0
+    assert run_stopbench(tmp_path, *rules, "--runs", "12", "--json", "--suite", *suites) == 0
     report = json.loads(capsys.readouterr().out)
     for suite in suites:
-        own, paper = (report["suites"][suite][name] for name in (f"{rule}:ThreeDeclines", "EvalStop paper"))
-        assert own["runs"] == 12
+        custom, paper = (report["suites"][suite][name] for name in (f"{rule}:ThreeDeclines", "EvalStop paper"))
+        assert custom["runs"] == 12
         for figure in ("recall", "false_stops", "premature", "delay", "saved"):
-            assert own[figure] == paper[figure]
+            assert custom[figure] == paper[figure]
     assert (tmp_path / "rules.png").stat().st_size > 0
 
 
-def test_a_rule_that_fails_names_itself_and_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_rule_and_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message states at which eval of which run the rule failed."""
     rule = tmp_path / "rule.py"
     rule.write_text(
         "class Broken:\n    def __init__(self, planned_steps): pass\n    def stop(self, *_): return 1 / 0\n"
     )
-    assert _run(tmp_path, "--rule", f"{rule}:Broken", "--only", "--runs", "1", "--suite", "drawn-1") == 2
+    assert run_stopbench(tmp_path, "--rule", f"{rule}:Broken", "--only", "--runs", "1", "--suite", "drawn-1") == 2
     assert "Broken failed at eval 1 of the run" in capsys.readouterr().err
 
 
@@ -93,7 +91,7 @@ def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
         assert public.name != held_out.name
 
 
-def test_a_recorded_run_is_read_as_it_was_trained(tmp_path: Path, recorded: dict[str, Any]) -> None:
+def test_recorded_run_equals_the_trained_one(tmp_path: Path, recorded: dict[str, Any]) -> None:
     """Recording is deterministic, and small evals of the same run are noisier."""
     path = tmp_path / "runs.jsonl.gz"
     record_runs(path, 1, 1, first_seed=FIRST_SEED)

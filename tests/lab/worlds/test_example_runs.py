@@ -13,7 +13,7 @@ from evalstop_lab.worlds.example_runs import draw_runs, encode_run
 RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 
 
-def test_the_packed_runs_are_those_of_the_lab() -> None:
+def test_packaged_example_runs_equal_the_labs() -> None:
     """The file in the service is the one that `evalstop-lab example-runs` writes."""
     file = resources.files("evalstop_service").joinpath("example_runs.json.gz")
     runs = json.loads(gzip.decompress(file.read_bytes()))["runs"]

@@ -21,18 +21,18 @@ from evalstop_lab.worlds.scoring import (
     score_outcomes,
     wilson,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
-def a_truth(eval_scores: list[float], sd: float | None = 0.1) -> Truth:
+def label_scores(eval_scores: list[float], sd: float | None = 0.1) -> Truth:
     """The truth of noiseless eval scores at steps 0, 10, 20, ..."""
     return label_curve(np.arange(len(eval_scores), dtype=np.int64) * 10, np.asarray(eval_scores, dtype=float), sd)
 
 
 # The peak is at step 20, followed by four evals.
-HACKING = a_truth([0, 0.5, 1.0, 0.9, 0.7, 0.4, 0.2])
-HEALTHY = a_truth([0, 0.5, 1.0, 0.6, 0.9, 1.0, 0.95])
+HACKING = label_scores([0, 0.5, 1.0, 0.9, 0.7, 0.4, 0.2])
+HEALTHY = label_scores([0, 0.5, 1.0, 0.6, 0.9, 1.0, 0.95])
 
 
 def test_only_a_fall_that_does_not_recover_is_hacking() -> None:
@@ -40,24 +40,24 @@ def test_only_a_fall_that_does_not_recover_is_hacking() -> None:
     assert (HACKING.label, HACKING.peak_step, HACKING.gain) == (Label.HACKING, 20, 1.0)
     assert HACKING.drop == pytest.approx(0.8)
     assert HEALTHY.label is Label.HEALTHY
-    assert a_truth([0, 1.0, 0.89]).label is Label.HACKING
-    assert a_truth([0, 1.0, 0.91]).label is Label.HEALTHY
+    assert label_scores([0, 1.0, 0.89]).label is Label.HACKING
+    assert label_scores([0, 1.0, 0.91]).label is Label.HEALTHY
 
 
 def test_the_peak_of_a_flat_maximum_is_its_last_eval() -> None:
     """The turn is where the fall starts."""
-    assert a_truth([0, 1, 1, 1, 0.5]).peak_step == 30
+    assert label_scores([0, 1, 1, 1, 0.5]).peak_step == 30
 
 
 def test_a_run_that_never_rose_is_measured_by_its_range() -> None:
     """Its gain is 0 and its unit is the fall."""
-    truth = a_truth([1.0, 0.5, 0.0])
+    truth = label_scores([1.0, 0.5, 0.0])
     assert (truth.label, truth.gain, truth.unit, truth.peak) == (Label.HACKING, 0.0, 1.0, 0)
 
 
 def test_a_flat_run_is_healthy() -> None:
     """Without a fall the label is healthy."""
-    assert a_truth([3.0, 3.0, 3.0]).label is Label.HEALTHY
+    assert label_scores([3.0, 3.0, 3.0]).label is Label.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,6 @@ pairs = st.lists(st.tuples(outcomes, st.sampled_from([HACKING, HEALTHY])), max_s
 
 
 @given(pairs)
-@settings(deadline=None)
 def test_every_run_has_one_outcome(runs: list[tuple[Outcome, Truth]]) -> None:
     """The counts add up to the number of runs, and each figure is within its interval."""
     result = score_outcomes(runs)
@@ -147,7 +146,6 @@ def test_every_run_has_one_outcome(runs: list[tuple[Outcome, Truth]]) -> None:
 
 
 @given(pairs)
-@settings(deadline=None)
 def test_the_order_of_runs_does_not_matter(runs: list[tuple[Outcome, Truth]]) -> None:
     """Shares and quantiles are the same for runs in reverse order."""
     first, second = score_outcomes(runs), score_outcomes(runs[::-1])
@@ -161,7 +159,7 @@ def test_the_order_of_runs_does_not_matter(runs: list[tuple[Outcome, Truth]]) ->
 def test_scale_and_shift_change_no_label(eval_scores: list[float], scale: float, shift: float) -> None:
     """Linear transformations of the scores keep the label."""
     rounded = [round(value, 2) for value in eval_scores]
-    truth, other = a_truth(rounded), a_truth([scale * value + shift for value in rounded])
+    truth, other = label_scores(rounded), label_scores([scale * value + shift for value in rounded])
     margin = abs(truth.drop - 0.1 * truth.unit)
     if margin > 1e-6 and abs(truth.gain - 0.05 * np.ptp(rounded)) > 1e-6:
         assert truth.label is other.label
@@ -209,14 +207,14 @@ def test_the_bootstrap_of_a_mean_is_seeded() -> None:
 
 def test_the_bound_equals_one_computed_by_hand() -> None:
     """At a fall of 0.1 per eval and noise of 0.1, 1/2 + 4/2 + 9/2 is the first sum above ln 100 = 4.6: three evals."""
-    truth = a_truth([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=0.1)
+    truth = label_scores([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=0.1)
     assert compute_bound(truth, 0.01) == 3
     assert compute_bound(truth, 0.05) == 3
     assert compute_bound(truth, 0.5) == 2
-    assert compute_bound(a_truth([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=10.0), 0.01) is None
-    assert compute_bound(a_truth([0, 1.0, 1.0, 0.8, 0.7], sd=0.0), 0.01) == 1
+    assert compute_bound(label_scores([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=10.0), 0.01) is None
+    assert compute_bound(label_scores([0, 1.0, 1.0, 0.8, 0.7], sd=0.0), 0.01) == 1
     assert compute_bound(HEALTHY, 0.01) is None
-    assert compute_bound(a_truth([0, 1.0, 0.5], sd=None), 0.01) is None
+    assert compute_bound(label_scores([0, 1.0, 0.5], sd=None), 0.01) is None
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.001, 0.5))
@@ -224,7 +222,7 @@ def test_more_noise_and_less_risk_never_lower_the_bound(sd: float, alpha: float)
     """A bound that is not reached counts as infinite."""
 
     def bound(sd: float, alpha: float) -> float:
-        evals = compute_bound(a_truth([0, 1.0, 0.95, 0.9, 0.8, 0.6, 0.3], sd=sd), alpha)
+        evals = compute_bound(label_scores([0, 1.0, 0.95, 0.9, 0.8, 0.6, 0.3], sd=sd), alpha)
         return math.inf if evals is None else evals
 
     assert bound(sd, alpha) <= bound(2 * sd, alpha)

@@ -33,7 +33,7 @@ seeds = st.integers(0, 3_000_000)
 lengths = st.integers(20, 300)
 
 
-def the_numbers(world: World) -> list[bytes]:
+def to_bytes(world: World) -> list[bytes]:
     stderr = b"" if world.eval_stderr is None else world.eval_stderr.tobytes()
     return [
         item.tobytes() for item in (world.steps, world.eval_scores, world.proxy, world.kl, world.truth.eval_scores)
@@ -42,9 +42,9 @@ def the_numbers(world: World) -> list[bytes]:
 
 @given(families, seeds)
 @settings(max_examples=60, deadline=None)
-def test_a_family_and_a_seed_give_the_same_run_every_time(family: str, seed: int) -> None:
+def test_family_and_seed_determine_the_run(family: str, seed: int) -> None:
     """Two draws of one family and seed are bitwise equal."""
-    assert the_numbers(draw_world(family, seed)) == the_numbers(draw_world(family, seed))
+    assert to_bytes(draw_world(family, seed)) == to_bytes(draw_world(family, seed))
 
 
 def test_another_seed_gives_another_run() -> None:
@@ -166,8 +166,8 @@ def test_observations_come_in_order_and_finite(family: str, seed: int) -> None:
     assert all(item.finite for item in observations)
 
 
-def test_a_sample_is_half_hacking() -> None:
-    """The groups have the shares of `SHARES`."""
+def test_groups_have_their_shares() -> None:
+    """Half of a sample is hacking, 30 % healthy and 20 % has dips."""
     groups = Counter(FAMILIES[family].group for family, _ in plan_worlds(1000))
     assert groups == {Group.HACKING: 500, Group.HEALTHY: 300, Group.DIP: 200}
     assert len(draw_worlds(7)) == 7
