@@ -1,4 +1,4 @@
-"""The battery for receivers that need no scheduler of their own: processes, and commands."""
+"""The conformance suite for receivers without a scheduler of their own: processes and commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ while True:
 
 @dataclass
 class ProcessLauncher:
-    """Jobs that are children."""
+    """Starts jobs that are start_child processes."""
 
     folder: Path
     jobs: list[ChildJob] = field(default_factory=list)
@@ -43,7 +43,7 @@ class ProcessLauncher:
     def file(self) -> Path:
         return self.folder / f"saves-{len(self.jobs)}"
 
-    def child(self, ignores_sigterm: bool) -> ChildJob:
+    def start_child(self, ignores_sigterm: bool) -> ChildJob:
         file = self.folder / f"saves-{len(self.jobs) + 1}"
         job = ChildJob([sys.executable, "-c", JOB, str(file), str(ignores_sigterm)], environment_without())
         self.jobs.append(job)
@@ -51,7 +51,7 @@ class ProcessLauncher:
         return job
 
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
-        job_control = ProcessJobControl(self.child(ignores_sigterm), "mine", None, signal.SIGUSR1)
+        job_control = ProcessJobControl(self.start_child(ignores_sigterm), "mine", None, signal.SIGUSR1)
         return StartedJob(job_control, {LABEL: "mine"})
 
     def count_saves(self) -> int:
@@ -59,21 +59,21 @@ class ProcessLauncher:
 
 
 class CommandLauncher(ProcessLauncher):
-    """Jobs that are ended by commands of ours, as a scheduler's would end them."""
+    """Starts jobs that are checked and ended by commands, as with a scheduler's."""
 
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
-        job = self.child(ignores_sigterm)
+        job = self.start_child(ignores_sigterm)
         script = self.folder / "scheduler.sh"
         script.write_text(SCRIPT)
 
-        def call(verb: str) -> str:
+        def make_command(verb: str) -> str:
             return f"bash '{script}' {verb} {{job_id}}"
 
         commands = Commands(
-            cancel=template(call("TERM")),
-            check=template(call("check")),
-            signal=template(call("USR1")),
-            force=template(call("KILL")),
+            cancel=template(make_command("TERM")),
+            check=template(make_command("check")),
+            signal=template(make_command("USR1")),
+            force=template(make_command("KILL")),
         )
         return StartedJob(CommandJobControl(commands, environment_without()), {"job_id": str(job.pid)})
 

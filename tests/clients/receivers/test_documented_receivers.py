@@ -1,4 +1,4 @@
-"""The receivers that docs/receivers.md shows, and the script of docs/slurm.md, are run as they stand there."""
+"""The receivers of docs/receivers.md and the batch script of docs/slurm.md, run as they are printed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.clients.webhooks import SECRET, make_stop_event, post_event
 pytestmark = pytest.mark.real
 
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
-STATUS = "#!/bin/sh\n[ ! -e {folder}/looked ] && touch {folder}/looked\n"
+STATUS = "#!/bin/sh\n[ ! -e {folder}/checked ] && touch {folder}/checked\n"
 
 
 @pytest.fixture
 def environment(tmp_path: Path, server: FakeServer) -> dict[str, str]:
-    """A scheduler that ends a job between the first look and the second."""
+    """A scheduler that ends a job between the first check and the second."""
     for name, script in (("my-cancel", CANCEL), ("my-status", STATUS)):
         (tmp_path / name).write_text(script.format(folder=tmp_path))
         (tmp_path / name).chmod(0o755)
@@ -38,7 +38,7 @@ def environment(tmp_path: Path, server: FakeServer) -> dict[str, str]:
 
 
 def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, str], service: FakeService) -> None:
-    """It believes what is signed, obeys once, looks until the job is gone, and reports."""
+    """It rejects bad signatures, carries out a stop once, checks until the job is gone, and reports."""
     code = read_block("30 lines")
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 30
@@ -47,7 +47,7 @@ def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, s
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
     with running_program([sys.executable, "-c", code], PORT=str(port), **environment):
-        wait_until(lambda: _answers(port))
+        wait_until(lambda: accepts_connections(port))
         assert post_event(url, make_stop_event({"job_id": "8"}), secret="whsec_AAAA").status_code == 401
         assert post_event(url, make_stop_event({"job_id": "8"}), age_seconds=3_600).status_code == 401
         suspected = make_stop_event({"job_id": "9"}) | {"type": "run.suspected"}
@@ -57,14 +57,14 @@ def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, s
         ((decision_id, report),) = wait_until(lambda: service.reports)
     assert (decision_id, report["state"]) == ("decision-1", "confirmed")
     assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
-    assert (tmp_path / "looked").exists()
+    assert (tmp_path / "checked").exists()
 
 
 @pytest.mark.parametrize("forged", [False, True])
 def test_receiver_in_curl_and_bash(
     tmp_path: Path, environment: dict[str, str], service: FakeService, server: FakeServer, forged: bool
 ) -> None:
-    """It fetches, verifies, cancels, looks, reports and settles; what is forged it does not touch."""
+    """It fetches, verifies, cancels, checks, reports and settles; it ignores a forged event."""
     missing = [name for name in ("curl", "jq", "openssl", "bash") if shutil.which(name) is None]
     if missing:
         assert os.environ.get("CI") != "true", f"missing: {missing}"
@@ -75,9 +75,9 @@ def test_receiver_in_curl_and_bash(
         endpoint.add(make_stop_event({"job_id": "9"}) | {"type": "run.suspected"}, "d0")
     endpoint.add(make_stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
     script = read_block("bash")
-    with running_program(["bash", "-c", script], ENDPOINT="e1", **environment) as running:
+    with running_program(["bash", "-c", script], ENDPOINT="e1", **environment) as process:
         if forged:
-            assert running.wait(20) == 1
+            assert process.wait(20) == 1
             assert not (tmp_path / "cancelled").exists()
             return
         ((decision_id, report),) = wait_until(lambda: service.reports)
@@ -87,16 +87,16 @@ def test_receiver_in_curl_and_bash(
     assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
 
 
-@pytest.mark.parametrize(("end", "exit_code"), [("print('end', flush=True)", 0), ("os.kill(os.getpid(), 9)", 137)])
-def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: int) -> None:
-    """The trap that the page shows reaches the trainer, waits for it on, and ends with it and as it did."""
+@pytest.mark.parametrize(("ending", "exit_code"), [("print('end', flush=True)", 0), ("os.kill(os.getpid(), 9)", 137)])
+def test_batch_script_passes_the_signal_on(tmp_path: Path, ending: str, exit_code: int) -> None:
+    """The trap of the page signals the trainer, waits for it, and exits with its exit code."""
     script = read_block("batch script")
     trainer = (
-        "import os, signal, time; asked = []\n"  # writes past `print`, which its own handler may come in between of
+        "import os, signal, time; asked = []\n"  # os.write is safe in a signal handler, print is not
         "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'saved\\n'), asked.append(True)))\n"
         "os.write(1, b'up\\n')\n"
         "while not asked: time.sleep(0.05)\n"
-        f"time.sleep(0.5); {end}"
+        f"time.sleep(0.5); {ending}"
     )
     (tmp_path / "train.py").write_text(trainer)
     script = script.replace("python train.py", f"{sys.executable} {tmp_path}/train.py")
@@ -108,6 +108,6 @@ def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: 
         assert job.wait(20) == exit_code
 
 
-def _answers(port: int) -> bool:
+def accepts_connections(port: int) -> bool:
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""What a receiver remembers across its own end."""
+"""The journal in which a receiver stores its stops across restarts."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from hypothesis import strategies as st
 from tests.clients.webhooks import make_stop_event
 
 REQUEST = parse_stop_request("msg_1", make_stop_event({"slurm_job_id": "7"}))
-HOSTILE = parse_stop_request("msg_2", make_stop_event({}, "../../etc/passwd"))
+TRAVERSAL = parse_stop_request("msg_2", make_stop_event({}, "../../etc/passwd"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
+    return tmp_path / "journal"
 
 
-def reopened(memory: Journal, folder: Path) -> Journal:
-    memory.close()
+def reopen(journal: Journal, folder: Path) -> Journal:
+    journal.close()
     return Journal(folder)
 
 
-def test_stop_is_remembered_as_it_stood(folder: Path) -> None:
-    """Request and state come back whole."""
+def test_stop_survives_reopening(folder: Path) -> None:
+    """Request and state of a stop are the same after the journal is opened again, and the stop is not begun twice."""
     stop = Stop(
         started_at=1.5, phase=Phase.CANCELLING, job=Job("7", {"user": "ann"}), asked_at=2.0, mark="m", cancelled_at=3.0
     )
-    memory = Journal(folder)
-    memory.begin(REQUEST, 1.5)
-    memory.keep(REQUEST, stop)
-    again = reopened(memory, folder)
-    (remembered,) = again.unfinished()
+    journal = Journal(folder)
+    journal.begin(REQUEST, 1.5)
+    journal.keep(REQUEST, stop)
+    reopened = reopen(journal, folder)
+    (remembered,) = reopened.unfinished()
     assert (remembered.request, remembered.stop) == (REQUEST, stop)
-    assert again.begin(REQUEST, 9.0) is None
-    again.close()
+    assert reopened.begin(REQUEST, 9.0) is None
+    reopened.close()
 
 
 @settings(deadline=None, max_examples=50)  # it waits for the disk
@@ -62,20 +62,20 @@ def test_stop_is_remembered_as_it_stood(folder: Path) -> None:
         away=st.integers(0, 100),
     )
 )
-def test_any_state_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, stop: Stop) -> None:
-    """Whatever a stop can be, the file brings it back."""
-    folder = tmp_path_factory.mktemp("memory")
-    memory = Journal(folder)
-    memory.keep(REQUEST, stop)
-    again = reopened(memory, folder)
-    remembered = again.of(REQUEST.decision_id)
+def test_any_state_survives_reopening(tmp_path_factory: pytest.TempPathFactory, stop: Stop) -> None:
+    """Any state of a stop is read back as it was written."""
+    folder = tmp_path_factory.mktemp("journal")
+    journal = Journal(folder)
+    journal.keep(REQUEST, stop)
+    reopened = reopen(journal, folder)
+    remembered = reopened.of(REQUEST.decision_id)
     assert remembered is not None
     assert remembered.stop == stop
-    again.close()
+    reopened.close()
 
 
 @pytest.mark.parametrize(
-    ("stop", "anew"),
+    ("stop", "begins"),
     [
         (Stop(0, Phase.SAVING), False),
         (Stop(0, Phase.DONE, report=Report("confirmed", ""), told=True), False),
@@ -83,59 +83,59 @@ def test_any_state_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, s
         (Stop(0, Phase.DONE, report=Report("confirmed", "")), True),
     ],
 )
-def test_only_what_failed_or_went_untold_is_begun_anew(folder: Path, stop: Stop, anew: bool) -> None:
-    """A stop under way, or confirmed and told, is not begun again; one that failed is, when it is asked for again."""
-    memory = Journal(folder)
-    memory.keep(REQUEST, stop)
-    assert (memory.begin(REQUEST, 5.0) is not None) is anew
-    memory.close()
+def test_begin_repeats_only_failed_or_unreported_stops(folder: Path, stop: Stop, begins: bool) -> None:
+    """A stop in progress, or confirmed and reported, does not begin again; one that failed or was not reported does."""
+    journal = Journal(folder)
+    journal.keep(REQUEST, stop)
+    assert (journal.begin(REQUEST, 5.0) is not None) is begins
+    journal.close()
 
 
-def test_others_jobs_are_not_hoarded(folder: Path) -> None:
-    """What turned out to be another receiver's leaves no file."""
-    memory = Journal(folder)
-    memory.begin(REQUEST, 0.0)
-    memory.keep(REQUEST, Stop(0, Phase.DONE, mine=False))
+def test_stop_of_another_receiver_leaves_no_file(folder: Path) -> None:
+    """A stop that turns out to be another receiver's is not stored."""
+    journal = Journal(folder)
+    journal.begin(REQUEST, 0.0)
+    journal.keep(REQUEST, Stop(0, Phase.DONE, mine=False))
     assert list(folder.glob("*.json")) == []
-    memory.close()
+    journal.close()
 
 
-def test_old_stops_are_forgotten_and_open_ones_are_not(folder: Path) -> None:
-    """Only what is done with is forgotten, however old."""
-    memory = Journal(folder)
-    memory.keep(REQUEST, Stop(0, Phase.DONE, told=True))
-    memory.keep(HOSTILE, Stop(0, Phase.REPORTING, report=Report("failed", "")))
-    memory.forget(before=10.0)
-    assert [one.request for one in memory.unfinished()] == [HOSTILE]
-    assert memory.of(REQUEST.decision_id) is None
-    memory.close()
+def test_forget_keeps_unfinished_stops(folder: Path) -> None:
+    """Old stops are deleted only when they are done."""
+    journal = Journal(folder)
+    journal.keep(REQUEST, Stop(0, Phase.DONE, told=True))
+    journal.keep(TRAVERSAL, Stop(0, Phase.REPORTING, report=Report("failed", "")))
+    journal.forget(before=10.0)
+    assert [one.request for one in journal.unfinished()] == [TRAVERSAL]
+    assert journal.of(REQUEST.decision_id) is None
+    journal.close()
 
 
-def test_decision_ids_cannot_lead_out_of_the_folder(folder: Path) -> None:
-    """An id that is no plain name is filed under its digest."""
-    memory = Journal(folder)
-    memory.begin(HOSTILE, 0.0)
+def test_decision_id_cannot_leave_the_folder(folder: Path) -> None:
+    """A decision id with a path in it is stored under its digest."""
+    journal = Journal(folder)
+    journal.begin(TRAVERSAL, 0.0)
     (file,) = folder.glob("*.json")
     assert len(file.stem) == 64
-    memory.close()
+    journal.close()
 
 
-def test_two_receivers_cannot_share_a_memory(folder: Path) -> None:
-    """The second one is told why it does not start."""
-    memory = Journal(folder)
+def test_second_receiver_cannot_open_the_journal(folder: Path) -> None:
+    """A journal that another receiver has open is refused with the reason."""
+    journal = Journal(folder)
     with pytest.raises(ConfigurationError, match="another receiver"):
         Journal(folder)
-    reopened(memory, folder).close()
+    reopen(journal, folder).close()
 
 
-def test_damaged_file_is_passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One file that cannot be read does not keep the receiver from the others."""
-    memory = Journal(folder)
-    memory.begin(REQUEST, 0.0)
+def test_unreadable_file_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged file, or one of a later version, is logged and does not keep the others from being read."""
+    journal = Journal(folder)
+    journal.begin(REQUEST, 0.0)
     (folder / "broken.json").write_text("{")
     (folder / "later.json").write_text(json.dumps({"version": 99}))
-    again = reopened(memory, folder)
-    assert len(again.unfinished()) == 1
+    reopened = reopen(journal, folder)
+    assert len(reopened.unfinished()) == 1
     assert "broken.json" in caplog.text
     assert "version 99" in caplog.text
-    again.close()
+    reopened.close()

@@ -1,6 +1,7 @@
-"""Many stops at one time while everything fails now and then: each job ends once, after its checkpoint, and is told.
+"""Many stops at once while calls fail at random: each job ends once, after its checkpoint, and is reported.
 
-Every third job is parked instead, and every sixth resumed in the end."""
+Every third job is parked instead, and every sixth is resumed at the end.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,177 +29,155 @@ from evalstop_client.signature import sign
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.webhooks import SECRET, make_stop_event
 
-STOPS, OTHERS, RESTARTS, SEED = 150, 30, 4, 20260101
-TROUBLE = 0.15
+STOPS, FOREIGN_STOPS, STARTS, SEED = 150, 30, 4, 20260101
+FAILURE_SHARE = 0.15
 BOUNDS = StopTimeouts(checkpoint_seconds=0.5, cancel_seconds=0.5, give_up_seconds=60, poll_seconds=0.1)
 
 
 @dataclass
 class FakeJob:
-    """A job; `deaf` ends only when forced, `quits` when it is asked to save."""
+    """A job. `ignores_sigterm`: it ends only when it is killed. `ends_on_save`: it ends when it is asked to save."""
 
-    deaf: bool
-    quits: bool
+    ignores_sigterm: bool
+    ends_on_save: bool
     asked_at: float | None = None
     ends_at: float | None = None
-    cancelled_early: bool = False
+    ended_before_checkpoint: bool = False
     ends: int = 0
-    resumed: int = 0
+    resumed: bool = False
 
 
 @dataclass
 class FakeCluster:
-    """A scheduler of many jobs that fails now and then, before or after it has done what it was asked."""
+    """A scheduler of many jobs whose calls fail at random, before or after they take effect."""
 
     chance: random.Random
     jobs: dict[str, FakeJob] = field(default_factory=dict)
-    verbs: Counter[str] = field(default_factory=Counter)
-    changing: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     name: str = "fake cluster"
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        with self.changing:
-            self._fail()
+        with self.lock:
+            self._fail_at_random()
             name = request.labels.get("job_id", "")
             return Job(name) if name in self.jobs else ForeignJob()
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        with self._doing("ask", job) as one:
-            one.asked_at = one.asked_at or time.time()
-            if one.quits:
-                self._end(one)
+        with self._change(job) as fake_job:
+            fake_job.asked_at = fake_job.asked_at or time.time()
+            if fake_job.ends_on_save:
+                self._end(fake_job)
         return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        with self._doing("cancel", job) as one:
-            one.cancelled_early |= one.asked_at is None or time.time() - one.asked_at < BOUNDS.checkpoint_seconds
-            if not one.deaf:
-                self._end(one)
+        with self._change(job) as fake_job:
+            self._check_window(fake_job)
+            if not fake_job.ignores_sigterm:
+                self._end(fake_job)
 
     def kill_job(self, job: Job) -> None:
-        with self._doing("force", job) as one:
-            self._end(one)
+        with self._change(job) as fake_job:
+            self._end(fake_job)
 
     def check_job(self, job: Job) -> Present | Gone:
-        with self.changing:
-            self._fail()
+        with self.lock:
+            self._fail_at_random()
             ends_at = self.jobs[job.id].ends_at
             return Gone("ENDED") if ends_at is not None and time.time() >= ends_at else Present("RUNNING")
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        with self._doing("park", job) as one:
-            one.cancelled_early |= one.asked_at is None or time.time() - one.asked_at < BOUNDS.checkpoint_seconds
-            self._end(one)
+        with self._change(job) as fake_job:
+            self._check_window(fake_job)
+            self._end(fake_job)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
-        seen = self.check_job(job)
-        return Parked("HELD") if isinstance(seen, Gone) else seen
+        state = self.check_job(job)
+        return Parked("HELD") if isinstance(state, Gone) else state
 
     def resume_job(self, job: Job) -> None:
-        with self._doing("resume", job) as one:
-            one.resumed = 1
+        with self._change(job) as fake_job:
+            fake_job.resumed = True
 
-    def _doing(self, verb: str, job: Job) -> _Doing:
-        return _Doing(self, verb, self.jobs[job.id])
+    @contextmanager
+    def _change(self, job: Job) -> Iterator[FakeJob]:
+        """Change a job under the lock; the call may fail before the change or, worse, after it."""
+        with self.lock:
+            self._fail_at_random()
+            yield self.jobs[job.id]
+            self._fail_at_random()
 
-    def _end(self, one: FakeJob) -> None:
-        if one.ends_at is None:
-            one.ends_at = time.time() + self.chance.random() * 0.3
-            one.ends += 1
+    def _check_window(self, fake_job: FakeJob) -> None:
+        asked_at = fake_job.asked_at
+        fake_job.ended_before_checkpoint |= asked_at is None or time.time() - asked_at < BOUNDS.checkpoint_seconds
 
-    def _fail(self) -> None:
-        if self.chance.random() < TROUBLE:
+    def _end(self, fake_job: FakeJob) -> None:
+        if fake_job.ends_at is None:
+            fake_job.ends_at = time.time() + self.chance.random() * 0.3
+            fake_job.ends += 1
+
+    def _fail_at_random(self) -> None:
+        if self.chance.random() < FAILURE_SHARE:
             raise SchedulerUnavailable("it is busy")
 
 
-@dataclass
-class _Doing:
-    """A verb under the lock, which may fail before it is done or, worse, after."""
-
-    cluster: FakeCluster
-    verb: str
-    job: FakeJob
-
-    def __enter__(self) -> FakeJob:
-        self.cluster.changing.acquire()
-        try:
-            self.cluster._fail()
-        except SchedulerUnavailable:
-            self.cluster.changing.release()
-            raise
-        self.cluster.verbs[self.verb] += 1
-        return self.job
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            self.cluster._fail()
-        finally:
-            self.cluster.changing.release()
-
-
-def signed(event: Any, name: str) -> tuple[dict[str, str], bytes]:
+def sign_event(event: Any, webhook_id: str) -> tuple[dict[str, str], bytes]:
+    """The headers and the body of a webhook."""
     body = json.dumps(event).encode()
-    return sign(SECRET, name, int(time.time()), body), body
+    return sign(SECRET, webhook_id, int(time.time()), body), body
+
+
+def make_event(number: int, event_type: str) -> dict[str, Any]:
+    return {**make_stop_event({"job_id": str(number)}, f"decision-{number}"), "type": event_type}
 
 
 @pytest.mark.timeout(240)
-def test_every_job_is_ended_once_and_reported_whatever_fails(
-    tmp_path: Path, server: FakeServer, service: FakeService
-) -> None:
-    """Scheduler and service fail, events come twice and out of order, the receiver is started again and again."""
+def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """Scheduler and service fail at random, events repeat and arrive out of order, and the receiver restarts."""
     chance = random.Random(SEED)
     cluster = FakeCluster(chance)
     cluster.jobs = {str(number): FakeJob(chance.random() < 0.1, chance.random() < 0.2) for number in range(STOPS)}
-    events = [
-        (make_stop_event({"job_id": str(number)}, f"decision-{number}"), f"msg-{number}") for number in range(STOPS)
-    ]
+    events = [(make_event(number, "run.stop_requested"), f"msg-{number}") for number in range(STOPS)]
     for number in range(0, STOPS, 3):
-        cluster.jobs[str(number)] = FakeJob(deaf=False, quits=False)
+        cluster.jobs[str(number)] = FakeJob(ignores_sigterm=False, ends_on_save=False)
         events[number][0]["type"] = "run.park_requested"
     events += [
         (make_stop_event({"job_id": f"elsewhere-{number}"}, f"other-{number}"), f"o-{number}")
-        for number in range(OTHERS)
+        for number in range(FOREIGN_STOPS)
     ]
-    deliveries = [signed(*event) for event in events for _ in range(chance.choice((1, 1, 2, 3)))]
+    deliveries = [sign_event(*event) for event in events for _ in range(chance.choice((1, 1, 2, 3)))]
     chance.shuffle(deliveries)
 
-    def unwell(path: str, body: Any) -> Answer | None:
-        if chance.random() >= TROUBLE:
-            return None
-        service.scripted_answers.append(unwell)  # for what is answered is taken off the list
-        return Answer(chance.choice((500, 503)), {})
+    def fail_at_random(path: str, body: Any) -> Answer | None:
+        return None if chance.random() >= FAILURE_SHARE else Answer(chance.choice((500, 503)), {})
 
-    service.scripted_answers = [unwell]
-    share = len(deliveries) // RESTARTS
-    for life in range(RESTARTS):
-        memory = Journal(tmp_path)
-        around = ReceiverContext(cluster, memory, lambda: ReportClient(server.url, KEY, "fake"), BOUNDS, Metrics())
-        receiver = Receiver(around, lambda: [SECRET])
+    service.intercept = fail_at_random
+    share = len(deliveries) // STARTS
+    for start in range(STARTS):
+        journal = Journal(tmp_path)
+        context = ReceiverContext(cluster, journal, lambda: ReportClient(server.url, KEY, "fake"), BOUNDS, Metrics())
+        receiver = Receiver(context, lambda: [SECRET])
         receiver.start()
-        last = life == RESTARTS - 1
-        for headers, body in deliveries[life * share : None if last else (life + 1) * share]:
+        is_last = start == STARTS - 1
+        for headers, body in deliveries[start * share : None if is_last else (start + 1) * share]:
             assert receiver.receive(headers, body, time.time()).status in (200, 202)
-        if last:
+        if is_last:
             assert receiver.wait_idle(180)
         assert receiver.leave(60)
-        if last:
-            assert memory.unfinished() == []
-            stops = [memory.of(f"decision-{number}") for number in range(STOPS)]
-            assert all(one is not None and one.stop.phase is Phase.DONE and one.stop.told for one in stops)
+        if is_last:
+            assert journal.unfinished() == []
+            entries = [journal.of(f"decision-{number}") for number in range(STOPS)]
+            assert all(entry is not None and entry.stop.phase is Phase.DONE and entry.stop.told for entry in entries)
             for number in range(0, STOPS, 6):
-                event = {
-                    **make_stop_event({"job_id": str(number)}, f"decision-{number}"),
-                    "type": "run.resume_requested",
-                }
-                while receiver.receive(*signed(event, f"back-{number}"), time.time()).status == 503:
-                    pass  # as the service sends it again
-        memory.close()
+                event = make_event(number, "run.resume_requested")
+                while receiver.receive(*sign_event(event, f"back-{number}"), time.time()).status == 503:
+                    pass  # the service sends it again
+        journal.close()
 
-    assert all(one.ends == 1 and not one.cancelled_early for one in cluster.jobs.values())
-    told = Counter((decision, report["state"]) for decision, report in service.reports)
-    assert {decision for decision, _ in told} == {f"decision-{number}" for number in range(STOPS)}
+    assert all(fake_job.ends == 1 and not fake_job.ended_before_checkpoint for fake_job in cluster.jobs.values())
+    reported = Counter((decision, report["state"]) for decision, report in service.reports)
+    assert {decision for decision, _ in reported} == {f"decision-{number}" for number in range(STOPS)}
     parked = {f"decision-{number}" for number in range(0, STOPS, 3)}
-    assert all(state == ("parked" if decision in parked else "confirmed") for decision, state in told)
-    resumed = [number for number, one in cluster.jobs.items() if one.resumed]
+    assert all(state == ("parked" if decision in parked else "confirmed") for decision, state in reported)
+    resumed = [number for number, fake_job in cluster.jobs.items() if fake_job.resumed]
     assert resumed == [str(number) for number in range(0, STOPS, 6)]
-    assert sum(told.values()) <= STOPS + RESTARTS * 5  # told twice at most where the receiver ended in between
+    assert sum(reported.values()) <= STOPS + STARTS * 5  # only a stop in progress at a restart is reported twice

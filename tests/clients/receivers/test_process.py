@@ -1,4 +1,4 @@
-"""`evalstop-receiver process` as a program, with children that are well behaved, deaf, fertile or already gone."""
+"""`evalstop-receiver process` as a program, with jobs that obey, ignore SIGTERM, have descendants or have ended."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
-OBEDIENT = "import time; print('up', flush=True); time.sleep(3600)"
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
-REST = "while True: time.sleep(0.1)"
-"""For jobs with handlers: Python sleeps on when a signal has come just before it fell asleep."""
-CLEAN = f"""
+ENDS_ON_SIGTERM = "import time; print('up', flush=True); time.sleep(3600)"
+IGNORES_SIGTERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
+)
+SLEEP = "while True: time.sleep(0.1)"
+"""For jobs with handlers: a signal just before one long sleep would be handled only after it."""
+EXITS_WITH_7 = f"""
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print('up', flush=True)
-{REST}
+{SLEEP}
 """
 
 
 @dataclass
-class Guarded:
-    """A receiver with its job."""
+class ProcessReceiver:
+    """A receiver and its job."""
 
     process: subprocess.Popen[str]
     ready: dict[str, Any]
@@ -53,15 +55,17 @@ class Guarded:
     def url(self) -> str:
         return str(self.ready["url"])
 
-    def line(self) -> str:
-        """What the job prints next: its standard output is the receiver's."""
+    def read_line(self) -> str:
+        """The next line of the job, whose standard output is the receiver's."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
 
 @contextlib.contextmanager
-def guarded(folder: Path, server: FakeServer, code: str, *options: str, **environment: str) -> Iterator[Guarded]:
-    """A Python job under a real receiver that listens."""
+def start_receiver(
+    folder: Path, server: FakeServer, code: str, *options: str, **environment: str
+) -> Iterator[ProcessReceiver]:
+    """A Python job under a receiver that listens; both end with the block."""
     ready = folder / "ready.json"
     command = [
         *RECEIVER, "process", "--url", server.url, "--ready-file", str(ready), *options,
@@ -71,26 +75,25 @@ def guarded(folder: Path, server: FakeServer, code: str, *options: str, **enviro
     with running_program(command, **settings) as process:
         try:
             wait_until(lambda: ready.exists() or process.poll() is not None)
-            yield Guarded(process, json.loads(ready.read_text()))
+            yield ProcessReceiver(process, json.loads(ready.read_text()))
         finally:
             if ready.exists():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(json.loads(ready.read_text())["job_pid"], signal.SIGKILL)
 
 
-def only_report(service: FakeService) -> dict[str, Any]:
+def wait_for_report(service: FakeService) -> dict[str, Any]:
+    """The only report that the service has."""
     ((_, report),) = wait_until(lambda: service.reports)
     return report
 
 
-def test_obedient_job_is_ended_by_sigterm_and_confirmed(
-    tmp_path: Path, server: FakeServer, service: FakeService
-) -> None:
-    """The usual way: SIGTERM, the job is gone, the service hears how; the receiver exits like a job that was killed."""
-    with guarded(tmp_path, server, OBEDIENT) as job:
-        assert job.line() == "up"
+def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A stop sends SIGTERM and is confirmed; the receiver exits like a job that was killed by it."""
+    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
+        assert job.read_line() == "up"
         assert post_event(job.url, make_stop_event(job.label)).status_code == 202
-        report = only_report(service)
+        report = wait_for_report(service)
         assert report["state"] == "confirmed"
         assert report["actor"] == "evalstop-receiver process"
         details = report["details"]
@@ -103,66 +106,64 @@ def test_obedient_job_is_ended_by_sigterm_and_confirmed(
 
 def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A job that catches SIGTERM and exits 7 is reported with 7, and so does the receiver exit."""
-    with guarded(tmp_path, server, CLEAN) as job:
-        assert job.line() == "up"
+    with start_receiver(tmp_path, server, EXITS_WITH_7) as job:
+        assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))
-        details = only_report(service)["details"]
+        details = wait_for_report(service)["details"]
         assert (details["exit_status"], details["signal"]) == (7, None)
         assert job.process.wait(20) == 7
 
 
-def test_a_job_that_can_be_started_again_is_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """Parked it is ended; resumed it is started again under the same label, and its exit code is the receiver's."""
+def test_restartable_job_is_parked_and_resumed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A parked job is ended; resumed, it starts again under its label, and its exit code is the receiver's."""
     code = f"""
 import pathlib, sys, time
 print('up', flush=True)
 if pathlib.Path({str(tmp_path / "end")!r}).exists():
     sys.exit(7)
-{REST}
+{SLEEP}
 """
-    with guarded(tmp_path, server, code, "--restartable") as job:
-        assert job.line() == "up"
+    with start_receiver(tmp_path, server, code, "--restartable") as job:
+        assert job.read_line() == "up"
         assert post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"}).status_code == 202
-        report = only_report(service)
+        report = wait_for_report(service)
         assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
         assert not is_alive(job.ready["job_pid"])
         (tmp_path / "end").touch()
-        assert job.process.poll() is None, "the receiver waits for its job to be resumed"
+        assert job.process.poll() is None, "the receiver ended while its job was parked"
         resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
-        # 409 as long as the receiver has not recorded that its report was heard: the service sends it again
+        # 409 until the receiver has recorded that its report was accepted; the service retries
         wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
-        assert job.line() == "up"
+        assert job.read_line() == "up"
         assert job.process.wait(20) == 7
 
 
-def test_a_parked_job_ends_with_its_receiver(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """Whoever ends the receiver while its job is parked gets the exit code that the job had."""
-    with guarded(tmp_path, server, CLEAN, "--restartable") as job:
-        assert job.line() == "up"
+def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """SIGTERM to the receiver of a parked job ends it with the exit code that the job had."""
+    with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
+        assert job.read_line() == "up"
         post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
-        assert only_report(service)["state"] == "parked"
+        assert wait_for_report(service)["state"] == "parked"
         job.process.send_signal(signal.SIGTERM)
         assert job.process.wait(20) == 7
 
 
-def test_a_job_that_cannot_be_started_again_is_not_parked(
-    tmp_path: Path, server: FakeServer, service: FakeService
-) -> None:
-    """Nothing is done to it, and the report says why."""
-    with guarded(tmp_path, server, OBEDIENT) as job:
-        assert job.line() == "up"
+def test_job_that_is_not_restartable_is_not_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """Without --restartable the job runs on, and the report says why."""
+    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
+        assert job.read_line() == "up"
         post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
-        report = only_report(service)
+        report = wait_for_report(service)
         assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)
         assert is_alive(job.ready["job_pid"])
 
 
-def test_deaf_job_is_killed_after_the_period_of_grace(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A job that ignores SIGTERM gets its time, then SIGKILL, and the report says so."""
-    with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:
-        assert job.line() == "up"
+def test_job_that_ignores_sigterm_is_killed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A job that ignores SIGTERM is killed after the grace period, and the report says so."""
+    with start_receiver(tmp_path, server, IGNORES_SIGTERM, "--grace-seconds", "0.5") as job:
+        assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))
-        report = only_report(service)
+        report = wait_for_report(service)
         assert report["state"] == "confirmed"
         assert report["reason"] == "the job ended after it was forced to"
         assert report["details"]["signal"] == "SIGKILL"
@@ -171,32 +172,28 @@ def test_deaf_job_is_killed_after_the_period_of_grace(tmp_path: Path, server: Fa
 
 
 @pytest.mark.parametrize("new_session", [False, True])
-def test_grandchildren_are_ended_too(
-    tmp_path: Path, server: FakeServer, service: FakeService, new_session: bool
-) -> None:
-    """Confirmed means that nobody is left: deaf grandchildren too, even in sessions of their own, as torchrun's are."""
+def test_descendants_are_ended(tmp_path: Path, server: FakeServer, service: FakeService, new_session: bool) -> None:
+    """Descendants that ignore SIGTERM are killed, in sessions of their own too, as torchrun's workers are."""
     code = (
         "import subprocess, sys, time\n"
-        f"command, new_session = [sys.executable, '-c', {DEAF!r}], {new_session}\n"
+        f"command, new_session = [sys.executable, '-c', {IGNORES_SIGTERM!r}], {new_session}\n"
         "worker = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=new_session)\n"
         "worker.stdout.readline(); print(worker.pid, flush=True); time.sleep(3600)"
     )
-    with guarded(tmp_path, server, code, "--grace-seconds", "0.5") as job:
-        worker = int(job.line())
+    with start_receiver(tmp_path, server, code, "--grace-seconds", "0.5") as job:
+        worker = int(job.read_line())
         assert is_alive(worker)
         post_event(job.url, make_stop_event(job.label))
-        report = only_report(service)
+        report = wait_for_report(service)
         assert report["state"] == "confirmed"
         assert not is_alive(worker)
         assert report["details"]["exit_status"] == -15
 
 
-def test_repeats_and_second_decisions_get_the_same_answer(
-    tmp_path: Path, server: FakeServer, service: FakeService
-) -> None:
-    """A stop that is asked for again while it is carried out is carried out once, and each decision is answered."""
-    with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:
-        assert job.line() == "up"
+def test_concurrent_decisions_are_reported_once_each(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A repeated webhook has no effect, and a second decision during the stop gets the same report."""
+    with start_receiver(tmp_path, server, IGNORES_SIGTERM, "--grace-seconds", "0.5") as job:
+        assert job.read_line() == "up"
         assert post_event(job.url, make_stop_event(job.label)).status_code == 202
         assert post_event(job.url, make_stop_event(job.label)).status_code == 200
         assert post_event(job.url, make_stop_event(job.label, "decision-2"), webhook_id="msg_2").status_code == 202
@@ -206,69 +203,71 @@ def test_repeats_and_second_decisions_get_the_same_answer(
         assert first["details"]["signal"] == second["details"]["signal"] == "SIGKILL"
 
 
-def test_stop_of_another_run_leaves_the_job_alone(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """Events go to all receivers; a run with another label, or none, is not ours to end."""
-    with guarded(tmp_path, server, OBEDIENT) as job:
-        assert job.line() == "up"
+def test_stop_of_another_run_is_ignored(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A stop for a run with another label, or none, or with a bad signature does not end the job."""
+    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
+        assert job.read_line() == "up"
         assert post_event(job.url, make_stop_event({"receiver": "someone else"}, "1")).status_code == 202
         assert post_event(job.url, make_stop_event({}, "2")).status_code == 202
         assert post_event(job.url, make_stop_event(job.label, "3"), secret="whsec_AAAA").status_code == 401
         assert is_alive(job.ready["job_pid"])
         assert post_event(job.url, make_stop_event(job.label, "4")).status_code == 202
-        only_report(service)
+        wait_for_report(service)
 
 
-def test_job_that_ended_by_itself_is_reported_as_such(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A trainer that polls may obey before the webhook arrives: the stop is confirmed all the same."""
-    with guarded(tmp_path, server, "raise SystemExit(3)", "--linger-seconds", "60") as job:
+def test_job_that_ended_by_itself_is_confirmed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A stop that arrives after the job has ended is confirmed, with the job's exit status."""
+    with start_receiver(tmp_path, server, "raise SystemExit(3)", "--linger-seconds", "60") as job:
         wait_until(lambda: not is_alive(job.ready["job_pid"]))
         post_event(job.url, make_stop_event(job.label))
-        report = only_report(service)
+        report = wait_for_report(service)
         assert report["state"] == "confirmed"
         assert report["details"]["how"] == "by_itself"
         assert report["details"]["exit_status"] == 3
         assert job.process.wait(20) == 3
 
 
-def test_receiver_stays_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A service that is away when the job ends gets the report when it is back, and only then the receiver exits."""
+def test_receiver_waits_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """The receiver exits only after the service, unavailable at first, has accepted the report."""
     service.scripted_answers = [Answer(503, {}), Answer(503, {})]
-    with guarded(tmp_path, server, OBEDIENT) as job:
-        assert job.line() == "up"
+    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
+        assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))
         assert job.process.wait(30) == 143
-        assert only_report(service)["state"] == "confirmed"
+        assert wait_for_report(service)["state"] == "confirmed"
 
 
-def test_receiver_does_not_stay_for_ever(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A service that never takes the report does not hold the machine."""
+def test_receiver_gives_up_reporting_after_its_timeout(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """A service that never accepts the report does not keep the receiver running."""
     service.scripted_answers = [Answer(503, {})] * 10_000
-    with guarded(tmp_path, server, OBEDIENT, "--report-seconds", "0", "--grace-seconds", "1") as job:
-        assert job.line() == "up"
+    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM, "--report-seconds", "0", "--grace-seconds", "1") as job:
+        assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))
         assert job.process.wait(40) == 143
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signal_at_the_receiver_reaches_the_job(
+def test_signals_are_passed_to_the_job(
     tmp_path: Path, server: FakeServer, service: FakeService, number: signal.Signals
 ) -> None:
-    """Whoever signals the receiver means the job: a scheduler's cancel, Ctrl-C, a call for a checkpoint."""
+    """SIGTERM, SIGINT and SIGUSR1 to the receiver reach the job, which may handle them."""
     code = (
-        "import os, signal, time\n"  # print is not to be entered again by a signal that comes while it prints
+        "import os, signal, time\n"  # os.write is safe in a signal handler, print is not
         f"signal.signal({int(number)}, lambda got, _: (os.write(1, b'got %d\\n' % got), os._exit(9)))\n"
-        f"print('up', flush=True)\n{REST}"
+        f"print('up', flush=True)\n{SLEEP}"
     )
-    with guarded(tmp_path, server, code, "--linger-seconds", "0") as job:
-        assert job.line() == "up"
+    with start_receiver(tmp_path, server, code, "--linger-seconds", "0") as job:
+        assert job.read_line() == "up"
         job.process.send_signal(number)
-        assert job.line() == f"got {int(number)}"
+        assert job.read_line() == f"got {int(number)}"
         assert job.process.wait(20) == 9
     assert service.reports == []
 
 
-def test_job_has_our_streams_the_label_and_no_secret(tmp_path: Path, server: FakeServer) -> None:
-    """The job is told its label beside those it had; the webhook secret and the operator's key are not its business."""
+def test_job_gets_streams_and_label_but_no_secret(tmp_path: Path, server: FakeServer) -> None:
+    """The job has the receiver's streams and label; the webhook secret and the operator's key are removed."""
     code = (
         "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read()]), flush=True);"
         "print('e', file=sys.stderr)"
@@ -281,18 +280,18 @@ def test_job_has_our_streams_the_label_and_no_secret(tmp_path: Path, server: Fak
         **os.environ, "MY_SECRET": SECRET, "OPERATOR_KEY": "esk_operator", "EVALSTOP_KEY": "esk_ingest",
         "EVALSTOP_LABELS": "seed=3",
     }  # fmt: skip
-    done = subprocess.run(
+    completed = subprocess.run(
         command, input="hello", capture_output=True, text=True, env=environment, timeout=60, check=True
     )
-    seen, standard_input = json.loads(done.stdout)
-    labels = parse_labels(seen["EVALSTOP_LABELS"])
+    job_environment, standard_input = json.loads(completed.stdout)
+    labels = parse_labels(job_environment["EVALSTOP_LABELS"])
     assert standard_input == "hello"
-    assert done.stderr.splitlines()[-1] == "e"
+    assert completed.stderr.splitlines()[-1] == "e"
     assert labels["seed"] == "3"
     assert labels["receiver"]
-    assert seen["EVALSTOP_KEY"] == "esk_ingest"
-    assert SECRET not in seen.values()
-    assert "esk_operator" not in seen.values()
+    assert job_environment["EVALSTOP_KEY"] == "esk_ingest"
+    assert SECRET not in job_environment.values()
+    assert "esk_operator" not in job_environment.values()
 
 
 @pytest.mark.parametrize(
@@ -301,27 +300,29 @@ def test_job_has_our_streams_the_label_and_no_secret(tmp_path: Path, server: Fak
 def test_job_never_gets_the_receiver_s_key(
     tmp_path: Path, server: FakeServer, options: tuple[str, ...], key: str | None
 ) -> None:
-    """By default the job has no key at all; it has the one that is named for it, as EVALSTOP_KEY and nothing else."""
+    """By default the job has no key; with --job-key-env it has that one, as EVALSTOP_KEY only."""
     code = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
-    with guarded(tmp_path, server, code, *options, TRAINER_KEY="esk_ingest") as job:
-        seen = json.loads(job.line())
-    assert seen.get("EVALSTOP_KEY") == key
-    assert KEY not in seen.values()
-    assert ("TRAINER_KEY" in seen) == (key is None)
+    with start_receiver(tmp_path, server, code, *options, TRAINER_KEY="esk_ingest") as job:
+        job_environment = json.loads(job.read_line())
+    assert job_environment.get("EVALSTOP_KEY") == key
+    assert KEY not in job_environment.values()
+    assert ("TRAINER_KEY" in job_environment) == (key is None)
 
 
 def test_a_receiver_cannot_be_read_by_its_user(server: FakeServer) -> None:
-    """No other process of its user may read the receiver's memory, with keys and secrets; the job's may be read."""
+    """The receiver is not dumpable, so other processes of its user cannot read its memory; the job is."""
     asks = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)"  # PR_GET_DUMPABLE
     options = ["process", "--url", server.url, "--linger-seconds", "0", "--", sys.executable, "-c", asks]
     receiver = f"from evalstop_client.receivers.cli.entry import main; main({options!r}); {asks}"
     environment = {**os.environ, "EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
-    done = subprocess.run([sys.executable, "-c", receiver], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split() == ["1", "0"]
+    completed = subprocess.run(
+        [sys.executable, "-c", receiver], capture_output=True, text=True, env=environment, check=True
+    )
+    assert completed.stdout.split() == ["1", "0"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["process"], 2, "after --"),
         (["process", "--listen", "nowhere", "--", "true"], 2, "host:port"),
@@ -334,58 +335,59 @@ def test_a_receiver_cannot_be_read_by_its_user(server: FakeServer) -> None:
         ([], 2, "usage"),
     ],
 )
-def test_wrong_usage_is_explained(arguments: list[str], code: int, words: str) -> None:
-    """What cannot work is said in a line, with the exit code that belongs to it."""
+def test_wrong_usage_is_explained(arguments: list[str], code: int, message: str) -> None:
+    """Options that cannot work are explained in one line, with the fitting exit code."""
     command = [*RECEIVER, *arguments]
     environment = {**os.environ, "EVALSTOP_WEBHOOK_SECRET": SECRET}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    assert done.returncode == code
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert completed.returncode == code
+    assert message in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
-def test_help_teaches_by_example() -> None:
-    """--help shows whole commands that can be copied."""
+def test_help_shows_an_example() -> None:
+    """`process --help` has a whole command to copy."""
     command = [*RECEIVER, "process", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py" in done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (
+        "evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py"
+        in completed.stdout
+    )
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
-def test_ps_tells_what_proc_tells() -> None:
-    """Where there is no /proc, `ps` names the same parent and group."""
+def test_ps_lists_parent_and_group() -> None:
+    """Without /proc, `ps` gives the parent and the process group."""
     (by_ps,) = [process for process in list_processes_by_ps() if process.pid == os.getpid()]
     assert (by_ps.parent, by_ps.group) == (os.getppid(), os.getpgid(0))
     assert by_ps.state[:1] not in DEAD_STATES
 
 
-def test_label_replaces_that_of_an_outer_receiver() -> None:
-    """A receiver started by a job of another receiver has its own label."""
+def test_label_replaces_an_outer_receivers_label() -> None:
+    """A receiver inside a job of another receiver sets its own label."""
     outer = label_environment({"EVALSTOP_LABELS": "a=b"}, "outer")
     assert parse_labels(label_environment(outer, "inner")["EVALSTOP_LABELS"]) == {"a": "b", "receiver": "inner"}
 
 
-def test_mlflow_clients_are_given_the_label_and_those_of_the_scheduler() -> None:
-    """What MLflow's clients read as tags holds the label, a scheduler's labels, and what was there before."""
+def test_mlflow_run_context_has_receiver_and_scheduler_labels() -> None:
+    """MLFLOW_RUN_CONTEXT has the label, the scheduler's labels and its earlier content; malformed text is replaced."""
     environment = {"MLFLOW_RUN_CONTEXT": '{"team": "a", "receiver": "outer"}', "SLURM_JOB_ID": "4711"}
     tags = json.loads(label_environment(environment, "inner")["MLFLOW_RUN_CONTEXT"])
     assert (tags["receiver"], tags["team"], tags["slurm_job_id"]) == ("inner", "a", "4711")
-    for broken in ("", "[]", "{"):
-        assert json.loads(label_environment({"MLFLOW_RUN_CONTEXT": broken}, "inner")["MLFLOW_RUN_CONTEXT"]) == {
+    for malformed in ("", "[]", "{"):
+        assert json.loads(label_environment({"MLFLOW_RUN_CONTEXT": malformed}, "inner")["MLFLOW_RUN_CONTEXT"]) == {
             "receiver": "inner"
         }
 
 
-def test_whole_way_from_the_trainers_post_to_the_confirmed_end(
-    tmp_path: Path, server: FakeServer, service: FakeService
-) -> None:
-    """A real trainer under a real receiver: its run carries the label by which the stop finds it."""
+def test_real_trainer_is_stopped_by_its_label(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A trainer under a receiver sends the label, and a stop with that label ends it."""
     code = (
         "import time\nfrom evalstop_client import Run\n"
         "with Run(name='a run') as run:\n    run.log({'gold': 1.0}, step=1)\n    time.sleep(3600)"
     )
     own_key = "--job-key-env", "TRAINER_KEY"
-    with guarded(tmp_path, server, code, *own_key, EVALSTOP_URL=server.url, TRAINER_KEY=KEY) as job:
+    with start_receiver(tmp_path, server, code, *own_key, EVALSTOP_URL=server.url, TRAINER_KEY=KEY) as job:
         stored = wait_until(lambda: [run for run in service.runs.values() if run.observations])
         post_event(job.url, make_stop_event(stored[0].opening["labels"]))
-        assert only_report(service)["state"] == "confirmed"
+        assert wait_for_report(service)["state"] == "confirmed"

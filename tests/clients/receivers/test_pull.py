@@ -1,4 +1,4 @@
-"""A receiver that fetches its events: each is settled once it is remembered, and none is lost on the way."""
+"""A receiver that fetches its events from a pull endpoint: settlement, repeats, outages and malformed answers."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def pulling(server: FakeServer, endpoint: FakePullEndpoint, tmp_path: Path) -> I
     journal.close()
 
 
-def test_event_is_remembered_obeyed_settled_and_reported(
+def test_fetched_event_is_settled_once_journaled(
     pulling: PullingReceiver, endpoint: FakePullEndpoint, service: FakeService
 ) -> None:
-    """The whole way of a stop that was fetched; settled only once it is on the disk."""
+    """A fetched stop is settled after it is in the journal, then carried out and reported."""
     pulling.scheduler.may_answer.clear()
     endpoint.add(make_stop_event({}))
     pulling.puller.start()
@@ -65,8 +65,8 @@ def test_event_is_remembered_obeyed_settled_and_reported(
     assert (decision_id, report["state"]) == ("decision-1", "confirmed")
 
 
-def test_settlement_that_is_lost_does_no_harm(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
-    """The event comes again, is known, and is obeyed once."""
+def test_lost_settlement_does_not_repeat_the_stop(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
+    """An event that is delivered again because its settlement was lost is recognized, and cancels the job once."""
     endpoint.refuses_settlements = True
     endpoint.add(make_stop_event({}))
     pulling.puller.start()
@@ -77,8 +77,8 @@ def test_settlement_that_is_lost_does_no_harm(pulling: PullingReceiver, endpoint
     assert pulling.scheduler.calls == ["cancel"]
 
 
-def test_service_that_is_away_is_asked_on(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
-    """An outage, a key that is not good yet and an answer of a proxy end nothing."""
+def test_polling_continues_through_errors(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
+    """Polling continues after a 503, a 429 and a proxy's page, and counts each as unanswered."""
     endpoint.errors = [Answer(503, {}), Answer(200, "<html>"), Answer(429, {}, {"retry-after": "0"})]
     endpoint.add(make_stop_event({}))
     pulling.puller.start()
@@ -87,8 +87,8 @@ def test_service_that_is_away_is_asked_on(pulling: PullingReceiver, endpoint: Fa
     assert 'polls_total{answered="no"} 3' in pulling.receiver.metrics.text()
 
 
-def test_forged_event_is_not_believed(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
-    """Whoever answers in the place of the service, the signature decides."""
+def test_forged_event_is_settled_with_401(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
+    """An event with a wrong signature is settled with 401 and starts no stop; the next event does."""
     endpoint.add(make_stop_event({}), secret="whsec_AAAA")
     endpoint.add(make_stop_event({}, "decision-2"), "d2")
     pulling.puller.start()
@@ -98,19 +98,17 @@ def test_forged_event_is_not_believed(pulling: PullingReceiver, endpoint: FakePu
     assert endpoint.settlements[0]["status"] == 401
 
 
-@pytest.mark.parametrize("rubbish", [None, 3, {}, {"headers": {}, "body": 3, "delivery_id": "d", "attempt": 1}])
-def test_answer_that_cannot_be_read_is_passed_over(
-    pulling: PullingReceiver, endpoint: FakePullEndpoint, rubbish: Any
-) -> None:
-    """What is no event does not keep the receiver from the next one."""
-    endpoint.errors = [Answer(200, {"events": [rubbish]}), Answer(200, {"events": 3}), Answer(200, {})]
+@pytest.mark.parametrize("malformed", [None, 3, {}, {"headers": {}, "body": 3, "delivery_id": "d", "attempt": 1}])
+def test_malformed_answer_is_skipped(pulling: PullingReceiver, endpoint: FakePullEndpoint, malformed: Any) -> None:
+    """A malformed answer does not keep the receiver from fetching the next event."""
+    endpoint.errors = [Answer(200, {"events": [malformed]}), Answer(200, {"events": 3}), Answer(200, {})]
     endpoint.add(make_stop_event({}))
     pulling.puller.start()
     wait_until(lambda: endpoint.settlements)
 
 
-def test_endpoint_that_is_not_there_is_asked_for_seldom(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
-    """A refusal that only a person can mend is not hammered on."""
+def test_unknown_endpoint_is_polled_rarely(pulling: PullingReceiver, endpoint: FakePullEndpoint) -> None:
+    """After a 404, which only a person can fix, the receiver waits much longer than its polling interval."""
     endpoint.errors = [Answer(404, {"title": "no such endpoint"}, {"content-type": PROBLEM})] * 100
     thread = threading.Thread(target=pulling.puller.run)
     thread.start()

@@ -1,4 +1,4 @@
-"""The receiver over real sockets: who is let in, what is done once, what is reported, and whom it does not wait for."""
+"""The receiver over real sockets: what it does once, reports, retries and never waits for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, Listening
 from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 
-def test_stop_is_answered_at_once_carried_out_and_reported(listener: ListeningReceiver, service: FakeService) -> None:
-    """The sender does not wait for the job's end; the service hears of it when it has come."""
+def test_stop_is_accepted_then_reported(listener: ListeningReceiver, service: FakeService) -> None:
+    """The webhook is answered before the job is found; the report follows when the job has ended."""
     listener.scheduler.may_answer.clear()
     assert post_event(listener.url, make_stop_event({"a": "b"})).status_code == 202
     assert service.reports == []
@@ -35,8 +35,8 @@ def test_stop_is_answered_at_once_carried_out_and_reported(listener: ListeningRe
     assert (request.run_name, request.labels, request.reason) == ("a run", {"a": "b"}, "3 declines in a row")
 
 
-def test_stop_that_is_taken_up_is_acknowledged(listener: ListeningReceiver, service: FakeService) -> None:
-    """Once its job is found the service hears that the end is under way, and how long the job has to save."""
+def test_stop_is_acknowledged_once_the_job_is_found(listener: ListeningReceiver, service: FakeService) -> None:
+    """Once the job is found the service is told how many seconds the job has to save."""
     post_event(listener.url, make_stop_event({"a": "b"}))
     ((decision_id, report),) = wait_until(lambda: service.acknowledgements)
     assert (decision_id, report["actor"]) == ("decision-1", "fake scheduler")
@@ -44,8 +44,8 @@ def test_stop_that_is_taken_up_is_acknowledged(listener: ListeningReceiver, serv
     assert report["expected_seconds"] == listener.receiver.context.bounds.checkpoint_seconds
 
 
-def test_nothing_waits_for_the_acknowledgement(listener: ListeningReceiver, service: FakeService) -> None:
-    """A service that takes its time to hear that a stop was taken up does not keep the job from its end."""
+def test_acknowledgement_does_not_delay_the_stop(listener: ListeningReceiver, service: FakeService) -> None:
+    """A service that does not answer the acknowledgement does not delay the stop or its report."""
     service.accepts_acknowledgements.clear()
     post_event(listener.url, make_stop_event({}))
     ((_, report),) = wait_until(lambda: service.reports)
@@ -55,23 +55,23 @@ def test_nothing_waits_for_the_acknowledgement(listener: ListeningReceiver, serv
     assert wait_until(lambda: service.acknowledgements)
 
 
-def test_job_that_is_gone_is_not_acknowledged(listener: ListeningReceiver, service: FakeService) -> None:
-    """Where there is nothing to begin, only the end is told."""
+def test_gone_job_is_not_acknowledged(listener: ListeningReceiver, service: FakeService) -> None:
+    """A job that is already gone is reported without an acknowledgement."""
     listener.scheduler.gone = True
     post_event(listener.url, make_stop_event({}))
     assert wait_until(lambda: service.reports)
     assert service.acknowledgements == []
 
 
-def test_report_is_repeated_until_it_is_accepted(listener: ListeningReceiver, service: FakeService) -> None:
-    """A service that is away when the job ends still hears of it."""
+def test_report_is_retried_until_accepted(listener: ListeningReceiver, service: FakeService) -> None:
+    """A report that gets 5xx is sent again until the service accepts it."""
     service.scripted_answers = [Answer(503, {}), Answer(500, {})]
     post_event(listener.url, make_stop_event({}))
     assert wait_until(lambda: service.reports)
 
 
-def test_refused_report_is_not_repeated(listener: ListeningReceiver, service: FakeService) -> None:
-    """A decision that the service does not know is not insisted upon."""
+def test_refused_report_is_not_retried(listener: ListeningReceiver, service: FakeService) -> None:
+    """A report that gets 404 is not sent again."""
     service.scripted_answers = [Answer(404, {"title": "no such decision"}, {"content-type": PROBLEM})]
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.requests)
@@ -80,8 +80,10 @@ def test_refused_report_is_not_repeated(listener: ListeningReceiver, service: Fa
     assert service.reports == []
 
 
-def test_job_that_stays_is_reported_as_failed_and_watched_on(listener: ListeningReceiver, service: FakeService) -> None:
-    """What cannot be ended is told once its time is over; should it end after all, that is told too."""
+def test_job_that_survives_is_reported_as_failed_then_confirmed(
+    listener: ListeningReceiver, service: FakeService
+) -> None:
+    """A job that survives the kill is reported as failed, and as confirmed if it ends later."""
     listener.scheduler.ends_on = None
     post_event(listener.url, make_stop_event({}))
     ((_, failed),) = wait_until(lambda: service.reports)
@@ -93,12 +95,10 @@ def test_job_that_stays_is_reported_as_failed_and_watched_on(listener: Listening
     assert service.reports[1][1]["state"] == "confirmed"
 
 
-@pytest.mark.parametrize("trouble", [UNAVAILABLE, RuntimeError("it hangs")])
-def test_scheduler_that_is_away_is_waited_for(
-    listener: ListeningReceiver, service: FakeService, trouble: Exception
-) -> None:
-    """A scheduler that does not answer, or an action that breaks, is told of and tried again until it works."""
-    listener.scheduler.error = trouble
+@pytest.mark.parametrize("error", [UNAVAILABLE, RuntimeError("it hangs")])
+def test_unavailable_scheduler_is_retried(listener: ListeningReceiver, service: FakeService, error: Exception) -> None:
+    """A scheduler that is unavailable, or that raises, is reported as failed and retried until it answers."""
+    listener.scheduler.error = error
     post_event(listener.url, make_stop_event({}))
     ((_, failed),) = wait_until(lambda: service.reports)
     assert (failed["state"], listener.scheduler.calls) == ("failed", [])
@@ -107,8 +107,8 @@ def test_scheduler_that_is_away_is_waited_for(
     assert (service.reports[1][1]["state"], listener.scheduler.calls) == ("confirmed", ["cancel"])
 
 
-def test_refused_request_fails_and_may_be_made_again(listener: ListeningReceiver, service: FakeService) -> None:
-    """What is outside the allow-list is told at once; the same event later, with another allow-list, is obeyed."""
+def test_refused_stop_may_be_requested_again(listener: ListeningReceiver, service: FakeService) -> None:
+    """A stop outside the allow-list fails; the same event is obeyed once the allow-list has changed."""
     listener.scheduler.refusal = "not on the allow-list"
     post_event(listener.url, make_stop_event({}))
     ((_, report),) = wait_until(lambda: service.reports)
@@ -120,8 +120,8 @@ def test_refused_request_fails_and_may_be_made_again(listener: ListeningReceiver
     assert listener.scheduler.calls == ["cancel"]
 
 
-def test_job_of_another_receiver_is_none_of_ours(listener: ListeningReceiver, service: FakeService) -> None:
-    """What is not ours is neither reported nor mistaken for an end of ours."""
+def test_job_of_another_receiver_is_ignored(listener: ListeningReceiver, service: FakeService) -> None:
+    """A stop for another receiver's job is neither carried out nor reported."""
     listener.scheduler.is_mine = False
     assert post_event(listener.url, make_stop_event({})).status_code == 202
     wait_until(lambda: listener.scheduler.requests)
@@ -131,7 +131,7 @@ def test_job_of_another_receiver_is_none_of_ours(listener: ListeningReceiver, se
 
 
 def test_decision_is_obeyed_once(listener: ListeningReceiver) -> None:
-    """The same decision again, under the same webhook-id or another, during the stop and after it, changes nothing."""
+    """A repeated decision, with the same webhook id or another, during the stop or after it, changes nothing."""
     listener.scheduler.may_answer.clear()
     assert post_event(listener.url, make_stop_event({})).status_code == 202
     assert post_event(listener.url, make_stop_event({})).status_code == 200
@@ -146,7 +146,7 @@ def test_decision_is_obeyed_once(listener: ListeningReceiver) -> None:
 def test_decision_is_obeyed_once_across_a_restart(
     listener: ListeningReceiver, server: FakeServer, service: FakeService
 ) -> None:
-    """A receiver that was started again goes on where the one before it was, and repeats nothing."""
+    """A restarted receiver continues the stop and repeats no call to the scheduler."""
     listener.scheduler.ends_on = None
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.calls)
@@ -170,11 +170,11 @@ def test_decision_is_obeyed_once_across_a_restart(
     journal.close()
 
 
-def test_escalation_of_a_stop_under_way_forces_it(listener: ListeningReceiver, service: FakeService) -> None:
-    """When the service loses its patience, the job is not given the rest of its time."""
+def test_escalation_kills_the_job_at_once(listener: ListeningReceiver, service: FakeService) -> None:
+    """`run.stop_escalated` during a stop kills the job before the rest of its grace period."""
     listener.scheduler.ends_on = "kill"
-    patient = replace(SHORT_TIMEOUTS, cancel_seconds=1_000, give_up_seconds=2_000)
-    listener.receiver.context = replace(listener.receiver.context, bounds=patient)
+    long_timeouts = replace(SHORT_TIMEOUTS, cancel_seconds=1_000, give_up_seconds=2_000)
+    listener.receiver.context = replace(listener.receiver.context, bounds=long_timeouts)
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.calls)
     event = {**make_stop_event({}), "type": "run.stop_escalated"}
@@ -183,13 +183,13 @@ def test_escalation_of_a_stop_under_way_forces_it(listener: ListeningReceiver, s
     assert report["reason"] == "the job ended after it was forced to"
 
 
-def test_undo_goes_to_the_job_that_was_stopped(listener: ListeningReceiver) -> None:
-    """A stop that is done is undone once; one that nobody knows, or that is under way, is not."""
+def test_resume_request_resumes_the_stopped_job(listener: ListeningReceiver) -> None:
+    """`run.resume_requested` resumes the job of a finished stop once; an unknown or unfinished stop is not resumed."""
     event = {**make_stop_event({}), "type": "run.resume_requested"}
     assert post_event(listener.url, event).json() == {"unknown": "decision-1"}
     listener.scheduler.may_answer.clear()
     post_event(listener.url, make_stop_event({}))
-    assert post_event(listener.url, event).status_code == 200  # not found yet, so there is nothing to undo
+    assert post_event(listener.url, event).status_code == 200  # the job is not found yet, so there is nothing to resume
     listener.scheduler.may_answer.set()
     assert listener.receiver.wait_idle(20)
     assert post_event(listener.url, event).json() == {"undone": "decision-1"}
@@ -197,8 +197,8 @@ def test_undo_goes_to_the_job_that_was_stopped(listener: ListeningReceiver) -> N
     assert listener.scheduler.calls == ["cancel", "resume"]
 
 
-def test_a_job_is_parked_and_resumed(listener: ListeningReceiver, service: FakeService) -> None:
-    """Set aside it is reported as parked; asked for again nothing is done; then it is brought back."""
+def test_job_is_parked_and_resumed(listener: ListeningReceiver, service: FakeService) -> None:
+    """A parked job is reported as parked, is not parked twice, and is resumed on request."""
     listener.scheduler.ends_on = "park"
     park = {**make_stop_event({}), "type": "run.park_requested"}
     assert post_event(listener.url, park).status_code == 202
@@ -211,8 +211,8 @@ def test_a_job_is_parked_and_resumed(listener: ListeningReceiver, service: FakeS
     assert listener.scheduler.calls == ["park", "resume"]
 
 
-def test_a_job_that_will_not_be_parked_is_not_forced(listener: ListeningReceiver, service: FakeService) -> None:
-    """It is reported as failed and watched on; when it has left at last, that is reported too."""
+def test_job_that_does_not_park_is_not_killed(listener: ListeningReceiver, service: FakeService) -> None:
+    """A job that stays is reported as failed, and as parked once it has left; it is never killed."""
     listener.scheduler.ends_on = None
     assert post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"}).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
@@ -223,8 +223,8 @@ def test_a_job_that_will_not_be_parked_is_not_forced(listener: ListeningReceiver
     assert listener.scheduler.calls == ["park"]
 
 
-def test_a_parked_job_is_stopped_for_good(listener: ListeningReceiver, service: FakeService) -> None:
-    """The same decision may ask to stop what it had parked: that is no repeat, not even after a restart."""
+def test_parked_job_can_be_stopped(listener: ListeningReceiver, service: FakeService) -> None:
+    """A stop for the decision that parked the job is carried out, and is no repeat."""
     listener.scheduler.ends_on = "park"
     post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
     wait_until(lambda: service.reports)
@@ -237,8 +237,8 @@ def test_a_parked_job_is_stopped_for_good(listener: ListeningReceiver, service: 
     assert post_event(listener.url, make_stop_event({}), webhook_id="msg_3").json() == {"repeat": "decision-1"}
 
 
-def test_a_park_survives_the_receiver(listener: ListeningReceiver, server: FakeServer, service: FakeService) -> None:
-    """A receiver that is killed between the park and its report leaves it to the next one, which does not stop it."""
+def test_park_continues_after_a_restart(listener: ListeningReceiver, server: FakeServer, service: FakeService) -> None:
+    """A receiver started between the park and its report sends the report, and does not stop the job."""
     listener.scheduler.ends_on = None
     post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
     wait_until(lambda: listener.scheduler.calls)
@@ -258,8 +258,8 @@ def test_a_park_survives_the_receiver(listener: ListeningReceiver, server: FakeS
     journal.close()
 
 
-def test_what_cannot_be_remembered_is_not_begun(listener: ListeningReceiver) -> None:
-    """A receiver that cannot write would obey twice after a restart: it asks the sender to come again."""
+def test_unwritable_journal_gets_503(listener: ListeningReceiver) -> None:
+    """A stop that cannot be journaled is answered 503 and does not begin."""
     folder = listener.journal.folder
     assert folder is not None
     folder.rename(folder.with_name("elsewhere"))
@@ -268,8 +268,8 @@ def test_what_cannot_be_remembered_is_not_begun(listener: ListeningReceiver) -> 
     assert post_event(listener.url, make_stop_event({})).status_code == 202
 
 
-def test_metrics_count_what_happened(listener: ListeningReceiver) -> None:
-    """What was answered, what came of it and what is under way can be read by a monitoring system."""
+def test_metrics_count_webhooks_and_stops(listener: ListeningReceiver) -> None:
+    """/metrics counts webhooks by status and stops by result."""
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.gone)
     assert listener.receiver.wait_idle(20)
@@ -280,14 +280,14 @@ def test_metrics_count_what_happened(listener: ListeningReceiver) -> None:
     assert "# TYPE evalstop_receiver_reports_total counter" in text
 
 
-def test_other_events_are_ignored_politely(listener: ListeningReceiver) -> None:
-    """An event of another type is answered 200 and named."""
+def test_other_event_types_are_ignored(listener: ListeningReceiver) -> None:
+    """An event of another type gets 200 and is named in the answer."""
     answer = post_event(listener.url, {"type": "run.suspected", "data": {}})
     assert (answer.status_code, answer.json()) == (200, {"ignored": "run.suspected"})
 
 
-def test_livez_and_nothing_else_can_be_read(listener: ListeningReceiver) -> None:
-    """Anyone may ask whether it lives; any other page is not there, any other verb not known."""
+def test_only_livez_can_be_read(listener: ListeningReceiver) -> None:
+    """/livez is open; any other page gets 404 and any other method 501."""
     assert httpx.get(listener.url + "livez").status_code == 200
     assert httpx.get(listener.url).status_code == 404
     assert httpx.put(listener.url).status_code == 501

@@ -1,4 +1,4 @@
-"""`evalstop-receiver command` and `slurm` as programs: obeying, killed in the middle, going down, misused."""
+"""`evalstop-receiver command` and `slurm` as programs: stops, restarts, shutdown and wrong run_with_error."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def receiver(tmp_path: Path, server: FakeServer) -> Iterator[ReceiverProgram]:
         yield ReceiverProgram(tmp_path, server, stack, [*command, "--checkpoint-grace-seconds", "0.2"])
 
 
-def test_stop_is_obeyed_and_reported(receiver: ReceiverProgram, service: FakeService) -> None:
-    """By the commands alone: save, cancel, look, and what the look printed is in the report; the metrics are there."""
+def test_stop_is_carried_out_by_the_commands(receiver: ReceiverProgram, service: FakeService) -> None:
+    """The job is saved, cancelled and checked by the commands, and the check's output is in the report."""
     url = receiver.start()
     assert post_event(url, make_stop_event({"job_id": "7"})).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
@@ -62,10 +62,10 @@ def test_stop_is_obeyed_and_reported(receiver: ReceiverProgram, service: FakeSer
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_receiver_that_ended_in_the_middle_is_followed_by_one_that_goes_on(
+def test_restarted_receiver_continues_the_stop(
     receiver: ReceiverProgram, service: FakeService, number: signal.Signals
 ) -> None:
-    """Killed, or asked to go, while it waits for the job: the next one cancels nothing anew, and reports the end."""
+    """After SIGKILL or SIGTERM during a stop the next receiver repeats no command, and reports the end."""
     (receiver.folder / "ignores-sigterm").touch()
     url = receiver.start()
     post_event(url, make_stop_event({"job_id": "7"}))
@@ -82,8 +82,8 @@ def test_receiver_that_ended_in_the_middle_is_followed_by_one_that_goes_on(
     assert post_event(url, make_stop_event({"job_id": "7"})).json() == {"repeat": "decision-1"}
 
 
-def test_hostile_label_is_refused_and_told(receiver: ReceiverProgram, service: FakeService) -> None:
-    """Nothing is run for it, and the service hears why."""
+def test_unsafe_label_is_reported_as_failed(receiver: ReceiverProgram, service: FakeService) -> None:
+    """No command runs for a label with shell syntax, and the report names the label."""
     url = receiver.start()
     post_event(url, make_stop_event({"job_id": "7; touch /tmp/x"}))
     ((_, report),) = wait_until(lambda: service.reports)
@@ -92,20 +92,20 @@ def test_hostile_label_is_refused_and_told(receiver: ReceiverProgram, service: F
     assert not (receiver.folder / "log").exists()
 
 
-def test_second_receiver_on_the_same_memory_does_not_start(receiver: ReceiverProgram) -> None:
-    """Two that share a memory would both obey."""
+def test_second_receiver_on_the_same_journal_does_not_start(receiver: ReceiverProgram) -> None:
+    """Two receivers with one journal would both carry out the same stop."""
     receiver.start()
     command = [*RECEIVER, "command", "--run", "a {job_id}", "--check", "b {job_id}", "--listen", "127.0.0.1:0"]
     command += ["--pattern", "job_id=[0-9]+"]
     command += ["--state", str(receiver.folder / "state")]
-    assert "another receiver" in usage(command)
+    assert "another receiver" in run_with_error(command)
 
 
 COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern", "job_id=[0-9]+"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["command", "--run", "a {job_id}"], "--check"),
         (["command", "--run", "a {", "--check", "b"], "brace"),
@@ -133,37 +133,35 @@ COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern
         (["kubernetes", "--stop-by", "kill"], "suspend"),
     ],
 )
-def test_misuse_is_explained(arguments: list[str], words: str, tmp_path: Path) -> None:
-    """What cannot work is said in a line before anything is listened to."""
+def test_wrong_usage_is_explained(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """Options that cannot work are named in one message before the receiver listens."""
     if "--state" not in arguments:
         arguments = [*arguments, "--state", str(tmp_path)]
     if "--listen" not in arguments:
         arguments = [*arguments, "--listen", "127.0.0.1:0"]
-    assert words in usage([*RECEIVER, *arguments])
+    assert message in run_with_error([*RECEIVER, *arguments])
 
 
-def usage(command: list[str]) -> str:
-    """What a receiver that is wrongly used says."""
+def run_with_error(command: list[str]) -> str:
+    """What a receiver with wrong options prints; it exits with 2."""
     environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert completed.returncode == 2
+    assert "Traceback" not in completed.stderr
+    return completed.stderr
 
 
 @pytest.mark.parametrize("scheduler", ["process", "slurm", "kubernetes", "command"])
 def test_help_shows_examples(scheduler: str) -> None:
-    """--help of each has whole commands that can be copied."""
-    done = subprocess.run([*RECEIVER, scheduler, "--help"], capture_output=True, text=True, timeout=60, check=True)
-    assert f"  evalstop-receiver {scheduler} --" in done.stdout
+    """`--help` of each scheduler has a whole command to copy."""
+    completed = subprocess.run([*RECEIVER, scheduler, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert f"  evalstop-receiver {scheduler} --" in completed.stdout
 
 
-def test_a_key_that_cannot_report_is_said_before_the_first_stop(
-    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A wrong key, one that may only post, or no service at all is in the log when the receiver starts."""
+def test_key_is_checked_at_startup(server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
+    """A wrong key, one without the scope `report`, or an unreachable service is logged when the receiver starts."""
     service.scopes = ["ingest"]
-    for url, key, said in (
+    for url, key, expected in (
         (server.url, KEY, "the key 'test' may not report, it has ingest"),
         (server.url, "esk_wrong", "answered 401"),
         ("http://127.0.0.1:1", KEY, "Connection refused"),
@@ -171,7 +169,7 @@ def test_a_key_that_cannot_report_is_said_before_the_first_stop(
     ):
         caplog.clear()
         ReportClient(url, key, "test").check_key()
-        assert said in caplog.text
+        assert expected in caplog.text
     service.scopes = ["report"]
     caplog.clear()
     ReportClient(server.url, KEY, "test").check_key()

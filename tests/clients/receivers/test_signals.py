@@ -1,4 +1,4 @@
-"""Signals come in between any two steps of the main thread: no handler of ours, or that calls us, locks up with it."""
+"""Signals may arrive between any two steps of the main thread; no handler that uses the client may deadlock."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ LOGS = """
 import signal, time
 from itertools import count
 from evalstop_client import Run
-asides, under_way = count(), []
+extra_steps, running = count(), []
 
-def log_aside(*_):
-    if not under_way:  # or handlers that are slower than the timer would pile up on the stack
-        under_way.append(True)
-        run.log({"gold": 0.0}, step=1_000_000 + next(asides))
-        under_way.clear()
+def log_extra(*_):
+    if not running:  # a handler slower than the timer would nest without end
+        running.append(True)
+        run.log({"gold": 0.0}, step=1_000_000 + next(extra_steps))
+        running.clear()
 
-signal.signal(signal.SIGALRM, log_aside)
+signal.signal(signal.SIGALRM, log_extra)
 for name in "abcdefghij":
     with Run(name=name, metrics={"gold": {"role": "eval"}}) as run:
         signal.setitimer(signal.ITIMER_REAL, 50e-6, 50e-6)
-        for step in range(300):  # with the first of which threads are started
+        for step in range(300):  # the first call starts the threads
             run.log({"gold": 1.0}, step=step)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        time.sleep(0.01)  # for the last one
+        time.sleep(0.01)  # for the last signal
     assert run.dropped == 0
-print(next(asides))
+print(next(extra_steps))
 """
 
 
-def test_to_be_told_to_end_at_any_moment() -> None:
-    """The signal that ends a wait may come before it, in it, or in the middle of its beginning."""
+def test_shutdown_signal_may_arrive_at_any_moment() -> None:
+    """A shutdown signal before, during or at the start of a wait ends the wait."""
     with running_script(WAITS) as child:
         assert child.communicate(timeout=60)[0] == "through\n"
 
 
 @pytest.mark.usefixtures("ended_runs")
-def test_a_handler_logs_while_its_trainer_logs(server: FakeServer, service: FakeService) -> None:
-    """What a trainer logs in a signal's handler arrives, as does what it was about to log just then."""
+def test_signal_handler_may_log_during_a_log_call(server: FakeServer, service: FakeService) -> None:
+    """What a signal handler logs arrives, as does what the interrupted call was logging."""
     with running_script(LOGS, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as child:
-        asides = int(child.communicate(timeout=60)[0])
-    assert asides > 100
-    assert sum(len(service.find_run(name).observations) for name in "abcdefghij") == 3_000 + asides
+        extra = int(child.communicate(timeout=60)[0])
+    assert extra > 100
+    assert sum(len(service.find_run(name).observations) for name in "abcdefghij") == 3_000 + extra

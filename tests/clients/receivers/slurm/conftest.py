@@ -1,4 +1,4 @@
-"""One real Slurm for all tests here; skipped where it is not installed, and failing in CI."""
+"""One real Slurm for all tests here. Without Slurm they are skipped, and fail in CI."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.receivers.slurm.launcher import SlurmLauncher, connect_by_commands, opened
+from tests.clients.receivers.slurm.launcher import SlurmLauncher, connect_by_commands, open_connections
 from tests.fixtures.slurm import SlurmCluster, SlurmUnavailable, start_slurm
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[SlurmCluster]:
-    """One node, two GPUs, three seconds from SIGTERM to SIGKILL."""
+    """One node with two GPUs, and three seconds from SIGTERM to SIGKILL."""
     try:
-        bringing_up = start_slurm(gpus=2, kill_wait_seconds=3)
-        with bringing_up as cluster:
+        starting = start_slurm(gpus=2, kill_wait_seconds=3)
+        with starting as cluster:
             yield cluster
     except SlurmUnavailable as error:
         if os.environ.get("CI") == "true":
@@ -27,12 +27,12 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def launcher(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmLauncher]:
-    """Jobs that are cancelled at the end. Their folder is one that the node's daemon can see, whoever it is."""
+    """Starts jobs that are cancelled after the test, in a folder that the node's daemon can write to."""
     folder = cluster.folder / "rest" / f"test-{time.monotonic_ns()}"
     folder.mkdir()
     connect = getattr(request.cls, "connect", connect_by_commands)
     launcher = SlurmLauncher(cluster, folder, lambda: connect(cluster))
     yield launcher
     cluster.cancel_all_jobs()
-    while opened:
-        opened.pop().close()
+    while open_connections:
+        open_connections.pop().close()

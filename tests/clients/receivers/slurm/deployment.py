@@ -1,4 +1,4 @@
-"""The stage for whole stops: a real service, a real receiver as a program, jobs in a real Slurm."""
+"""A deployment for end-to-end tests: a real service, receivers as programs, and jobs in a real Slurm."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from tests.clients.receivers.receiver_program import RECEIVER
 from tests.clients.receivers.slurm import trainer
 from tests.fixtures.slurm import SlurmCluster
 
-PATIENCE_SECONDS = 90.0
-WANTED = ["run.stop_requested", "run.stop_escalated", "run.park_requested", "run.resume_requested"]
+STOP_SECONDS = 90.0
+EVENT_TYPES = ["run.stop_requested", "run.stop_escalated", "run.park_requested", "run.resume_requested"]
 
 
 @dataclass
 class Job:
-    """A job that was submitted, with the folder it writes to."""
+    """A submitted job, and the folder that it writes to."""
 
     id: str
     run: str
     folder: Path
 
-    def story(self) -> dict[str, float]:
-        """When what happened to it, in its own words."""
-        file = self.folder / "story"
+    def read_events(self) -> dict[str, float]:
+        """When each event of the trainer happened, by its name."""
+        file = self.folder / "events"
         lines = file.read_text().splitlines() if file.exists() else []
-        return {what: float(at) for at, _, what in (line.partition(" ") for line in lines)}
+        return {event: float(at) for at, _, event in (line.partition(" ") for line in lines)}
 
-    def times(self, what: str) -> int:
-        """How often something happened."""
-        return [line.partition(" ")[2] for line in (self.folder / "story").read_text().splitlines()].count(what)
+    def count_events(self, event: str) -> int:
+        """How often an event happened."""
+        return [line.partition(" ")[2] for line in (self.folder / "events").read_text().splitlines()].count(event)
 
 
 @dataclass
-class Stage:
-    """What a test plays on."""
+class Deployment:
+    """Cluster, service and receivers of a test."""
 
     cluster: SlurmCluster
     service: Service
@@ -52,13 +52,13 @@ class Stage:
     folder: Path
     receivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def submit(self, run: str, *options: str, gpus: int = 1) -> Job:
-        """A job that runs the trainer for tests, as its batch process."""
+    def submit_trainer(self, run: str, *options: str, gpus: int = 1) -> Job:
+        """Submit a job that runs the trainer for tests as its batch process."""
         command = f"exec {sys.executable} {trainer.__file__} {run} {self._folder(run)} {' '.join(options)}"
-        return self.batch(run, command, gpus=gpus)
+        return self.submit_script(run, command, gpus=gpus)
 
-    def batch(self, run: str, script: str, gpus: int = 1, **variables: str) -> Job:
-        """A job that runs a script of bash, told where the service is."""
+    def submit_script(self, run: str, script: str, gpus: int = 1, **variables: str) -> Job:
+        """Submit a job that runs a bash script, with the service's URL and key in its environment."""
         folder = self._folder(run)
         environment = {
             "EVALSTOP_URL": self.service.url,
@@ -70,13 +70,13 @@ class Stage:
         job = self.cluster.submit_job(script, f"--gres=gpu:{gpus}", f"--output={folder}/output", **environment)
         return Job(job, run, folder)
 
-    def subscribe(self, url: str) -> str:
-        """An endpoint for a receiver that listens; its secret."""
-        body = {"url": url, "event_types": WANTED}
+    def create_endpoint(self, url: str) -> str:
+        """Create an endpoint for a receiver that listens, and return its secret."""
+        body = {"url": url, "event_types": EVENT_TYPES}
         return str(self.api.post("/endpoints", json=body).raise_for_status().json()["secret"])
 
     def start_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        """A receiver; the same name again goes on with the memory of the one before."""
+        """Start a receiver; one of the same name continues with the journal of the one before."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         (folder / "ready.json").unlink(missing_ok=True)
@@ -91,50 +91,50 @@ class Stage:
         assert process.poll() is None, (folder / "log").read_text()
         return process
 
-    def listening_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        """A receiver that listens, and that the service knows of; always on the same port."""
+    def start_listening_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        """Start a receiver that listens, always on the same port, with an endpoint of its own."""
         folder = self.folder / name
         ready = folder / "ready.json"
         port = str(json.loads(ready.read_text())["port"]) if ready.exists() else "0"
         process = self.start_receiver(name, "--listen", f"127.0.0.1:{port}", *options)
         if port == "0":
-            (folder / "secret").write_text(self.subscribe(json.loads(ready.read_text())["url"]))
+            (folder / "secret").write_text(self.create_endpoint(json.loads(ready.read_text())["url"]))
         return process
 
-    def pulling_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        """A receiver that fetches its events."""
-        body = {"name": name, "event_types": WANTED}
+    def start_pulling_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        """Start a receiver that fetches its events."""
+        body = {"name": name, "event_types": EVENT_TYPES}
         endpoint = self.api.post("/pull/endpoints", json=body).raise_for_status().json()
         folder = self.folder / name
         folder.mkdir()
         (folder / "secret").write_text(endpoint["secret"])
         return self.start_receiver(name, "--pull", endpoint["id"], *options)
 
-    def log(self, name: str) -> str:
-        """What a receiver said."""
+    def read_log(self, name: str) -> str:
+        """What a receiver logged."""
         return (self.folder / name / "log").read_text()
 
-    def decision(self, job: Job) -> dict[str, Any] | None:
+    def find_decision(self, job: Job) -> dict[str, Any] | None:
         """The decision on a job's run."""
-        found = self.run(job)
-        return found and found["decision"]
+        run = self.find_run(job)
+        return run and run["decision"]
 
-    def run(self, job: Job) -> dict[str, Any] | None:
-        """A job's run, as the service knows it."""
+    def find_run(self, job: Job) -> dict[str, Any] | None:
+        """A job's run, as the service has it."""
         items = self.api.get("/runs", params={"name": job.run}).raise_for_status().json()["items"]
         return items[0] if items else None
 
-    def confirmed(self, job: Job) -> dict[str, Any]:
-        """The details of the report that confirmed the stop of a job."""
+    def wait_for_confirmation(self, job: Job) -> dict[str, Any]:
+        """The details of the report that confirmed a job's stop."""
 
-        def look() -> dict[str, Any] | None:
-            decision = self.decision(job)
+        def find_outcome() -> dict[str, Any] | None:
+            decision = self.find_decision(job)
             return decision if decision and decision["state"] in ("confirmed", "failed") else None
 
-        decision = wait_until(look, PATIENCE_SECONDS)
+        decision = wait_until(find_outcome, STOP_SECONDS)
         assert decision is not None
-        found = self.api.get(f"/decisions/{decision['id']}").raise_for_status().json()
-        change = found["history"][-1]
+        history = self.api.get(f"/decisions/{decision['id']}").raise_for_status().json()["history"]
+        change = history[-1]
         assert change["state"] == "confirmed", change
         assert self.cluster.get_job_state(job.id) not in ("RUNNING", "COMPLETING", "PENDING"), "confirmed too early"
         details: dict[str, Any] = change["details"] | {"reason": change["reason"], "actor": change["actor"]}
@@ -147,17 +147,17 @@ class Stage:
 
 
 @contextmanager
-def staged(cluster: SlurmCluster, service: Service, folder: Path) -> Iterator[Stage]:
-    """A stage without endpoints; its receivers and jobs end with it."""
+def deploy(cluster: SlurmCluster, service: Service, folder: Path) -> Iterator[Deployment]:
+    """A deployment without endpoints; its receivers and jobs end with the block."""
     headers = {"Authorization": f"Bearer {service.key}"}
     with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False) as api:
         # Each test here has some of its few jobs stopped.
         api.patch("/project", json={"stops_per_hour": None, "stops_share": None}).raise_for_status()
-        stage = Stage(cluster, service, api, folder)
+        deployment = Deployment(cluster, service, api, folder)
         try:
-            yield stage
+            yield deployment
         finally:
-            for receiver in stage.receivers:
+            for receiver in deployment.receivers:
                 if receiver.poll() is None:
                     receiver.kill()
                 receiver.wait()

@@ -1,4 +1,4 @@
-"""The example of a batch script, in a real Slurm."""
+"""The example batch script in a real Slurm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES, find_run
 from tests.clients.programs import wait_until
-from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS
+from tests.clients.receivers.slurm.deployment import STOP_SECONDS
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
 
 
-def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Its run is called after the job, bears its labels, and is stopped by the service's word."""
+def test_batch_script_run_has_the_jobs_labels(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its run is named after the job, has the job's labels, and is stopped by the service."""
     with running_service(tmp_path / "service") as service:
         job = cluster.submit_job(
             (EXAMPLES / "slurm.sh").read_text().partition("\n")[2],
@@ -31,7 +31,7 @@ def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_
             TRAINER=str(EXAMPLES / "plain_loop.py"),
             PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin",
         )
-        wait_until(lambda: cluster.get_job_state(job) == "COMPLETED", PATIENCE_SECONDS)
+        wait_until(lambda: cluster.get_job_state(job) == "COMPLETED", STOP_SECONDS)
         run = find_run(service, f"watched-{job}")
         assert run["labels"]["slurm_job_id"] == job
         assert run["labels"]["job_kind"] == "sft"

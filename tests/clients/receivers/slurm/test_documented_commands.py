@@ -1,4 +1,4 @@
-"""What docs/receivers.md has one type for Slurm, on a real one: by webhooks, and where no connection can come in."""
+"""The Slurm commands of docs/receivers.md on a real Slurm, with webhooks and with a pull endpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evalstop_lab.service_process import Service, running_service
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import running_program, wait_until
-from tests.clients.receivers.slurm.deployment import PATIENCE_SECONDS
+from tests.clients.receivers.slurm.deployment import STOP_SECONDS
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
@@ -43,17 +43,19 @@ def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize("name", ["slurm", "slurm pull"])
-def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_service: Service, tmp_path: Path) -> None:
-    """Its commands, with the addresses of this machine, end a job that is never asked, and prove that it is gone."""
+def test_documented_commands_stop_a_job(
+    name: str, cluster: SlurmCluster, page_service: Service, tmp_path: Path
+) -> None:
+    """The page's commands, with the addresses of this machine, end a job that does not poll, and confirm its end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{cluster.environment['PATH']}"
-    own = {"EVALSTOP_URL": page_service.url, "EVALSTOP_KEY": page_service.key, "PATH": path}
-    environment = {**os.environ, **cluster.environment, **own}
+    variables = {"EVALSTOP_URL": page_service.url, "EVALSTOP_KEY": page_service.key, "PATH": path}
+    environment = {**os.environ, **cluster.environment, **variables}
     script = re.sub(r"(login-node|0\.0\.0\.0):9000", listen, read_block(name))
-    *before, receiver = script.strip().splitlines()
-    subprocess.run(["bash", "-euc", "\n".join(before)], env=environment, cwd=tmp_path, check=True)
+    *setup_commands, receiver = script.strip().splitlines()
+    subprocess.run(["bash", "-euc", "\n".join(setup_commands)], env=environment, cwd=tmp_path, check=True)
     listed = subprocess.run(
         ["evalstop", "endpoint", "ls", "--json"], env=environment, capture_output=True, text=True, check=True
     )
@@ -69,9 +71,9 @@ def test_the_page_ends_with_a_stop(name: str, cluster: SlurmCluster, page_servic
             f"--output={tmp_path}/output",
             EVALSTOP_RUN_NAME=run,
             EVALSTOP_SPOOL=str(tmp_path / "spool"),
-            **own,
+            **variables,
         )
         api = evalstop.Api(page_service.url, page_service.key)
-        wait_until(lambda: [one for one in api.decisions(state="confirmed") if one.run_name == run], PATIENCE_SECONDS)
+        wait_until(lambda: [item for item in api.decisions(state="confirmed") if item.run_name == run], STOP_SECONDS)
     assert cluster.get_job_state(job) in ("CANCELLED", "FAILED", "COMPLETED")
     subprocess.run(["evalstop", "endpoint", "rm", endpoint["id"]], env=environment, check=True)

@@ -1,4 +1,4 @@
-"""SlurmJobControl on a real Slurm, by its commands and through slurmrestd."""
+"""SlurmJobControl on a real Slurm, by its commands and through slurmrestd: conformance, and Slurm's own rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from evalstop_client.receivers.slurm.rest import Rest
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import Conformance, find_job, make_stop_request, wait_until_gone
-from tests.clients.receivers.slurm.launcher import BOTH, ME, SlurmLauncher, connect_by_commands, connect_by_rest, opened
+from tests.clients.receivers.slurm.launcher import (
+    FULL_SIGNAL,
+    USER,
+    SlurmLauncher,
+    connect_by_commands,
+    connect_by_rest,
+    open_connections,
+)
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
@@ -41,31 +48,31 @@ INTERFACES = pytest.mark.parametrize("connect", [connect_by_commands, connect_by
 
 
 @INTERFACES
-def test_one_task_of_an_array_is_stopped_and_no_other(
+def test_only_one_task_of_an_array_is_cancelled(
     launcher: SlurmLauncher, connect: Callable[[SlurmCluster], Cluster]
 ) -> None:
-    """The last task of an array has the array's own id: cancelled by that id, all of it would go."""
+    """The last task of an array has the array's own id, and a cancel by that id would end every task."""
     launcher.connect = lambda: connect(launcher.cluster)
-    started = launcher.run("", "--array=0-1", "--gres=gpu:1")
+    started = launcher.start_script("", "--array=0-1", "--gres=gpu:1")
     array = launcher.jobs[0]
-    wait_until(lambda: [one.state for one in launcher.connect().jobs(array)] == ["RUNNING", "RUNNING"])
+    wait_until(lambda: [record.state for record in launcher.connect().jobs(array)] == ["RUNNING", "RUNNING"])
     records = launcher.connect().jobs(array)
-    namesake = next(one for one in records if one.job_id == array)
-    labels = launcher.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=namesake.array_task_id)
+    last_task = next(record for record in records if record.job_id == array)
+    labels = launcher.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=last_task.array_task_id)
     job = find_job(started.job_control, labels)
-    assert job.id == f"{array}_{namesake.array_task_id}"
+    assert job.id == f"{array}_{last_task.array_task_id}"
     started.job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(started.job_control, job).details["gpus_freed"] == 1
-    states = {one.array_task_id: one.state for one in launcher.connect().jobs(array)}
-    assert states.pop(namesake.array_task_id) == "CANCELLED"
+    states = {record.array_task_id: record.state for record in launcher.connect().jobs(array)}
+    assert states.pop(last_task.array_task_id) == "CANCELLED"
     assert set(states.values()) == {"RUNNING"}
 
 
-def test_report_tells_what_slurm_tells(launcher: SlurmLauncher) -> None:
-    """State, exit code, signal, the time of the end and the GPUs that are free now; the job has a comment."""
-    started = launcher.run("trap 'exit 7' TERM", "--gres=gpu:2")
+def test_report_has_slurms_details(launcher: SlurmLauncher) -> None:
+    """The report has Slurm's state, end time and freed GPUs, and the job's comment names the decision."""
+    started = launcher.start_script("trap 'exit 7' TERM", "--gres=gpu:2")
     job = started.find()
-    assert dict(job.facts).items() >= {"user": ME, "partition": "gpu", "cluster": launcher.cluster.name}.items()
+    assert dict(job.facts).items() >= {"user": USER, "partition": "gpu", "cluster": launcher.cluster.name}.items()
     started.job_control.cancel_job(job, make_stop_request(started.labels, "decision-9"))
     end = wait_until_gone(started.job_control, job)
     assert end.details["gpus_freed"] == 2
@@ -77,35 +84,34 @@ def test_report_tells_what_slurm_tells(launcher: SlurmLauncher) -> None:
     assert comment == "stopped by EvalStop: 3 declines in a row; decision decision-9"
 
 
-def test_gone_means_that_a_waiting_job_can_start(launcher: SlurmLauncher) -> None:
-    """While a job is COMPLETING its GPUs are not free, and it is not called gone."""
-    started = launcher.run("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
+def test_completing_job_is_not_gone(launcher: SlurmLauncher) -> None:
+    """While a job is COMPLETING its GPUs are not free, and a waiting job starts only when it is gone."""
+    started = launcher.start_script("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
     waiting = launcher.cluster.submit_job("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
     launcher.jobs.append(waiting)
     job = started.find()
     started.job_control.cancel_job(job, make_stop_request(started.labels))
-    seen = wait_until(lambda: started.job_control.check_job(job))
-    assert seen == Present("COMPLETING")
+    assert started.job_control.check_job(job) == Present("COMPLETING")
     assert launcher.cluster.get_job_state(waiting) == "PENDING"
     wait_until_gone(started.job_control, job)
     wait_until(lambda: launcher.cluster.get_job_state(waiting) in ("RUNNING", "COMPLETED"))
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"users": frozenset({"somebody"})}, "allow-list"),
         ({"partitions": frozenset({"other"})}, "allow-list"),
     ],
 )
 def test_job_outside_the_allow_list_is_refused(
-    launcher: SlurmLauncher, change: dict[str, frozenset[str]], words: str
+    launcher: SlurmLauncher, change: dict[str, frozenset[str]], message: str
 ) -> None:
-    """Whose job it is and where it runs is asked of Slurm, not of the labels."""
+    """A job's user and partition are read from Slurm, not from the run's labels."""
     started = launcher.start()
     for name, value in change.items():
         setattr(launcher, name, value)
-    with pytest.raises(RequestRefused, match=words):
+    with pytest.raises(RequestRefused, match=message):
         launcher.job_control().find_job(
             make_stop_request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"})
         )
@@ -122,10 +128,8 @@ def test_job_outside_the_allow_list_is_refused(
         {"checkpoint_signal": "KILL"},
     ],
 )
-def test_labels_that_contradict_slurm_are_refused_or_find_nothing(
-    launcher: SlurmLauncher, labels: dict[str, str]
-) -> None:
-    """A label that is not so is a mistake or worse; a job that Slurm does not know, and would show, is gone."""
+def test_labels_that_contradict_slurm_are_refused(launcher: SlurmLauncher, labels: dict[str, str]) -> None:
+    """A label that contradicts Slurm is refused; a job id that Slurm does not know is gone."""
     started = launcher.start()
     try:
         job = started.job_control.find_job(make_stop_request({**started.labels, **labels}))
@@ -136,29 +140,29 @@ def test_labels_that_contradict_slurm_are_refused_or_find_nothing(
     assert isinstance(started.job_control.check_job(job), Gone)
 
 
-def test_job_of_another_cluster_is_not_ours(launcher: SlurmLauncher) -> None:
-    """Job ids are only unique within a cluster."""
+def test_job_of_another_cluster_is_foreign(launcher: SlurmLauncher) -> None:
+    """Job ids are unique only within a cluster."""
     started = launcher.start()
     for labels in ({**started.labels, "slurm_cluster": "alpha"}, {**started.labels, "slurm_cluster": ""}, {}):
         assert isinstance(started.job_control.find_job(make_stop_request(labels)), ForeignJob)
 
 
-def test_life_after_a_requeue_is_not_stopped_for_the_one_before(launcher: SlurmLauncher) -> None:
-    """A stop that was asked for the job's first life, and comes late, leaves its second one alone."""
-    started = launcher.run("", "--gres=gpu:1", "--requeue")
+def test_requeued_job_is_not_stopped_for_its_earlier_run(launcher: SlurmLauncher) -> None:
+    """A stop requested before a requeue finds its job gone, and leaves the requeued one alone."""
+    started = launcher.start_script("", "--gres=gpu:1", "--requeue")
     job = started.find()
     launcher.cluster.run_command("scontrol", "requeue", job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "PENDING")
-    seen = started.job_control.check_job(job)
-    assert isinstance(seen, Gone)
-    assert seen.state == "REQUEUED"
-    again = started.job_control.find_job(make_stop_request(started.labels))  # its labels say restart 0
-    assert isinstance(again, Job)
-    assert isinstance(started.job_control.check_job(again), Gone)
+    state = started.job_control.check_job(job)
+    assert isinstance(state, Gone)
+    assert state.state == "REQUEUED"
+    requeued = started.job_control.find_job(make_stop_request(started.labels))  # its labels say restart 0
+    assert isinstance(requeued, Job)
+    assert isinstance(started.job_control.check_job(requeued), Gone)
 
 
-def test_cancelled_job_cannot_be_undone(launcher: SlurmLauncher) -> None:
-    """It says so, instead of doing nothing."""
+def test_resume_of_a_cancelled_job_is_refused(launcher: SlurmLauncher) -> None:
+    """Slurm cannot resume a cancelled job, and the refusal says so."""
     started = launcher.start()
     job = started.find()
     started.job_control.cancel_job(job, make_stop_request(started.labels))
@@ -167,8 +171,8 @@ def test_cancelled_job_cannot_be_undone(launcher: SlurmLauncher) -> None:
         started.job_control.resume_job(job)
 
 
-def test_heterogeneous_job_goes_as_a_whole(launcher: SlurmLauncher) -> None:
-    """Slurm refuses to cancel one component; its leader's id ends them all, and all of them must be gone."""
+def test_heterogeneous_job_is_cancelled_as_a_whole(launcher: SlurmLauncher) -> None:
+    """The leader's id cancels every component, and the job is gone when all of them are."""
     components = ["-n1", "--gres=gpu:1", ":", "-n1", "--gres=gpu:1"]
     job_id = launcher.cluster.run_command(
         "sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60"
@@ -182,8 +186,8 @@ def test_heterogeneous_job_goes_as_a_whole(launcher: SlurmLauncher) -> None:
     assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 2)
 
 
-def test_signal_reaches_the_batch_script_or_the_steps(launcher: SlurmLauncher) -> None:
-    """@batch spares the steps, @steps the script; slurmrestd, which can only do both, says that it cannot."""
+def test_signal_target_is_the_batch_script_or_the_steps(launcher: SlurmLauncher) -> None:
+    """@batch signals only the script and @steps only the steps; slurmrestd, which cannot separate them, refuses."""
     file = launcher.folder / "heard"
     step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
     step += f"open({str(file)!r}, 'a').write('up '); [time.sleep(0.1) for _ in range(600)]"
@@ -192,37 +196,37 @@ def test_signal_reaches_the_batch_script_or_the_steps(launcher: SlurmLauncher) -
     launcher.jobs.append(job)
     wait_until(lambda: file.exists() and "up" in file.read_text())
     programs = connect_by_commands(launcher.cluster)
-    assert programs.signal(job, ME, "USR1", "batch")
+    assert programs.signal(job, USER, "USR1", "batch")
     wait_until(lambda: "batch" in file.read_text())
-    assert programs.signal(job, ME, "USR1", "steps")
+    assert programs.signal(job, USER, "USR1", "steps")
     wait_until(lambda: "step" in file.read_text())
     assert file.read_text().split() == ["up", "batch", "step"]
-    assert not connect_by_rest(launcher.cluster).signal(job, ME, "USR1", "batch")
+    assert not connect_by_rest(launcher.cluster).signal(job, USER, "USR1", "batch")
     assert launcher.cluster.get_job_state(job) == "RUNNING"
 
 
-def test_slurmrestd_that_cannot_answer_is_away(launcher: SlurmLauncher) -> None:
-    """A bad token, and a socket where nobody listens, mean to try again: neither says anything about a job."""
-    for connect in (
-        Rest(launcher.cluster.rest_url, launcher.cluster.name, ME, lambda: "bad"),
-        Rest("http://127.0.0.1:1", launcher.cluster.name, ME, lambda: "bad"),
+def test_slurmrestd_errors_are_unavailable(launcher: SlurmLauncher) -> None:
+    """A bad token or a refused connection says nothing about a job, and is retried."""
+    for rest in (
+        Rest(launcher.cluster.rest_url, launcher.cluster.name, USER, lambda: "bad"),
+        Rest("http://127.0.0.1:1", launcher.cluster.name, USER, lambda: "bad"),
     ):
-        opened.append(connect)
+        open_connections.append(rest)
         with pytest.raises(SchedulerUnavailable):
-            connect.jobs("1")
+            rest.jobs("1")
 
 
-def test_controller_that_is_down_is_away(launcher: SlurmLauncher) -> None:
-    """While slurmctld is down nothing is known, and nothing is taken for gone; afterwards the job is as it was."""
-    started = launcher.run(
+def test_stopped_controller_is_unavailable(launcher: SlurmLauncher) -> None:
+    """While slurmctld is down a job is neither present nor gone; afterwards it is found as before."""
+    started = launcher.start_script(
         ""
-    )  # without a GPU: Slurm 22.05 counts one that a job held over a restart as in use for good
+    )  # without a GPU: Slurm 22.05 never frees one that was held over a restart of slurmctld
     job = started.find()
-    by_http = SlurmJobControl(connect_by_rest(launcher.cluster), users=None)
-    assert isinstance(by_http.check_job(job), Present)
+    by_rest = SlurmJobControl(connect_by_rest(launcher.cluster), users=None)
+    assert isinstance(by_rest.check_job(job), Present)
     launcher.cluster.stop_controller()
     try:
-        for job_control in (started.job_control, by_http):
+        for job_control in (started.job_control, by_rest):
             with pytest.raises(SchedulerUnavailable):
                 job_control.check_job(job)
     finally:
@@ -231,27 +235,27 @@ def test_controller_that_is_down_is_away(launcher: SlurmLauncher) -> None:
 
 
 @pytest.fixture
-def stranger(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
-    """An environment in which Slurm's commands are somebody else's."""
+def other_user(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
+    """An environment in which Slurm's commands run as another user."""
     if os.geteuid() != 0:
-        pytest.skip("only root can be somebody else")
+        pytest.skip("only root can become another user")
     nobody = pwd.getpwnam("nobody")
-    become = f"exec setpriv --reuid={nobody.pw_uid} --regid={nobody.pw_gid} --clear-groups"
+    switch_user = f"exec setpriv --reuid={nobody.pw_uid} --regid={nobody.pw_gid} --clear-groups"
     for name in ("squeue", "scancel", "scontrol"):
         file = tmp_path / name
-        file.write_text(f'#!/bin/sh\n{become} {shutil.which(name)} "$@"\n')
+        file.write_text(f'#!/bin/sh\n{switch_user} {shutil.which(name)} "$@"\n')
         file.chmod(0o755)
     return {**cluster.environment, "PATH": f"{tmp_path}{os.pathsep}{cluster.environment['PATH']}"}
 
 
-def test_slurm_decides_whose_jobs_may_be_cancelled(launcher: SlurmLauncher, stranger: dict[str, str]) -> None:
-    """Where Slurm forbids it, the stop is refused with Slurm's words, by commands and by REST; the job runs on."""
+def test_denial_by_slurm_is_refused(launcher: SlurmLauncher, other_user: dict[str, str]) -> None:
+    """Where Slurm denies access to a job, its message is in the refusal, by commands and by REST; the job runs on."""
     started = launcher.start()
     token = launcher.cluster.run_command("scontrol", "token", "username=nobody").removeprefix("SLURM_JWT=")
-    opened.append(Rest(launcher.cluster.rest_url, launcher.cluster.name, None, lambda: token))
-    doors: list[Cluster] = [Programs(stranger), opened[-1]]
-    for connect in doors:
-        job_control = SlurmJobControl(connect, users=None, default_signal=BOTH)
+    open_connections.append(Rest(launcher.cluster.rest_url, launcher.cluster.name, None, lambda: token))
+    connections: list[Cluster] = [Programs(other_user), open_connections[-1]]
+    for connection in connections:
+        job_control = SlurmJobControl(connection, users=None, default_signal=FULL_SIGNAL)
         job = job_control.find_job(make_stop_request(started.labels))
         assert isinstance(job, Job)
         with pytest.raises(RequestRefused, match="denied"):
@@ -264,17 +268,17 @@ def test_slurm_decides_whose_jobs_may_be_cancelled(launcher: SlurmLauncher, stra
     assert launcher.count_saves() == 0
 
 
-def test_job_that_may_not_be_seen_is_not_taken_for_gone(launcher: SlurmLauncher, stranger: dict[str, str]) -> None:
-    """With PrivateData=jobs another's job looks as if it did not exist: that it is gone is not claimed."""
-    started = launcher.run("")  # without a GPU, as above
+def test_hidden_job_is_not_reported_as_gone(launcher: SlurmLauncher, other_user: dict[str, str]) -> None:
+    """With PrivateData=jobs another user's job looks unknown: the stop is refused, not confirmed."""
+    started = launcher.start_script("")  # without a GPU, as above
     file = launcher.cluster.folder / "etc/slurm.conf"
     before = file.read_text()
     file.write_text(before + "PrivateData=jobs\n")
     try:
         launcher.cluster.run_command("scontrol", "reconfigure")
-        wait_until(lambda: Programs(stranger).jobs(launcher.jobs[0]) == [])
+        wait_until(lambda: Programs(other_user).jobs(launcher.jobs[0]) == [])
         with pytest.raises(RequestRefused, match="cannot be confirmed"):
-            SlurmJobControl(Programs(stranger), users=None).find_job(make_stop_request(started.labels))
+            SlurmJobControl(Programs(other_user), users=None).find_job(make_stop_request(started.labels))
     finally:
         file.write_text(before)
         launcher.cluster.run_command("scontrol", "reconfigure")

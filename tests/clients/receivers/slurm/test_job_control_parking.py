@@ -1,4 +1,4 @@
-"""The Slurm job_control parks jobs of a real Slurm: held in the queue, or in a partition where nobody waits."""
+"""SlurmJobControl parks jobs of a real Slurm: held in the queue, or in a partition with preemption."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from tests.clients.receivers.slurm.launcher import SlurmLauncher
 pytestmark = pytest.mark.real
 
 
-def test_a_parked_job_is_held_until_it_is_resumed(launcher: SlurmLauncher) -> None:
-    """Held in the queue a job has no GPUs, and Slurm does not start it; released it may have them again."""
+def test_parked_job_is_held_until_it_is_resumed(launcher: SlurmLauncher) -> None:
+    """A parked job is held in the queue without GPUs; a resumed one runs again."""
     started = launcher.start()
     job = started.find()
-    for _ in range(2):  # to park what is parked changes nothing
+    for _ in range(2):  # parking a parked job changes nothing
         started.job_control.park_job(job, make_stop_request(started.labels))
         assert wait_until_parked(started.job_control, job).details["parked_as"] == "held"
-    assert isinstance(started.job_control.check_job(job), Present), "it is not gone for good"
+    assert isinstance(started.job_control.check_job(job), Present), "a parked job is not gone"
     started.job_control.resume_job(job)
     launcher.cluster.start_requeued_job(job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
 
 
-def test_a_parked_job_runs_where_nobody_waits_and_gives_way(launcher: SlurmLauncher) -> None:
-    """A suspect that holds all GPUs is parked: who waited runs to its end, then the suspect on idle GPUs, until others
-    want them; resumed it is back in its own partition."""
+def test_parked_job_runs_in_the_preemptible_partition(launcher: SlurmLauncher) -> None:
+    """Parked in another partition a job runs on idle GPUs, is preempted, and returns when resumed."""
     launcher.park_partition = "low"
-    suspect = launcher.run("", "--gres=gpu:2")
+    suspect = launcher.start_script("", "--gres=gpu:2")
     job = suspect.find()
     waiting = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
     launcher.jobs.append(waiting)
@@ -40,10 +39,12 @@ def test_a_parked_job_runs_where_nobody_waits_and_gives_way(launcher: SlurmLaunc
     wait_until(lambda: launcher.cluster.get_job_state(waiting) == "COMPLETED")
     launcher.cluster.start_requeued_job(job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
-    assert wait_until_parked(suspect.job_control, job).details["partition"] == "low", "on idle GPUs it is parked still"
-    another = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    launcher.jobs.append(another)
-    wait_until(lambda: launcher.cluster.get_job_state(another) == "RUNNING")
+    assert wait_until_parked(suspect.job_control, job).details["partition"] == "low", (
+        "a job that runs on idle GPUs is still parked"
+    )
+    second_waiting = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
+    launcher.jobs.append(second_waiting)
+    wait_until(lambda: launcher.cluster.get_job_state(second_waiting) == "RUNNING")
     assert launcher.cluster.get_job_state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
     suspect.job_control.resume_job(job)
     launcher.cluster.start_requeued_job(job.id)
@@ -51,22 +52,22 @@ def test_a_parked_job_runs_where_nobody_waits_and_gives_way(launcher: SlurmLaunc
     assert launcher.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
 
 
-def test_a_job_that_may_not_be_requeued_is_not_parked(launcher: SlurmLauncher) -> None:
-    """It is refused before anything is done to it."""
-    started = launcher.run("", "--gres=gpu:1", "--no-requeue")
+def test_job_without_requeue_is_not_parked(launcher: SlurmLauncher) -> None:
+    """A job submitted with --no-requeue is refused before anything is done to it."""
+    started = launcher.start_script("", "--gres=gpu:1", "--no-requeue")
     job = started.find()
     with pytest.raises(RequestRefused, match="--requeue"):
         started.job_control.park_job(job, make_stop_request(started.labels))
     assert launcher.cluster.get_job_state(job.id) == "RUNNING"
 
 
-def test_a_parked_job_can_be_stopped_for_good(launcher: SlurmLauncher) -> None:
-    """A stop ends a job that is held: that it is set aside is not enough."""
+def test_parked_job_can_be_cancelled(launcher: SlurmLauncher) -> None:
+    """A held job is cancelled by a stop."""
     started = launcher.start()
     job = started.find()
     started.job_control.park_job(job, make_stop_request(started.labels))
     wait_until_parked(started.job_control, job)
-    again = started.find()
-    assert isinstance(started.job_control.check_job(again), Present)
-    started.job_control.cancel_job(again, make_stop_request(started.labels))
-    assert wait_until_gone(started.job_control, again).state == "CANCELLED"
+    found_again = started.find()
+    assert isinstance(started.job_control.check_job(found_again), Present)
+    started.job_control.cancel_job(found_again, make_stop_request(started.labels))
+    assert wait_until_gone(started.job_control, found_again).state == "CANCELLED"
