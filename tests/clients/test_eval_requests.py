@@ -1,4 +1,4 @@
-"""Answers to requests to evaluate now: by a plain loop, and by an evaluator beside the trainer; a real service."""
+"""Answers to requests to evaluate, by a training loop and by an evaluator, with a real service."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ with log.open("a") as lines:
     lines.write(f"{{checkpoint}} {{n}} {{seed}}\\n")
 if len(log.read_text().splitlines()) == 1:
     log.with_name("pid").write_text(str(os.getpid()))
-    time.sleep(600)  # the first try never ends
+    time.sleep(600)  # the first evaluation never ends
 for prompt in range(int(n)):
     print(prompt % 7 - 2.0 * ("now" in checkpoint) + 0.1 * (prompt % 3))
 """
 
 
-def test_prompts_are_compared_one_by_one() -> None:
-    """The error is that of the differences; of two means it is that of independent ones."""
-    found = compare_scores([1.0, 5.0, 9.0, 2.0], [0.5, 4.0, 8.5, 1.0])
-    assert found.difference == -0.75
-    assert found.stderr == pytest.approx(math.sqrt(4 * 0.25**2 / 3 / 4))
-    assert found.prompts == 4
+def test_scores_are_compared_by_prompt() -> None:
+    """The standard error is that of the paired differences; of two means, that of independent means."""
+    comparison = compare_scores([1.0, 5.0, 9.0, 2.0], [0.5, 4.0, 8.5, 1.0])
+    assert comparison.difference == -0.75
+    assert comparison.stderr == pytest.approx(math.sqrt(4 * 0.25**2 / 3 / 4))
+    assert comparison.prompts == 4
     assert compare_scores(Summary(0.5, 0.03), Summary(0.4, 0.04)).stderr == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("current", [[1.0], [1.0, math.nan], Summary(1.0, 0.1)])
-def test_evaluations_that_cannot_be_compared_are_refused(current: Any) -> None:
-    """Other prompts, values that are not finite, and a mean beside scores are no pair."""
+def test_incomparable_evaluations_are_errors(current: Any) -> None:
+    """Different prompts, non-finite scores, and a mean beside scores raise ValueError."""
     with pytest.raises(ValueError, match=r"scores|mean"):
         compare_scores([1.0, 2.0], current)
 
 
-def test_a_plain_loop_answers(api: httpx.Client, eval_project: Project) -> None:
-    """The request comes with the answer to a log, and is gone once it is answered."""
-    terms = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "poll_seconds": 60}
+def test_training_loop_answers_a_request(api: httpx.Client, eval_project: Project) -> None:
+    """A request arrives with the answer to a log, and is gone once it is answered."""
+    options = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "poll_seconds": 60}
     answered = []
-    with Run(name="loop", metrics={"eval": {"role": "eval"}}, **terms) as run:
+    with Run(name="loop", metrics={"eval": {"role": "eval"}}, **options) as run:
         run.checkpoint("file:///30", step=30)
         for step, score in enumerate(SCORES):
             run.log({"eval": score}, step=step)
@@ -72,42 +72,42 @@ def test_a_plain_loop_answers(api: httpx.Client, eval_project: Project) -> None:
             if answered:
                 break
         assert run.flush(30)
-        (asked,) = expect_json(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
+        (stored,) = expect_json(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
         assert expect_json(api.get(f"/runs/{run.id}"), 200)["eval_share"] == 0.001
-    assert asked["id"] == answered[0].id
-    assert (asked["difference"], asked["prompts"]) == (pytest.approx(-1.95), 400)
+    assert stored["id"] == answered[0].id
+    assert (stored["difference"], stored["prompts"]) == (pytest.approx(-1.95), 400)
 
 
-def test_a_callback_answers_with_the_checkpoint_that_was_saved(api: httpx.Client, eval_project: Project) -> None:
-    """A function evaluates both; one that fails ends nothing, and is asked again at the next checkpoint."""
-    terms = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": True, "poll_seconds": 60}
-    seen: list[tuple[str, int, int]] = []
+def test_callback_answers_with_the_saved_checkpoint(api: httpx.Client, eval_project: Project) -> None:
+    """answer_requests() evaluates both checkpoints; after an exception it tries again at the next one."""
+    options = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": True, "poll_seconds": 60}
+    calls: list[tuple[str, int, int]] = []
 
     def score(uri: str, multiplier: int, seed: int) -> list[float]:
-        seen.append((uri, multiplier, seed))
-        if len(seen) == 1:
+        calls.append((uri, multiplier, seed))
+        if len(calls) == 1:
             raise RuntimeError("out of memory")
         return [0.0, 1.0, 3.0] if uri == "file:///30" else [-1.0, 0.5, 1.0]
 
-    with Run(name="callback", metrics={"eval": {"role": "eval"}}, **terms) as run:
+    with Run(name="callback", metrics={"eval": {"role": "eval"}}, **options) as run:
         run.checkpoint("file:///30", step=30)
         for step, value in enumerate(SCORES):
             run.log({"eval": value}, step=step)
             assert step < 30 or run.flush(30)
             answer_requests(run.eval_requests(), score, f"file:///{step}", step)
-            if len(seen) == 3:
+            if len(calls) == 3:
                 break
         assert run.flush(30)
-        (asked,) = expect_json(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
-    assert [uri for uri, _, _ in seen] == ["file:///30", "file:///30", f"file:///{step}"]
-    assert asked["difference"] == pytest.approx(-7 / 6)
+        (stored,) = expect_json(api.get(f"/runs/{run.id}/eval-requests"), 200)["items"]
+    assert [uri for uri, _, _ in calls] == ["file:///30", "file:///30", f"file:///{step}"]
+    assert stored["difference"] == pytest.approx(-7 / 6)
 
 
-def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, eval_project: Project, tmp_path: Path) -> None:
-    """It is killed while a checkpoint is being evaluated; started again it evaluates both, and answers."""
+def test_restarted_evaluator_starts_over(api: httpx.Client, eval_project: Project, tmp_path: Path) -> None:
+    """An evaluator killed during an evaluation evaluates both checkpoints after its restart, and answers."""
     run_id, request_id = create_eval_request(api)
-    place = {"step": 59, "uri": "file:///models/now"}
-    expect_json(api.post(f"/runs/{run_id}/checkpoints", json=place), 201)
+    checkpoint = {"step": 59, "uri": "file:///models/now"}
+    expect_json(api.post(f"/runs/{run_id}/checkpoints", json=checkpoint), 201)
     script, log = tmp_path / "eval.py", tmp_path / "log"
     log.touch()
     script.write_text(SCRIPT.format(log=str(log)))
@@ -126,48 +126,48 @@ def test_an_evaluator_that_is_killed_begins_again(api: httpx.Client, eval_projec
     finally:
         second.send_signal(signal.SIGTERM)
         assert second.wait(30) == 0
-    asked = find_eval_request(api, run_id, request_id)
-    assert (asked["difference"], asked["prompts"]) == (pytest.approx(-2.0), 200)
-    words = [line.split() for line in log.read_text().splitlines()]
-    assert [line[0] for line in words] == ["file:///30", "file:///30", "file:///models/now"]
-    assert {tuple(line[1:]) for line in words} == {("200", str(asked["seed"]))}
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # the one that outlived its evaluator
+    stored = find_eval_request(api, run_id, request_id)
+    assert (stored["difference"], stored["prompts"]) == (pytest.approx(-2.0), 200)
+    fields = [line.split() for line in log.read_text().splitlines()]
+    assert [line[0] for line in fields] == ["file:///30", "file:///30", "file:///models/now"]
+    assert {tuple(line[1:]) for line in fields} == {("200", str(stored["seed"]))}
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # the first evaluation has outlived its evaluator
 
 
 def run_python(code: str, timeout_seconds: float = 30.0) -> Any:
     return evaluate([sys.executable, "-c", code], dict(os.environ), timeout_seconds, threading.Event())
 
 
-def test_what_a_program_prints_is_read() -> None:
+def test_scores_are_read_from_output() -> None:
     """Numbers, objects with a score, or one mean."""
     assert run_python("print('1\\n{\"score\": 2.5}\\n')") == [1.0, 2.5]
     assert read_scores(b'{"mean": 0.5, "stderr": 0.1}\n') == Summary(0.5, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "message"),
     [
         ("print('a good run')", "line 1"),
         ("raise SystemExit(3)", "ended with 3"),
         ("while True: print('1.0' * 100)", "more than"),
     ],
 )
-def test_hostile_output_is_bounded(code: str, words: str) -> None:
-    """What is no score, a failure, and output without end fail the evaluation and nothing else."""
-    with pytest.raises(EvaluationFailed, match=words):
+def test_invalid_output_fails_the_evaluation(code: str, message: str) -> None:
+    """Text, a failed exit, and unbounded output fail the evaluation."""
+    with pytest.raises(EvaluationFailed, match=message):
         run_python(code)
 
 
-def test_a_program_that_does_not_end_is_killed() -> None:
-    """Its time is bounded, and what it started dies with it."""
+def test_evaluation_is_killed_after_its_timeout() -> None:
+    """A program and its children are killed after the timeout."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     with pytest.raises(EvaluationFailed, match="did not end"):
         run_python(code, timeout_seconds=0.5)
 
 
 @pytest.mark.parametrize("uri", ["--help", "s3://other/1", "file:///ours/../theirs", "file:///ours/a\nb", ""])
-def test_only_known_places_are_loaded(uri: str) -> None:
-    """A checkpoint is named by whoever may report a run, and to load one may be to run its code."""
+def test_only_allowed_prefixes_are_loaded(uri: str) -> None:
+    """Whoever reports a run names its checkpoints, and loading one may run its code."""
     with pytest.raises(EvaluationFailed, match="does not begin"):
         fill_command(["eval", "{checkpoint}"], uri, 1, 1, ["file:///ours/"])
     assert fill_command(["eval", "--at={checkpoint}", "{n}x{seed}"], "file:///ours/{n}", 8, 7, ["file:///ours/"]) == [
@@ -177,8 +177,8 @@ def test_only_known_places_are_loaded(uri: str) -> None:
     ]
 
 
-def test_a_checkpoint_stands_in_no_script() -> None:
-    """Its name could end the command and begin another; a shell takes it as an argument of its script."""
+def test_checkpoint_placeholder_in_a_script_is_an_error() -> None:
+    """A checkpoint's name in a shell script could run commands, so it has to be an argument."""
     check_places("command", ["-c", 'python eval.py "$@"', "sh", "{checkpoint}", "{n}", "{seed}"])
     for arguments in (["-c", "python eval.py {checkpoint}", "{n}", "{seed}"], ["{checkpoint}", "{n}"]):
         with pytest.raises(ConfigurationError):

@@ -1,4 +1,4 @@
-"""What the processes of one job say of themselves."""
+"""The identity by which processes of one job recognize each other."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ POD = {"EVALSTOP_KUBERNETES_NAMESPACE": "ml", "EVALSTOP_KUBERNETES_KIND": "Job",
         (POD | {"SLURM_JOB_ID": "7"}, "kubernetes::ml:Job:ppo:"),
     ],
 )
-def test_the_identity_is_the_job(environment: dict[str, str], identity: str) -> None:
-    """What the scheduler or launcher calls the job, the outermost of them, is its identity on every rank."""
+def test_identity_is_the_outermost_job(environment: dict[str, str], identity: str) -> None:
+    """Every rank has the identity of the outermost scheduler or launcher."""
     assert identify_job(environment) == identity
 
 
-def test_ranks_without_a_run_id_are_told_by_their_launcher() -> None:
-    """torchrun without --rdzv-id gives every launch the same id: the process that launched the ranks is another."""
+def test_torchrun_without_rdzv_id_uses_the_parent_process() -> None:
+    """Without --rdzv-id torchrun gives every launch the same id, so the launcher's process id is used."""
     identity = identify_job({"TORCHELASTIC_RUN_ID": "none"})
     assert identity.endswith(f":{os.getppid()}")
     assert len(identify_job({"TORCHELASTIC_RUN_ID": "x" * 1000})) == LONGEST_IDENTITY
@@ -36,8 +36,8 @@ def test_ranks_without_a_run_id_are_told_by_their_launcher() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_outside_of_a_scheduler_a_process_is_a_job() -> None:
-    """A process stays the same job, and so do those that it forks; one that is started is another."""
+def test_process_without_a_scheduler_is_a_job() -> None:
+    """A process and its forks are one job; a process that it starts is another."""
     own = identify_job({})
     assert identify_job({}) == own
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A run, as a trainer uses it, against a fake service over real HTTP."""
+"""A run, as a trainer uses it, against the fake service over real HTTP."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from tests.clients.runs import METRICS, answer_on_path, list_posts, logged_messa
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
 
-def test_everything_arrives_in_the_order_in_which_it_was_made(server: FakeServer, service: FakeService) -> None:
-    """Opening, observations, checkpoints, resume and finish reach the service as the trainer made them."""
-    the_rest = {"policy": "paper", "mode": "shadow", "total_steps": 100}
-    with open_run(server, metrics=METRICS, labels={"team": "x"}, **the_rest) as run:
+def test_calls_arrive_in_order(server: FakeServer, service: FakeService) -> None:
+    """Opening, observations, checkpoints, resume and finish arrive in the order of the calls."""
+    options = {"policy": "paper", "mode": "shadow", "total_steps": 100}
+    with open_run(server, metrics=METRICS, labels={"team": "x"}, **options) as run:
         run.log({"gold": 0.5, "kl": np.float32(0.25)}, step=1, stderr={"gold": 0.125})
         run.checkpoint(Path("/ckpt/1"), step=1)
         run.log({"gold": float("nan")}, step=2)
         run.resume(step=1)
         run.log({"gold": 0.75}, step=2)
-    heard = list_posts(service)
-    assert [what for what, _ in heard] == [
+    posts = list_posts(service)
+    assert [kind for kind, _ in posts] == [
         "runs", "observations", "observations", "checkpoints", "observations", "resume", "observations", "finish"
     ]  # fmt: skip
     assert run.length_known
-    said = {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **the_rest}
-    assert {name: value for name, value in heard[0][1].items() if name not in ("job", "opening")} == said
-    assert heard[1][1].items() >= {"metric": "gold", "step": 1, "value": 0.5, "stderr": 0.125}.items()
-    assert heard[4][1]["value"] == "NaN"
+    fields = {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **options}
+    assert {name: value for name, value in posts[0][1].items() if name not in ("job", "opening")} == fields
+    assert posts[1][1].items() >= {"metric": "gold", "step": 1, "value": 0.5, "stderr": 0.125}.items()
+    assert posts[4][1]["value"] == "NaN"
     assert service.find_run("a run").checkpoints == {1: "/ckpt/1"}
     assert service.find_run("a run").status == "completed"
 
 
-def test_settings_come_from_the_environment(
+def test_settings_are_read_from_the_environment(
     server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer that names nothing is told url, key, name and labels by whoever started it; arguments win."""
+    """URL, key, name and labels are read from the environment; arguments win."""
     monkeypatch.setenv("EVALSTOP_URL", server.url + "/")
     monkeypatch.setenv("EVALSTOP_KEY", KEY + "\n")
     monkeypatch.setenv("EVALSTOP_RUN_NAME", "from outside")
@@ -55,15 +55,16 @@ def test_settings_come_from_the_environment(
     assert service.find_run("from outside").opening["labels"] == {"receiver": "abc", "seed": "2"}
 
 
-def test_without_a_url_nothing_happens_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A trainer on a laptop runs on, with one line in the log."""
-    with Run(metrics=METRICS) as run:
+def test_run_without_a_url_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a URL, as on a laptop, a run accepts every call, reports nothing, and says so once."""
+    with Run("offline", metrics=METRICS) as run:
         for step in range(100):
             run.log({"gold": 1.0}, step=step)
         assert not run.should_stop
         assert run.verdict is None
         assert run.flush()
-    assert len(logged_messages(caplog)) == 1
+        assert repr(run) == "<Run offline: not reported>"
+    assert logged_messages(caplog) == ["evalstop: no url is set (EVALSTOP_URL): the run is not reported"]
 
 
 @pytest.mark.parametrize(
@@ -90,16 +91,16 @@ def test_without_a_url_nothing_happens_and_that_is_said_once(caplog: pytest.LogC
         {"resume": "never"},
     ],
 )
-def test_obviously_wrong_settings_are_told_at_once(wrong: dict[str, Any]) -> None:
-    """What can never work is said where it was written, before training begins."""
-    with pytest.raises(ConfigurationError) as caught:
+def test_invalid_settings_are_errors(wrong: dict[str, Any]) -> None:
+    """A setting that can never work is a ConfigurationError that names it."""
+    with pytest.raises(ConfigurationError) as raised:
         Run(**{"url": "http://127.0.0.1:1", "name": "a run", **wrong})
-    assert next(iter(wrong)) in str(caught.value)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert next(iter(wrong)) in str(raised.value)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
-def test_should_stop_comes_with_the_answer_to_a_post(server: FakeServer, service: FakeService) -> None:
-    """A trainer that logs learns of the stop by that, with the verdict's reason."""
+def test_should_stop_is_in_the_answer_to_a_post(server: FakeServer, service: FakeService) -> None:
+    """The answer to observations sets should_stop and the verdict."""
     service.stop_at_step = 2
     with open_run(server, limits=Limits(poll_seconds=60)) as run:
         run.log({"gold": 1.0}, step=1)
@@ -112,10 +113,10 @@ def test_should_stop_comes_with_the_answer_to_a_post(server: FakeServer, service
         assert run.id == service.find_run("a run").id
 
 
-def test_a_guessed_role_is_told_to_the_trainer_once(
+def test_guessed_role_is_logged_once(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A metric that cannot stop the run until somebody confirms it is named in one line of the log."""
+    """A metric whose guessed role has to be confirmed is named in one warning."""
     service.guessed = ["eval_foo"]
     with caplog.at_level(logging.WARNING, "evalstop_client"), open_run(server) as run:
         for step in (1, 2):
@@ -129,8 +130,8 @@ def test_a_guessed_role_is_told_to_the_trainer_once(
     assert ["eval_foo guessed: confirm" in line for line in caplog.messages].count(True) == 1
 
 
-def test_idle_run_learns_of_the_stop_by_heartbeat(server: FakeServer, service: FakeService) -> None:
-    """Between two evals a run posts heartbeats, whose answer says whether it should stop."""
+def test_idle_run_gets_the_stop_by_heartbeat(server: FakeServer, service: FakeService) -> None:
+    """Between evals a run posts heartbeats, and their answers set should_stop."""
     with open_run(server) as run:
         run.log({"gold": 1.0}, step=5)
         assert run.flush()
@@ -140,60 +141,60 @@ def test_idle_run_learns_of_the_stop_by_heartbeat(server: FakeServer, service: F
     assert service.requests.count(("POST", f"/api/v1/runs/{run.id}/heartbeat")) == service.heartbeats
 
 
-def test_exception_marks_the_run_failed_and_passes(server: FakeServer, service: FakeService) -> None:
-    """A trainer that raises is reported as failed, and still raises."""
+def test_exception_marks_the_run_failed(server: FakeServer, service: FakeService) -> None:
+    """An exception in the block marks the run failed, and is raised."""
     with pytest.raises(ZeroDivisionError), open_run(server):
         raise ZeroDivisionError
     assert service.find_run("a run").status == "failed"
 
 
-def test_clean_exit_inside_the_block_is_a_completion(server: FakeServer, service: FakeService) -> None:
-    """sys.exit(0) is how many trainers end: that is no failure."""
+def test_exit_with_0_marks_the_run_completed(server: FakeServer, service: FakeService) -> None:
+    """sys.exit(0) in the block is not a failure."""
     with pytest.raises(SystemExit), open_run(server):
         raise SystemExit(0)
     assert service.find_run("a run").status == "completed"
 
 
-def test_finish_is_said_once_and_later_calls_are_dropped(
+def test_calls_after_finish_are_dropped(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After finish() nothing more is sent; it is counted, and said once."""
+    """After finish() nothing more is sent; what is dropped is counted and logged once."""
     with open_run(server) as run:
         run.finish("failed")
         run.finish()
         run.log({"gold": 1.0, "kl": 1.0}, step=1)
         run.checkpoint("file:///a", step=1)
         run.resume(step=1)
-    assert [what for what, _ in list_posts(service)] == ["runs", "finish"]
+    assert [kind for kind, _ in list_posts(service)] == ["runs", "finish"]
     assert run.dropped == 4
     assert len(logged_messages(caplog)) == 1
 
 
-def test_bad_arguments_are_dropped_counted_and_said_once_a_kind(
+def test_invalid_arguments_are_dropped_and_logged_once(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No call raises, whatever it is given; what was good in it is sent."""
-    rubbish: Any = object()
+    """No call raises: invalid values are dropped, counted, and logged once for each kind."""
+    invalid: Any = object()
     with open_run(server) as run:
         for _ in range(3):
             run.log({"gold": "high", "kl": 1.0, "": 2.0}, step=1)
             run.log({"gold": 1.0}, step=-1)
-            run.log(rubbish, step=1)
+            run.log(invalid, step=1)
             run.checkpoint("", step=1)
-            run.checkpoint(rubbish, step=2)
-            run.resume(step=rubbish)
+            run.checkpoint(invalid, step=2)
+            run.resume(step=invalid)
     assert run.dropped == 3 * 7
     assert len(logged_messages(caplog)) == len({"metric", "value", "step", "values", "checkpoint", "resume"})
-    assert [body["metric"] for what, body in list_posts(service) if what == "observations"] == ["kl"] * 3
+    assert [body["metric"] for kind, body in list_posts(service) if kind == "observations"] == ["kl"] * 3
 
 
-def test_many_observations_travel_in_few_requests(server: FakeServer, service: FakeService) -> None:
-    """What gathers while a request is under way goes with the next one, all of it and in order."""
+def test_many_observations_are_sent_in_few_requests(server: FakeServer, service: FakeService) -> None:
+    """What is logged during a request is sent with the next one, in order."""
     with open_run(server) as run:
         for step in range(5_000):
             run.log({"gold": float(step)}, step=step)
         run.log({f"layer {number}": 1.0 for number in range(2_500)}, step=5_000)
-    assert [body["step"] for what, body in list_posts(service) if what == "observations"][:5_000] == list(range(5_000))
+    assert [body["step"] for kind, body in list_posts(service) if kind == "observations"][:5_000] == list(range(5_000))
     assert len(service.find_run("a run").observations) == 7_500
     assert len(service.requests) < 500
     assert all(len(body.get("observations", [])) <= 1_000 for _, body in service.posts)
@@ -201,8 +202,8 @@ def test_many_observations_travel_in_few_requests(server: FakeServer, service: F
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forked_child_reports_for_itself_and_does_not_finish_the_run(server: FakeServer, service: FakeService) -> None:
-    """A child that logs gets threads of its own; nothing is sent twice, and leaving the block ends nothing."""
+def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, service: FakeService) -> None:
+    """A forked child sends its own observations once, and leaving the block there does not finish the run."""
     with open_run(server) as run:
         run.log({"gold": 1.0}, step=1)
         assert run.flush()
@@ -222,20 +223,20 @@ def test_forked_child_reports_for_itself_and_does_not_finish_the_run(server: Fak
     assert stored.status == "completed"
 
 
-def test_two_runs_of_a_name_at_once_do_not_disturb_each_other(server: FakeServer, service: FakeService) -> None:
-    """Two processes of a job may report to the same run: each has its own part of the spool."""
-    with open_run(server) as one, open_run(server) as other:
-        one.log({"gold": 1.0}, step=1)
-        other.log({"kl": 1.0}, step=1)
-        assert one.flush()
-        assert other.flush()
+def test_two_processes_may_report_to_one_run(server: FakeServer, service: FakeService) -> None:
+    """Two Run objects of one name and job share the run, and have their own spools."""
+    with open_run(server) as first, open_run(server) as second:
+        first.log({"gold": 1.0}, step=1)
+        second.log({"kl": 1.0}, step=1)
+        assert first.flush()
+        assert second.flush()
         assert len(service.find_run("a run").observations) == 2
 
 
-def test_a_second_start_is_a_run_of_its_own(
+def test_second_start_opens_a_new_run(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run of the name of one that has ended is another, which says how it is called; nothing touches the first."""
+    """Opening a name whose run has ended opens another run, and a warning says its name and how to resume."""
     with open_run(server) as first:
         first.log({"gold": 1.0}, step=1)
     with open_run(server) as second:
@@ -244,15 +245,15 @@ def test_a_second_start_is_a_run_of_its_own(
         assert (first.name, second.name) == ("a run", "a run-2")
     assert list(service.find_run("a run").observations.values()) == [1.0]
     assert list(service.find_run("a run-2").observations.values()) == [2.0]
-    (told,) = logged_messages(caplog)
-    assert all(part in told for part in ("this run is called 'a run-2'", 'resume="allow"'))
+    (message,) = logged_messages(caplog)
+    assert all(part in message for part in ("this run is called 'a run-2'", 'resume="allow"'))
 
 
 @pytest.mark.parametrize("resume", ["allow", "must"])
-def test_a_trainer_that_says_so_continues_an_ended_run(
+def test_resume_option_continues_an_ended_run(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture, resume: str
 ) -> None:
-    """With `resume` the run of before is the run, and what follows the checkpoint takes the place of what was."""
+    """With `resume` the ended run continues, and later observations form a new attempt."""
     with open_run(server) as first:
         first.log({"gold": 1.0}, step=1)
     with open_run(server, resume=resume) as second:
@@ -263,10 +264,10 @@ def test_a_trainer_that_says_so_continues_an_ended_run(
     assert logged_messages(caplog) == []
 
 
-def test_resuming_nothing_is_an_error_in_the_log(
+def test_resume_of_a_new_run_is_logged_as_an_error(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trainer that resumes without having opened its run so is told once what to write."""
+    """resume() in a run that was opened without `resume` logs one error with what to write."""
     with open_run(server):
         pass
     with open_run(server) as second:
@@ -278,25 +279,25 @@ def test_resuming_nothing_is_an_error_in_the_log(
     assert 'resume="allow"' in errors[0]
 
 
-def test_reporting_to_an_ended_run_is_an_error_in_the_log(
+def test_reporting_to_an_ended_run_is_logged_as_an_error(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trainer whose run another process has ended learns it from the next answer, once."""
-    with open_run(server) as one, open_run(server) as other:
-        one.log({"gold": 1.0}, step=1)
-        assert one.flush()
-        assert other.flush()
-        other.finish()
+    """A run that another process has finished logs one error with the next answer."""
+    with open_run(server) as first, open_run(server) as second:
+        first.log({"gold": 1.0}, step=1)
+        assert first.flush()
+        assert second.flush()
+        second.finish()
         for step in (2, 3):
-            one.log({"gold": 1.0}, step=step)
-            assert one.flush()
+            first.log({"gold": 1.0}, step=step)
+            assert first.flush()
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "'a run' has ended (completed)" in errors[0]
 
 
-def test_what_an_earlier_run_left_does_not_stop_the_next(server: FakeServer, service: FakeService) -> None:
-    """The next run of a name sends what the last one left to the run of that, and does not take over its stop."""
+def test_earlier_runs_spool_does_not_stop_the_next_run(server: FakeServer, service: FakeService) -> None:
+    """Spooled data of an earlier run is sent to that run, whose stop is not taken over."""
     service.scripted_answers = [answer_on_path("/observations", Answer(503, {}))] * 1000
     first = open_run(server, limits=Limits(flush_seconds=0.2))
     first.log({"gold": 1.0}, step=7)
@@ -318,8 +319,8 @@ def test_what_an_earlier_run_left_does_not_stop_the_next(server: FakeServer, ser
         assert (second.should_stop, second.name) == (False, "a run-2")
 
 
-def test_calls_from_many_threads_all_arrive(server: FakeServer, service: FakeService) -> None:
-    """log() may be called from any thread."""
+def test_log_is_thread_safe(server: FakeServer, service: FakeService) -> None:
+    """What eight threads log at once all arrives."""
     with open_run(server) as run:
 
         def log_hundred(metric: str) -> None:
@@ -334,36 +335,34 @@ def test_calls_from_many_threads_all_arrive(server: FakeServer, service: FakeSer
     assert len(service.find_run("a run").observations) == 800
 
 
-def test_key_is_nowhere_in_the_log_or_the_spool(
-    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The key is neither written to disk nor said in any message."""
+def test_key_is_not_in_log_or_spool(server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The key is neither logged nor written to disk."""
     caplog.set_level(logging.DEBUG)
-    with open_run(server, key="esk_telltale", limits=Limits(flush_seconds=1)) as run:
+    with open_run(server, key="esk_sentinel", limits=Limits(flush_seconds=1)) as run:
         run.log({"gold": 1.0}, step=1)
-        assert "telltale" not in repr(run._settings)
-    assert "telltale" not in caplog.text
-    assert not any("telltale" in path.read_text() for path in (tmp_path / "spool").rglob("*.*") if path.is_file())
+        assert "sentinel" not in repr(run._settings)
+    assert "sentinel" not in caplog.text
+    assert not any("sentinel" in path.read_text() for path in (tmp_path / "spool").rglob("*.*") if path.is_file())
 
 
-def test_a_changed_measurement_is_told_in_its_place(
+def test_eval_change_is_posted_in_order(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A change of the eval arrives between what was logged before it and after it; one without a reason is dropped."""
+    """eval_changed() is posted between the observations around it; without a reason it is dropped."""
     metrics = {"gold": {"role": "eval", "version": "gsm8k-v1"}}
     with open_run(server, metrics=metrics) as run:
         run.log({"gold": 0.5}, step=1)
         run.eval_changed(step=2, why="a stricter grader", version="gsm8k-v2")
         run.eval_changed(step=2, why="")
         run.log({"gold": 0.4}, step=2)
-    heard = [(what, body) for what, body in list_posts(service) if what not in ("runs", "finish")]
-    assert [what for what, _ in heard] == ["observations", "eval-changes", "observations"]
-    assert heard[1][1] == {"step": 2, "reason": "a stricter grader", "version": "gsm8k-v2"}
+    posts = [(kind, body) for kind, body in list_posts(service) if kind not in ("runs", "finish")]
+    assert [kind for kind, _ in posts] == ["observations", "eval-changes", "observations"]
+    assert posts[1][1] == {"step": 2, "reason": "a stricter grader", "version": "gsm8k-v2"}
     assert any("eval_changed: step 2, why ''" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"gold": {"role": "eval", "version": 2}}])
 def test_only_an_eval_has_a_version(server: FakeServer, metrics: Any) -> None:
-    """A version of another role, or one that is no text, is refused before anything is sent."""
+    """A version of another role, or one that is not a string, is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match="only the eval has one, a text"):
         open_run(server, metrics=metrics)

@@ -1,4 +1,4 @@
-"""What a run does when the service is away, refuses it, or never answers: nothing is lost in silence, nothing waits."""
+"""A run whose service is unavailable, refuses requests or never answers: losses are logged, training never waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client import Limits, Run
+from evalstop_client import Limits
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
@@ -19,28 +19,28 @@ from tests.clients.runs import METRICS, answer_on_path, list_posts, logged_messa
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
 
-def test_trouble_of_the_service_is_waited_out(server: FakeServer, service: FakeService) -> None:
-    """429, 500 and a foreign 404 lose nothing and change no order."""
-    trouble = [
+def test_temporary_errors_are_retried_in_order(server: FakeServer, service: FakeService) -> None:
+    """Errors of the service or of a proxy lose nothing and keep the order."""
+    errors = [
         Answer(503, "<html>"),
         Answer(429, {}, {"retry-after": "0"}),
         Answer(404, "<html>", {"content-type": "text/html"}),
         Answer(200, "<html>sign in</html>"),
     ]
     service.scripted_answers = [
-        answer_on_path(path, answer) for path in ("/runs", "/observations", "/checkpoints") for answer in trouble
+        answer_on_path(path, answer) for path in ("/runs", "/observations", "/checkpoints") for answer in errors
     ]
     with open_run(server) as run:
         run.log({"gold": 1.0}, step=1)
         run.checkpoint("file:///a", step=1)
-    assert [what for what, _ in list_posts(service)] == ["runs", "observations", "checkpoints", "finish"]
+    assert [kind for kind, _ in list_posts(service)] == ["runs", "observations", "checkpoints", "finish"]
     assert run.dropped == 0
 
 
-def test_bad_key_is_said_once_and_tried_again(
+def test_refused_key_is_logged_once_and_retried(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is lost while the key is not accepted; once it is, everything arrives."""
+    """A refused key is logged once, and everything arrives once it is accepted."""
     unknown = Answer(401, {"title": "who?"}, {"content-type": PROBLEM})
     service.scripted_answers = [unknown] * 4
     with open_run(server) as run:
@@ -48,27 +48,27 @@ def test_bad_key_is_said_once_and_tried_again(
         wait_until(lambda: not service.scripted_answers)
         run.log({"gold": 1.0}, step=2)
     assert len(service.find_run("a run").observations) == 2
-    assert len([word for word in logged_messages(caplog) if "key" in word]) == 1
+    assert len([message for message in logged_messages(caplog) if "key" in message]) == 1
 
 
-def test_an_answer_on_its_way_does_not_end_the_wait(server: FakeServer, service: FakeService) -> None:
-    """Who begins to wait while a request is under way is not put off by its answer: the key is tried once more."""
-    under_way = threading.Event()
+def test_flush_outlasts_an_answer_in_flight(server: FakeServer, service: FakeService) -> None:
+    """A 401 to a request that began before the flush does not end the flush: the key is tried once more."""
+    request_started = threading.Event()
 
-    def late(_path: str, _body: Any) -> Answer:
-        under_way.set()
+    def answer_late(_path: str, _body: Any) -> Answer:
+        request_started.set()
         time.sleep(0.5)
         return Answer(401, {"title": "who?"}, {"content-type": PROBLEM})
 
-    service.scripted_answers = [late]
+    service.scripted_answers = [answer_late]
     with open_run(server) as run:
         run.log({"gold": 1.0}, step=1)
-        assert under_way.wait(20)
+        assert request_started.wait(20)
     assert len(service.find_run("a run").observations) == 1
 
 
-def test_bad_key_does_not_hold_up_the_end(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
-    """With a key that nobody accepts the run ends soon, and its data waits on disk."""
+def test_refused_key_does_not_delay_the_end(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
+    """With a key that is never accepted the run ends soon, and its data stays in the spool."""
     with open_run(server, key="esk_wrong", limits=Limits(flush_seconds=120)) as run:
         run.log({"gold": 1.0}, step=1)
     assert list((tmp_path / "spool").glob("*/*.jsonl"))
@@ -76,29 +76,29 @@ def test_bad_key_does_not_hold_up_the_end(server: FakeServer, service: FakeServi
 
 
 @pytest.mark.parametrize("names_bad_observations", [True, False])
-def test_refused_points_are_laid_aside_and_the_rest_is_sent(
+def test_refused_observations_are_set_aside(
     server: FakeServer,
     service: FakeService,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     names_bad_observations: bool,
 ) -> None:
-    """One bad point does not cost its batch, whether the service names it or not."""
-    service.refuse_metric, service.names_bad_observations = "cursed", names_bad_observations
+    """An invalid observation is written to the rejected file and the rest of its batch is sent, named or not."""
+    service.refuse_metric, service.names_bad_observations = "invalid", names_bad_observations
     with open_run(server) as run:
         for step in range(50):
-            run.log({"gold": 1.0, **({"cursed": 1.0} if step % 20 == 7 else {})}, step=step)
+            run.log({"gold": 1.0, **({"invalid": 1.0} if step % 20 == 7 else {})}, step=step)
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
-    laid_aside = [json.loads(line) for line in rejected.read_text().splitlines()]
-    steps = [point["step"] for entry in laid_aside for point in entry["body"]["observations"]]
+    rejected_entries = [json.loads(line) for line in rejected.read_text().splitlines()]
+    steps = [point["step"] for entry in rejected_entries for point in entry["body"]["observations"]]
     assert sorted(steps) == [7, 27, 47]
-    assert all("422" in entry["reason"] for entry in laid_aside)
+    assert all("422" in entry["reason"] for entry in rejected_entries)
     assert len(service.find_run("a run").observations) == 50
-    assert len([word for word in logged_messages(caplog) if "refused" in word]) == 1
+    assert len([message for message in logged_messages(caplog) if "refused" in message]) == 1
 
 
-def test_batch_too_large_is_halved(server: FakeServer, service: FakeService) -> None:
-    """A proxy that lets less through than the service would gets smaller batches."""
+def test_oversized_batch_is_halved(server: FakeServer, service: FakeService) -> None:
+    """A batch that a proxy refuses with 413 is sent in smaller ones."""
 
     def at_most_ten(path: str, body: dict[str, Any]) -> Answer | None:
         return Answer(413, "<html>too large</html>") if len(body.get("observations", [])) > 10 else None
@@ -109,33 +109,22 @@ def test_batch_too_large_is_halved(server: FakeServer, service: FakeService) -> 
     assert len(service.find_run("a run").observations) == 100
 
 
-def test_refused_run_is_said_plainly_and_does_not_hold_up_the_end(
+def test_refused_run_is_logged_and_ends(
     server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run that exists with other metrics cannot be opened: training goes on, and what it logged is laid aside."""
+    """A run that cannot be opened is logged as not watched, and what it logged is set aside."""
     with open_run(server, metrics=METRICS):
         pass
     with open_run(server, metrics={"gold": {"role": "proxy"}}, resume="allow", limits=Limits(flush_seconds=60)) as run:
         run.log({"gold": 1.0}, step=1)
-    assert any("NOT being watched" in word and "other metrics" in word for word in logged_messages(caplog))
+    assert any("NOT being watched" in message and "other metrics" in message for message in logged_messages(caplog))
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     assert [json.loads(line)["to"] for line in rejected.read_text().splitlines()] == ["observations", "finish"]
     assert list((tmp_path / "spool").glob("*/*")) == []
 
 
-def test_a_run_without_a_service_waits_for_no_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A trainer without a url, as on a laptop, runs as ever and is told that nothing is reported."""
-    monkeypatch.delenv("EVALSTOP_URL", raising=False)
-    with Run("offline") as run:
-        run.log({"eval": 1.0}, step=1)
-    assert (repr(run), run.should_stop) == ("<Run offline: not reported>", False)
-    assert logged_messages(caplog) == ["evalstop: no url is set (EVALSTOP_URL): the run is not reported"]
-
-
-def test_run_that_the_service_lost_is_opened_again(server: FakeServer, service: FakeService) -> None:
-    """A service restored from an older backup does not know the run any more: it is made anew."""
+def test_forgotten_run_is_opened_again(server: FakeServer, service: FakeService) -> None:
+    """A service restored from an older backup gets the run opened anew."""
     with open_run(server) as run:
         run.log({"gold": 1.0}, step=1)
         assert run.flush()
@@ -145,8 +134,8 @@ def test_run_that_the_service_lost_is_opened_again(server: FakeServer, service: 
     assert [step for _, _, step in service.find_run("a run").observations] == [2]
 
 
-def test_names_that_are_no_text_hold_nothing_up(server: FakeServer, service: FakeService) -> None:
-    """A path of bytes that are no UTF-8, as the system hands it over, is sent escaped."""
+def test_invalid_unicode_is_sent_escaped(server: FakeServer, service: FakeService) -> None:
+    """A path or metric that is not valid UTF-8 is sent with escapes."""
     with open_run(server) as run:
         run.checkpoint(os.fsdecode(b"/ckpt/\xff"), step=1)
         run.log({"\ud800": 1.0}, step=1)
@@ -154,18 +143,18 @@ def test_names_that_are_no_text_hold_nothing_up(server: FakeServer, service: Fak
     assert len(service.find_run("a run").observations) == 1
 
 
-def test_conflict_is_said_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    """A step logged twice with different values is a mistake that the person should hear of."""
+def test_conflict_is_logged_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A step logged again with another value is warned about once."""
     with open_run(server) as run:
         for value in (1.0, 2.0, 3.0):
             run.log({"gold": value}, step=1)
-    assert len([word for word in logged_messages(caplog) if "logged twice" in word]) == 1
+    assert len([message for message in logged_messages(caplog) if "logged twice" in message]) == 1
 
 
-def test_full_queue_drops_says_so_once_and_never_waits(
+def test_full_queue_drops_observations_and_warns_once(
     server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When neither memory nor disk can take more, observations are dropped; checkpoints are not."""
+    """When memory and disk are full, observations are dropped with one warning of each kind."""
     (tmp_path / "spool").write_text("a file where the folder should be")
     service.scripted_answers = [lambda path, body: Answer(503, {})] * 1_000
     with open_run(server, limits=Limits(queue_entries=10, flush_seconds=0)) as run:
@@ -174,26 +163,26 @@ def test_full_queue_drops_says_so_once_and_never_waits(
         run.checkpoint("file:///a", step=500)
         wait_until(lambda: run.dropped > 0)
         assert run.dropped < 500
-    said = [word for word in logged_messages(caplog) if "dropped" in word]
-    assert said, "nothing was said"
-    assert len(said) == len(set(said)), "a kind of loss was said twice"
+    warnings = [message for message in logged_messages(caplog) if "dropped" in message]
+    assert warnings, "no warning was logged"
+    assert len(warnings) == len(set(warnings)), "a warning was logged twice"
 
 
-def test_a_service_that_never_answers_delays_nothing(server: FakeServer, service: FakeService) -> None:
-    """The trainer logs, registers and asks while the first request hangs: all that waits is a thread of ours."""
-    asked, answers = threading.Event(), threading.Event()
+def test_hanging_service_delays_no_call(server: FakeServer, service: FakeService) -> None:
+    """log, checkpoint and should_stop return while the first request hangs."""
+    request_started, may_answer = threading.Event(), threading.Event()
 
     def hang(path: str, body: dict[str, Any]) -> None:
-        asked.set()
-        answers.wait(60)
+        request_started.set()
+        may_answer.wait(60)
 
     service.scripted_answers.append(hang)
     with open_run(server) as run:
-        assert asked.wait(60)
+        assert request_started.wait(60)
         for step in range(2_000):
             run.log({"gold": float(step)}, step=step)
             assert not run.should_stop
         run.checkpoint("/ckpt/1999", step=1999)
-        assert not answers.is_set()  # nobody has been answered yet
-        answers.set()
+        assert not may_answer.is_set()  # the first request still hangs
+        may_answer.set()
     assert run.dropped == 0

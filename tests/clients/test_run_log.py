@@ -1,4 +1,4 @@
-"""What a trainer learns of its run: how it is watched, why it is not stopped, and what nobody watches."""
+"""What a run logs for its trainer: how it is watched, why it is not stopped, and which metrics nobody watches."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.clients.runs import METRICS, list_posts, logged_messages, open_run
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
 
-def test_a_trainer_that_obeys_says_which_decision(server: FakeServer, service: FakeService) -> None:
-    """A run that ends after its trainer has read the stop names the decision; one that fails does not."""
+def test_finish_names_the_obeyed_decision(server: FakeServer, service: FakeService) -> None:
+    """A completed run whose trainer has read should_stop names the decision; a failed one does not."""
     service.stop_at_step = 1
-    stories: tuple[tuple[str, Literal["completed", "failed"]], ...]
-    stories = (("obeys", "completed"), ("fails", "failed"), ("looks away", "completed"))
-    for name, status in stories:
+    cases: tuple[tuple[str, Literal["completed", "failed"]], ...]
+    cases = (("obeys", "completed"), ("fails", "failed"), ("ignores", "completed"))
+    for name, status in cases:
         run = open_run(server, name=name)
         run.log({"gold": 1.0}, step=1)
         assert run.flush()
-        if name != "looks away":
+        if name != "ignores":
             assert run.should_stop
         run.finish(status)
-    ends = [body for what, body in list_posts(service) if what == "finish"]
+    ends = [body for kind, body in list_posts(service) if kind == "finish"]
     of_first = f"decision of {service.find_run('obeys').id}"
     assert ends == [{"status": "completed", "obeyed": of_first}, {"status": "failed"}, {"status": "completed"}]
 
 
-def test_a_stop_that_was_taken_back_is_not_obeyed(server: FakeServer, service: FakeService) -> None:
-    """A trainer that reads the stop, reads later that it was undone, and ends, has ended by itself."""
+def test_undone_stop_is_not_obeyed(server: FakeServer, service: FakeService) -> None:
+    """A run that ends after its stop was undone names no decision."""
     service.stop_at_step = 1
     with open_run(server) as run:
         run.log({"gold": 1.0}, step=1)
@@ -46,10 +46,10 @@ def test_a_stop_that_was_taken_back_is_not_obeyed(server: FakeServer, service: F
     assert list_posts(service)[-1] == ("finish", {"status": "completed"})
 
 
-def test_a_trainer_learns_why_it_is_not_stopped(
+def test_decision_changes_are_logged(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The decision says its state, the reason and the guards; start and each change of state are a line in the log."""
+    """The decision has state, reason and guards; the start and each change of state are logged."""
     caplog.set_level(logging.INFO, "evalstop_client")
     service.stop_at_step, service.decision_state = 1, "on_hold"
     with open_run(server, mode="enforce") as run:
@@ -70,10 +70,10 @@ def test_a_trainer_learns_why_it_is_not_stopped(
     ]
 
 
-def test_what_nobody_watches_is_said(
+def test_mistyped_metric_is_logged_once(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A mistyped name is named beside the one that was meant, once; a metric that is merely unwatched is not."""
+    """A metric name close to a declared one without values is suggested once; other unwatched metrics are not."""
     service.missing, service.unwatched = {"gold": "eval"}, ["gould", "learning_rate"]
     with open_run(server, metrics=METRICS) as run:
         for step in range(3):
@@ -85,10 +85,10 @@ def test_what_nobody_watches_is_said(
     ]
 
 
-def test_a_run_of_which_nothing_is_watched_says_so(
+def test_run_without_watched_metrics_is_logged(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trainer that declares no roles, and has no metric that is called as one, is told what to write."""
+    """A run whose metrics all have no role logs how to declare roles."""
     service.missing, service.unwatched = {name: name for name in ("eval", "proxy", "kl", "loss")}, ["accuracy"]
     with open_run(server) as run:
         run.log({"accuracy": 1.0}, step=1)
@@ -97,10 +97,10 @@ def test_a_run_of_which_nothing_is_watched_says_so(
     )
 
 
-def test_a_run_in_which_no_eval_is_recognized_says_so_after_a_while(
+def test_missing_eval_is_logged_after_some_answers(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trainer that leaves the roles to the service is told before its end, and not before a first eval is due."""
+    """With metrics "auto" a missing eval is warned about once, not before a first eval is due."""
     service.missing, service.unwatched = {}, ["accuracy"]
     with open_run(server, metrics="auto") as run:
         for step in range(ANSWERS_WITHOUT_EVAL):
@@ -113,10 +113,8 @@ def test_a_run_in_which_no_eval_is_recognized_says_so_after_a_while(
     assert len(logged_messages(caplog)) == 1
 
 
-def test_what_the_project_does_not_allow_is_said(
-    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run that was opened in another mode than it asked for says which setting is in the way."""
+def test_reduced_mode_is_logged(server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
+    """A run opened in a lower mode than requested logs which setting limits it."""
     service.limits = [{"field": "mode", "asked": "enforce", "given": "shadow", "setting": "max_mode"}]
     with open_run(server, mode="enforce") as run:
         run.flush()

@@ -1,4 +1,4 @@
-"""What a run tells of the job that it is part of."""
+"""The labels of its scheduler's job that a run sends."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ IN_SLURM = {
 }  # fmt: skip
 
 
-def test_outside_a_scheduler_nothing_is_told() -> None:
-    """No label is made up."""
+def test_no_labels_without_a_scheduler() -> None:
+    """Without a job id in the environment there are no labels."""
     assert scheduler_labels({"SLURM_CONF": "/etc/slurm.conf"}) == {}
 
 
-def test_pod_tells_what_its_template_gives_it() -> None:
-    """All of Kubernetes' labels once there is a name, and none before."""
+def test_kubernetes_labels_need_a_name() -> None:
+    """All Kubernetes labels are sent once the name is set, and none before."""
     assert scheduler_labels({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "EVALSTOP_KUBERNETES_KIND": "Job"}) == {}
     labels = scheduler_labels({"EVALSTOP_KUBERNETES_NAME": "train-7", "EVALSTOP_KUBERNETES_UID": "u-1"})
     assert labels.keys() == KUBERNETES_LABELS.keys()
     assert (labels["kubernetes_name"], labels["kubernetes_uid"], labels["kubernetes_kind"]) == ("train-7", "u-1", "")
 
 
-def test_all_labels_are_told_so_that_none_is_left_from_an_earlier_job() -> None:
-    """A run that moves from an array's task to a plain job loses the label of the task: labels are merged."""
+def test_unset_slurm_labels_are_sent_empty() -> None:
+    """The service merges labels, so an empty one replaces that of an earlier job."""
     labels = scheduler_labels(IN_SLURM)
     assert labels.keys() == SLURM_LABELS.keys()
     assert (labels["slurm_job_id"], labels["slurm_array_task_id"], labels["slurm_restart_count"]) == ("7", "", "0")
     assert scheduler_labels({**IN_SLURM, "SLURM_RESTART_COUNT": "2"})["slurm_restart_count"] == "2"
 
 
-def test_run_in_a_job_carries_its_labels_beside_its_own(
+def test_run_sends_scheduler_labels_and_its_own(
     server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client sends them by itself; what the caller says goes first."""
+    """A run sends the scheduler's labels; the caller's labels win."""
     for name, value in IN_SLURM.items():
         monkeypatch.setenv(name, value)
     with Run(url=server.url, key=KEY, name="a run", labels={"seed": "3", "slurm_user": "somebody"}):

@@ -1,4 +1,4 @@
-"""What the client makes of answers and of time: refusals believed only in the service's words, waits bounded."""
+"""How the client classifies answers, and how long it waits before a retry."""
 
 from __future__ import annotations
 
@@ -13,77 +13,77 @@ PROBLEM = {"content-type": "application/problem+json"}
 REQUEST = httpx.Request("POST", "http://evalstop/api/v1/runs")
 
 
-def response(status: int, text: str = "", headers: dict[str, str] | None = None) -> httpx.Response:
+def make_response(status: int, text: str = "", headers: dict[str, str] | None = None) -> httpx.Response:
     return httpx.Response(status, text=text, headers=headers, request=REQUEST)
 
 
-def test_an_object_is_an_answer() -> None:
-    """A JSON object with a 2xx status is what was hoped for."""
-    assert understand(response(201, '{"id": "1"}')) == Accepted({"id": "1"})
+def test_json_object_is_accepted() -> None:
+    """A JSON object with a 2xx status is Accepted."""
+    assert understand(make_response(201, '{"id": "1"}')) == Accepted({"id": "1"})
 
 
 @pytest.mark.parametrize("text", ["", "<html>hello</html>", "[]", "1", "[" * 100_000])
-def test_success_in_foreign_words_is_absence(text: str) -> None:
-    """A login page answering 200 to everything must not swallow the observations."""
-    assert isinstance(understand(response(200, text)), Unavailable)
+def test_success_without_a_json_object_is_unavailable(text: str) -> None:
+    """A login page that answers 200 to everything must not swallow observations."""
+    assert isinstance(understand(make_response(200, text)), Unavailable)
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 422])
-def test_a_refusal_counts_only_as_a_problem_document(status: int) -> None:
-    """The service's own refusal is final; that of a proxy in between is a way of being away."""
-    assert isinstance(understand(response(status, '{"title": "no"}', PROBLEM)), Refused)
-    assert isinstance(understand(response(status, "<html>default backend</html>")), Unavailable)
+def test_only_a_problem_document_is_a_refusal(status: int) -> None:
+    """A 4xx with a problem document is final; one from a proxy means that the service is unavailable."""
+    assert isinstance(understand(make_response(status, '{"title": "no"}', PROBLEM)), Refused)
+    assert isinstance(understand(make_response(status, "<html>default backend</html>")), Unavailable)
 
 
-def test_a_refusal_tells_its_words_and_places() -> None:
-    """Title and pointers of a problem document are kept, not the detail, which counts them; nonsense is passed over."""
+def test_refusal_has_title_and_pointers() -> None:
+    """A refusal has the problem's title and pointers, without its detail; malformed errors are skipped."""
     text = '{"title": "T", "detail": "D", "errors": [{"pointer": "/observations/3/step", "detail": "x"}, 7, {}]}'
-    answer = understand(response(422, text, PROBLEM))
+    answer = understand(make_response(422, text, PROBLEM))
     assert isinstance(answer, Refused)
     assert answer.pointers == ("/observations/3/step",)
     assert answer.reason.endswith(": T; /observations/3/step: x")
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 302])
-def test_passing_trouble_is_absence(status: int) -> None:
-    """Overload, faults and redirects are waited out."""
-    assert isinstance(understand(response(status, "{}", PROBLEM)), Unavailable)
+def test_temporary_statuses_are_unavailable(status: int) -> None:
+    """Overload, server errors and redirects are retried."""
+    assert isinstance(understand(make_response(status, "{}", PROBLEM)), Unavailable)
 
 
-def test_too_large_is_a_refusal_whoever_says_it() -> None:
-    """413 by a proxy will not pass with time: the batch has to be made smaller."""
-    assert isinstance(understand(response(413, "<html>")), Refused)
+def test_413_is_a_refusal_without_problem_document() -> None:
+    """413 from a proxy is a refusal, since only a smaller batch can succeed."""
+    assert isinstance(understand(make_response(413, "<html>")), Refused)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_bad_key_is_told_apart(status: int) -> None:
-    """Only a person can mend a key."""
-    assert isinstance(understand(response(status)), Unauthorized)
+def test_401_and_403_are_unauthorized(status: int) -> None:
+    """A key that only a person can replace has an answer of its own."""
+    assert isinstance(understand(make_response(status)), Unauthorized)
 
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [("7", 7.0), ("0", 0.0), ("-3", 0.0), ("nan", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
 )
-def test_retry_after_is_read_in_both_forms(header: str, seconds: float | None) -> None:
-    """Retry-After as a number or a date is honored; what is neither is passed over."""
-    answer = understand(response(429, "{}", {"retry-after": header}))
+def test_retry_after_is_parsed(header: str, seconds: float | None) -> None:
+    """Retry-After may be a number or a date; anything else is ignored."""
+    answer = understand(make_response(429, "{}", {"retry-after": header}))
     assert isinstance(answer, Unavailable)
     assert answer.retry_after_seconds == seconds
 
 
-def test_nobody_there_is_absence() -> None:
-    """A refused connection is an answer like any other, not an exception."""
+def test_refused_connection_is_unavailable() -> None:
+    """A refused connection is returned as an answer, not raised."""
     service = Service("http://127.0.0.1:1", "esk_x")
     assert isinstance(service.get("/runs"), Unavailable)
     service.close()
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True), st.none() | st.floats(0, allow_infinity=True))
-def test_waits_are_bounded_and_honor_what_was_asked(failures: int, chance: float, asked: float | None) -> None:
-    """A wait is positive, never above the bounds, and not below what the service asked for within them."""
-    seconds = wait_seconds(failures, chance, asked)
+def test_waits_are_bounded_and_respect_retry_after(failures: int, chance: float, retry_after: float | None) -> None:
+    """A wait is positive, bounded, grows with failures, and is not shorter than a Retry-After within the bound."""
+    seconds = wait_seconds(failures, chance, retry_after)
     assert 0 < seconds <= max(LONGEST_SECONDS, LONGEST_ASKED_SECONDS)
-    assert asked is None or seconds >= min(asked, LONGEST_ASKED_SECONDS)
-    assert asked is not None or seconds <= LONGEST_SECONDS
+    assert retry_after is None or seconds >= min(retry_after, LONGEST_ASKED_SECONDS)
+    assert retry_after is not None or seconds <= LONGEST_SECONDS
     assert wait_seconds(failures + 1, chance) >= wait_seconds(failures, chance)

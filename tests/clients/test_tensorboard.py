@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written by its own writers and by hand, followed as they grow."""
+"""TensorBoard event files, from its own writers and by hand, read while they grow."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import running_program, wait_until
 
 
-def framed(content: bytes) -> bytes:
-    """A record with this content."""
+def frame_record(content: bytes) -> bytes:
+    """A TFRecord with this content."""
     length = len(content).to_bytes(8, "little")
     checksums = (masked_crc32c(part).to_bytes(4, "little") for part in (length, content))
     return length + next(checksums) + content + next(checksums)
 
 
-def field(number: int, content: bytes) -> bytes:
-    """A field of the wire format that holds bytes."""
-    return bytes([number << 3 | 2]) + varint(len(content)) + content
+def encode_field(number: int, content: bytes) -> bytes:
+    """A length-delimited field of the protobuf wire format."""
+    return bytes([number << 3 | 2]) + encode_varint(len(content)) + content
 
 
-def event(step: int, wall_time: float = 1e9, **scalars: float) -> bytes:
+def encode_event(step: int, wall_time: float = 1e9, **scalars: float) -> bytes:
     """An event as PyTorch's SummaryWriter writes it."""
-    values = (field(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in scalars.items())
-    summary = b"".join(field(1, value) for value in values)
-    return b"\x09" + struct.pack("<d", wall_time) + b"\x10" + varint(step) + field(5, summary)
+    values = (encode_field(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in scalars.items())
+    summary = b"".join(encode_field(1, value) for value in values)
+    return b"\x09" + struct.pack("<d", wall_time) + b"\x10" + encode_varint(step) + encode_field(5, summary)
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     value &= (1 << 64) - 1
     head = b""
     while value >= 0x80:
@@ -54,50 +54,53 @@ def varint(value: int) -> bytes:
     return head + bytes([value])
 
 
-def write(file: Path, *events: bytes) -> None:
-    """Append events."""
+def append_events(file: Path, *events: bytes) -> None:
+    """Append events to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as opened:
-        opened.writelines(framed(one) for one in events)
+        opened.writelines(frame_record(event) for event in events)
 
 
-def read(*files: Path) -> list[tuple[str, int, float]]:
-    return [(one.tag, one.step, one.value) for portion in read_all_scalars([*files]) for one in portion.scalars]
+def read_scalars(*files: Path) -> list[tuple[str, int, float]]:
+    """The (tag, step, value) of all scalars."""
+    return [
+        (scalar.tag, scalar.step, scalar.value) for portion in read_all_scalars([*files]) for scalar in portion.scalars
+    ]
 
 
-def look(folder: Path, server: FakeServer, memory: Path, *options: str) -> None:
-    """One look at a folder, by the command."""
+def watch_once(folder: Path, server: FakeServer, state_file: Path, *options: str) -> None:
+    """Run the command once on a folder."""
     command = [sys.executable, "-m", "evalstop_client.receivers.cli", "watch-tensorboard", str(folder), "--once"]
     environment = {**os.environ, "EVALSTOP_URL": server.url, "EVALSTOP_KEY": KEY}
-    done = subprocess.run(
-        [*command, "--state", str(memory), *options], env=environment, capture_output=True, text=True, timeout=60
+    completed = subprocess.run(
+        [*command, "--state", str(state_file), *options], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
-def told(service: FakeService) -> dict[str, list[tuple[str, Any]]]:
-    """What the service was told of each run, in order."""
+def list_posts_by_run(service: FakeService) -> dict[str, list[tuple[str, Any]]]:
+    """What was posted to each run, in order."""
     runs: dict[str, list[tuple[str, Any]]] = {}
     for path, body in service.posts:
-        what = path.rpartition("/")[2]
-        if what == "runs":
+        kind = path.rpartition("/")[2]
+        if kind == "runs":
             continue
         name = next(run.name for run in service.runs.values() if run.id == path.split("/")[-2])
-        points = body.get("observations")
-        found = [(one["metric"], (one["step"], one["value"])) for one in points] if points else [(what, body)]
-        runs.setdefault(name, []).extend(found)
+        items = body.get("observations")
+        posts = [(item["metric"], (item["step"], item["value"])) for item in items] if items else [(kind, body)]
+        runs.setdefault(name, []).extend(posts)
     return runs
 
 
-def test_the_checksum_is_the_one_of_the_format() -> None:
-    """The value of RFC 3720 for 32 bytes of zeros, masked as TFRecords mask it."""
+def test_checksum_is_masked_crc32c() -> None:
+    """The RFC 3720 value for 32 zero bytes, masked as in TFRecord."""
     crc = 0x8A9136AA
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @pytest.mark.real
-def test_what_pytorch_writes_is_read(tmp_path: Path) -> None:
-    """By its own SummaryWriter: scalars old and new, and nothing of histograms, text and hyperparameters."""
+def test_pytorch_files_are_read(tmp_path: Path) -> None:
+    """Scalars of PyTorch's SummaryWriter, old and new style, are read; other data is not."""
     pytest.importorskip("tensorboard")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -112,15 +115,17 @@ def test_what_pytorch_writes_is_read(tmp_path: Path) -> None:
         writer.add_text("notes", "a text", 1)
         writer.add_tensor("weights", torch.ones(3), 1)
     (file,) = tmp_path.glob("events*")
-    found = read(file)
-    assert [one for one in found if one[0] == "eval/reward"] == [("eval/reward", step, 0.5 * step) for step in range(3)]
-    assert [one for one in found if one[0] == "double"] == [("double", 2**40, 0.1)]
-    assert {tag for tag, _, _ in found} == {"train/loss", "eval/reward", "double", "odd"}
+    scalars = read_scalars(file)
+    assert [scalar for scalar in scalars if scalar[0] == "eval/reward"] == [
+        ("eval/reward", step, 0.5 * step) for step in range(3)
+    ]
+    assert [scalar for scalar in scalars if scalar[0] == "double"] == [("double", 2**40, 0.1)]
+    assert {tag for tag, _, _ in scalars} == {"train/loss", "eval/reward", "double", "odd"}
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 2**63 - 1), st.floats(width=32)), max_size=9))
-def test_what_tensorboard_writes_is_what_is_read(points: list[tuple[str, int, float]]) -> None:
-    """Its own protocol buffers, as plain values and as tensors of every kind of number."""
+def test_tensorboard_messages_are_read_back(points: list[tuple[str, int, float]]) -> None:
+    """Plain values and tensors of every number type are read as TensorBoard's own protobufs wrote them."""
     pytest.importorskip("tensorboard")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -137,87 +142,89 @@ def test_what_tensorboard_writes_is_what_is_read(points: list[tuple[str, int, fl
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_an_event_or_none(record: bytes) -> None:
-    """A record that a stranger wrote is read or refused, and nothing else."""
+def test_any_bytes_are_read_or_malformed(record: bytes) -> None:
+    """Any record is read or is a MalformedMessage."""
     with contextlib.suppress(MalformedMessage):
-        assert all(isinstance(one.value, float) for one in parse_scalars(record))
+        assert all(isinstance(scalar.value, float) for scalar in parse_scalars(record))
 
 
 @given(st.lists(st.integers(0, 300), max_size=8))
-def test_a_file_may_end_anywhere(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
-    """However a writer's bytes come in, each scalar is read once, and in its order."""
+def test_growing_file_is_read_once_and_in_order(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
+    """However a file grows, each scalar is read once and in order."""
     file = tmp_path_factory.mktemp("cut") / "events.out.tfevents.1"
-    whole = b"".join(framed(event(step, gold=step)) for step in range(5))
-    folder, found = Folder(), []
-    for end in [*sorted(cuts), len(whole)]:
-        file.write_bytes(whole[:end])
+    whole = b"".join(frame_record(encode_event(step, gold=step)) for step in range(5))
+    folder, scalars = Folder(), []
+    for length in [*sorted(cuts), len(whole)]:
+        file.write_bytes(whole[:length])
         while (portion := folder.portion(file)) is not None:
             folder.take(file, portion)
-            found += [one.step for one in portion.scalars]
-    assert found == list(range(5))
+            scalars += [scalar.step for scalar in portion.scalars]
+    assert scalars == list(range(5))
 
 
-def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
-    """Under the old name, in the old place, and longer than it was: what it says again takes the place of that."""
+def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
+    """A file replaced under its name is read from its start, and restarts at its first step."""
     file, folder = tmp_path / "events.out.tfevents.1", Folder()
 
-    def seen() -> list[tuple[int | None, list[int]]]:
-        found = []
+    def read_steps() -> list[tuple[int | None, list[int]]]:
+        scalars = []
         while (portion := folder.portion(file)) is not None:
             folder.take(file, portion)
             folder.__dict__.update(vars(Folder.from_document(json.loads(json.dumps(folder.document())))))
-            found.append((portion.restarts_at, [one.step for one in portion.scalars]))
-        return found
+            scalars.append((portion.restarts_at, [scalar.step for scalar in portion.scalars]))
+        return scalars
 
-    write(file, *(event(step, 1.0, gold=step) for step in range(1, 4)))
-    assert seen() == [(None, [1, 2, 3])]
+    append_events(file, *(encode_event(step, 1.0, gold=step) for step in range(1, 4)))
+    assert read_steps() == [(None, [1, 2, 3])]
     with file.open("r+b") as opened:
         opened.truncate()
-    write(file, *(event(step, 2.0, gold=step, other_and_longer=1.0) for step in range(2, 6)))
-    assert seen() == [(2, [2, 2, 3, 3, 4, 4, 5, 5])]
-    copied = file.read_bytes() + framed(event(6, 3.0, gold=6))
+    append_events(file, *(encode_event(step, 2.0, gold=step, other_and_longer=1.0) for step in range(2, 6)))
+    assert read_steps() == [(2, [2, 2, 3, 3, 4, 4, 5, 5])]
+    copied = file.read_bytes() + frame_record(encode_event(6, 3.0, gold=6))
     (tmp_path / "copy").write_bytes(copied)
-    (tmp_path / "copy").replace(file)  # as rsync does it: another inode, but the same file
-    assert seen() == [(None, [6])]
-    file.write_bytes(copied[:-1])  # shorter, and still the same: sent again, which changes nothing
-    assert seen() == [(None, [2, 2, 3, 3, 4, 4, 5, 5])]
+    (tmp_path / "copy").replace(file)  # as rsync does: another inode, the same content
+    assert read_steps() == [(None, [6])]
+    file.write_bytes(copied[:-1])  # shorter: sent again, which is harmless
+    assert read_steps() == [(None, [2, 2, 3, 3, 4, 4, 5, 5])]
 
 
-def test_damage_costs_what_is_damaged(tmp_path: Path) -> None:
-    """A record that was spoilt is passed over; where a length was, the file ends there, for now."""
+def test_damaged_record_is_skipped(tmp_path: Path) -> None:
+    """A damaged record is skipped; a damaged length ends the file for now."""
     file = tmp_path / "events.out.tfevents.1"
-    records = [framed(event(step, gold=step)) for step in range(4)]
-    spoilt = bytearray(records[1])
-    spoilt[20] ^= 1
-    file.write_bytes(records[0] + bytes(spoilt) + records[2])
-    assert [step for _, step, _ in read(file)] == [0, 2]
-    file.write_bytes(records[0] + bytes(16) + records[2])  # zeros, as a file system shows before the bytes come
-    assert [step for _, step, _ in read(file)] == [0]
+    records = [frame_record(encode_event(step, gold=step)) for step in range(4)]
+    damaged = bytearray(records[1])
+    damaged[20] ^= 1
+    file.write_bytes(records[0] + bytes(damaged) + records[2])
+    assert [step for _, step, _ in read_scalars(file)] == [0, 2]
+    file.write_bytes(records[0] + bytes(16) + records[2])  # zeros, as file systems show before the data arrives
+    assert [step for _, step, _ in read_scalars(file)] == [0]
     file.write_bytes(b"no event file at all" * 50)
-    assert read(file) == []
+    assert read_scalars(file) == []
 
 
-def test_a_pipe_and_a_huge_record_hold_nobody_up(tmp_path: Path) -> None:
-    """What is no file is not opened to be waited for; what is too large to be a scalar is not read."""
+def test_pipes_and_huge_records_are_not_read(tmp_path: Path) -> None:
+    """Pipes and links to other folders are not opened, and records too large for a scalar are skipped."""
     os.mkfifo(tmp_path / "events.out.tfevents.1")
-    write(tmp_path / "elsewhere", event(1, secret=1.0))
+    append_events(tmp_path / "elsewhere", encode_event(1, secret=1.0))
     (tmp_path / "events.out.tfevents.2").symlink_to(tmp_path / "elsewhere")
-    write(tmp_path / "events.out.tfevents.3", b"x" * (1 << 20) + b"x", event(7, gold=1.0))
+    append_events(tmp_path / "events.out.tfevents.3", b"x" * (1 << 20) + b"x", encode_event(7, gold=1.0))
     length = (1 << 39).to_bytes(8, "little")
     with (tmp_path / "events.out.tfevents.3").open("ab") as file:
         file.write(length + masked_crc32c(length).to_bytes(4, "little"))
-    assert read(*sorted(tmp_path.glob("events*"))) == [("gold", 7, 1.0)]
+    assert read_scalars(*sorted(tmp_path.glob("events*"))) == [("gold", 7, 1.0)]
 
 
 def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """Several files of one folder are one run, folders below are others."""
+    """The files of a folder are one run, and its subfolders are others."""
     logs = tmp_path / "logs"
-    write(logs / "events.out.tfevents.1", event(1, gold=0.5), event(2, gold=0.75))
-    write(logs / "events.out.tfevents.2", event(3, gold=1.0))
-    write(logs / "seed-2" / "events.out.tfevents.1", event(1, gold=float("nan")), event(-1, gold=1.0))
-    look(logs, server, tmp_path / "memory.json", "--metric", "gold=eval:minimize", "--label", "team=x")
+    append_events(logs / "events.out.tfevents.1", encode_event(1, gold=0.5), encode_event(2, gold=0.75))
+    append_events(logs / "events.out.tfevents.2", encode_event(3, gold=1.0))
+    append_events(
+        logs / "seed-2" / "events.out.tfevents.1", encode_event(1, gold=float("nan")), encode_event(-1, gold=1.0)
+    )
+    watch_once(logs, server, tmp_path / "state.json", "--metric", "gold=eval:minimize", "--label", "team=x")
     end = ("finish", {"status": "completed"})
-    assert told(service) == {
+    assert list_posts_by_run(service) == {
         "logs": [("gold", (1, 0.5)), ("gold", (2, 0.75)), ("gold", (3, 1.0)), end],
         "logs/seed-2": [("gold", (1, "NaN")), end],
     }
@@ -226,24 +233,30 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
     assert opened[0]["labels"] == {"team": "x"}
 
 
-def test_folders_may_be_parts_of_one_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """As Keras writes them; roles are left to the service unless they are said."""
-    write(tmp_path / "train" / "events.out.tfevents.1", event(1, epoch_loss=0.5))
-    write(tmp_path / "validation" / "events.out.tfevents.1", event(1, epoch_loss=0.75))
-    look(tmp_path, server, tmp_path / "memory.json", "--one-run", "--name", "keras")
-    assert [one[0] for one in told(service)["keras"][:2]] == ["train/epoch_loss", "validation/epoch_loss"]
+def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """With --one-run folders are prefixes of one run's metrics, as Keras writes them; roles are left to the service."""
+    append_events(tmp_path / "train" / "events.out.tfevents.1", encode_event(1, epoch_loss=0.5))
+    append_events(tmp_path / "validation" / "events.out.tfevents.1", encode_event(1, epoch_loss=0.75))
+    watch_once(tmp_path, server, tmp_path / "state.json", "--one-run", "--name", "keras")
+    assert [metric for metric, _ in list_posts_by_run(service)["keras"][:2]] == [
+        "train/epoch_loss",
+        "validation/epoch_loss",
+    ]
     assert next(body for path, body in service.posts if path.endswith("/runs"))["metrics"] == "auto"
 
 
-def test_a_trainer_that_starts_again_supersedes_what_it_logged(
-    tmp_path: Path, server: FakeServer, service: FakeService
-) -> None:
-    """A new file that goes back to an earlier step is a resume; one with other tags is not."""
-    write(tmp_path / "events.out.tfevents.1", *(event(step, gold=step) for step in range(1, 6)))
-    write(tmp_path / "events.out.tfevents.2", event(2, other=1.0), event(4, gold=40.0), event(5, gold=50.0))
-    look(tmp_path, server, tmp_path / "memory.json", "--name", "run")
-    said = told(service)["run"]
-    assert said[5:] == [
+def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A new file that goes back to earlier steps of a tag resumes the run; one with other tags does not."""
+    append_events(tmp_path / "events.out.tfevents.1", *(encode_event(step, gold=step) for step in range(1, 6)))
+    append_events(
+        tmp_path / "events.out.tfevents.2",
+        encode_event(2, other=1.0),
+        encode_event(4, gold=40.0),
+        encode_event(5, gold=50.0),
+    )
+    watch_once(tmp_path, server, tmp_path / "state.json", "--name", "run")
+    posts = list_posts_by_run(service)["run"]
+    assert posts[5:] == [
         ("other", (2, 1.0)),
         ("resume", {"step": 3}),
         ("gold", (4, 40.0)),
@@ -252,38 +265,38 @@ def test_a_trainer_that_starts_again_supersedes_what_it_logged(
     ]
 
 
-def test_folders_of_one_name_are_runs_of_their_own(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A folder is its own run, again and again, and one of the same name elsewhere is another."""
+def test_folders_of_one_name_are_separate_runs(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A folder continues its own run, and a folder of the same name elsewhere has another."""
     for number in (1, 2, 3):
         for place in ("a", "b"):
-            write(tmp_path / place / "logs" / "events.out.tfevents.1", event(number, gold=0.5))
-            look(tmp_path / place / "logs", server, tmp_path / f"{place}.json")
+            append_events(tmp_path / place / "logs" / "events.out.tfevents.1", encode_event(number, gold=0.5))
+            watch_once(tmp_path / place / "logs", server, tmp_path / f"{place}.json")
             assert list(service.runs.values())[-1].status == "completed"
     assert {run.name: len(run.observations) for run in service.runs.values()} == {"logs": 3, "logs-2": 3}
 
 
-def test_what_was_sent_is_remembered(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A watcher that starts again goes on where it was; one that lost its memory sends all of it again."""
-    file, memory = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "memory.json"
-    write(file, event(1, gold=0.5))
-    look(file.parent, server, memory)
-    write(file, event(2, gold=0.75))
-    look(file.parent, server, memory)
-    points = [one for one in told(service)["logs"] if one[0] == "gold"]
-    assert points == [("gold", (1, 0.5)), ("gold", (2, 0.75))]
-    memory.write_text("[]")
-    look(file.parent, server, memory)
-    assert len([one for one in told(service)["logs"] if one[0] == "gold"]) == 4
+def test_state_file_prevents_sending_again(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A restarted watcher continues where it was; without its state file it sends everything again."""
+    file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
+    append_events(file, encode_event(1, gold=0.5))
+    watch_once(file.parent, server, state_file)
+    append_events(file, encode_event(2, gold=0.75))
+    watch_once(file.parent, server, state_file)
+    posts = [post for post in list_posts_by_run(service)["logs"] if post[0] == "gold"]
+    assert posts == [("gold", (1, 0.5)), ("gold", (2, 0.75))]
+    state_file.write_text("[]")
+    watch_once(file.parent, server, state_file)
+    assert len([post for post in list_posts_by_run(service)["logs"] if post[0] == "gold"]) == 4
     file.unlink()  # and another in its place
-    write(file, event(9, gold=1.0))
-    look(file.parent, server, memory)
-    assert ("gold", (9, 1.0)) in told(service)["logs"]
+    append_events(file, encode_event(9, gold=1.0))
+    watch_once(file.parent, server, state_file)
+    assert ("gold", (9, 1.0)) in list_posts_by_run(service)["logs"]
 
 
-def test_a_growing_file_is_followed_through_an_outage(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """What comes while the service is away is sent when it is back; no end is told of."""
+def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """What is written while the service is unavailable is sent later, and the run is not finished."""
     file = tmp_path / "events.out.tfevents.1"
-    write(file, event(1, gold=0.5))
+    append_events(file, encode_event(1, gold=0.5))
     command = [
         sys.executable,
         "-m",
@@ -293,19 +306,19 @@ def test_a_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fa
         "--name",
         "r",
     ]
-    command += ["--poll-seconds", "0.1", "--state", str(tmp_path / "memory.json")]
+    command += ["--poll-seconds", "0.1", "--state", str(tmp_path / "state.json")]
     with running_program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
-        wait_until(lambda: told(service).get("r"))
+        wait_until(lambda: list_posts_by_run(service).get("r"))
         service.scripted_answers += [Answer(503, {})] * 2
-        write(file, event(2, gold=0.75))
-        wait_until(lambda: len(told(service)["r"]) == 2)
+        append_events(file, encode_event(2, gold=0.75))
+        wait_until(lambda: len(list_posts_by_run(service)["r"]) == 2)
         watcher.terminate()
         assert watcher.wait(20) == 0
-    assert [one[1] for one in told(service)["r"]] == [(1, 0.5), (2, 0.75)]
+    assert [point for _, point in list_posts_by_run(service)["r"]] == [(1, 0.5), (2, 0.75)]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["absent"], "no such folder"),
         ([".", "--metric", "gold"], "TAG=SIGNAL"),
@@ -314,11 +327,9 @@ def test_a_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fa
         (["."], "EVALSTOP_URL"),
     ],
 )
-def test_a_call_that_cannot_work_is_refused(
-    options: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By what is wrong and what to write."""
-    with pytest.raises(SystemExit) as end:
+def test_wrong_usage_is_explained(options: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong options exit with 2 and a message that says what to write."""
+    with pytest.raises(SystemExit) as raised:
         main(["watch-tensorboard", *options])
-    assert end.value.code == 2
-    assert words in capsys.readouterr().err
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err

@@ -27,7 +27,7 @@ from tests.acceptance.docs.connect_pages import PAGES, TESTED_BLOCKS, UNTESTED_B
 from tests.acceptance.docs.documents import ROOT, read_blocks
 from tests.acceptance.docs.test_quickstart import find_free_address, write_script
 from tests.clients.programs import running_program, wait_until
-from tests.clients.test_tensorboard import event, write
+from tests.clients.test_tensorboard import append_events, encode_event
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -317,8 +317,10 @@ def test_jobs_watched_by_tensorboard_files_are_terminated(project: Project) -> N
     """Runs watched from their event files are stopped by the command receiver, which finds jobs by labels."""
     for number, value in enumerate(FALLING_SCORES):
         for folder in ("runs/a", "old-runs/b"):
-            write(project.folder / folder / "events.out.tfevents.1", event(number, eval_accuracy=value))
-        write(project.folder / "logs/validation/events.out.tfevents.1", event(number, epoch_loss=1 - value))
+            append_events(project.folder / folder / "events.out.tfevents.1", encode_event(number, eval_accuracy=value))
+        append_events(
+            project.folder / "logs/validation/events.out.tfevents.1", encode_event(number, epoch_loss=1 - value)
+        )
     watch_folder, watch_one_run, import_past_run = read_block("tensorboard").splitlines()
     listen = find_free_address()
     receiver = f"exec {read_block('any scheduler').strip()} --listen {listen} --poll-seconds 0.1"

@@ -1,4 +1,4 @@
-"""The command line over HTTP, against a real service: what it prints, for people and machines, and how it ends."""
+"""The command line against a real service: what it prints, for people and as JSON, and its exit codes."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from evalstop_client.version import __version__
 
 from tests.clients.real_service import Project
 
-SERVER = ("fastapi", "sqlalchemy", "pydantic", "uvicorn", "evalstop_service.app")
+SERVER_PACKAGES = ("fastapi", "sqlalchemy", "pydantic", "uvicorn", "evalstop_service.app")
 
 
 class Shell:
-    """Runs commands with the key of a project."""
+    """Runs commands with a project's key."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def run(self, *words: str, code: int = 0) -> str:
-        """What a command prints; it has to end with this code."""
-        ended = main(words)
-        said = self._capsys.readouterr()
-        assert ended == code, said
-        return said.out if code == 0 else said.out + said.err
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """What a command prints; it has to exit with this code."""
+        exit_code = main(arguments)
+        output = self._capsys.readouterr()
+        assert exit_code == code, output
+        return output.out if code == 0 else output.out + output.err
 
-    def read(self, *words: str, code: int = 0) -> Any:
-        """The document that it prints."""
-        return json.loads(self.run(*words, "--json", code=code))
+    def read(self, *arguments: str, code: int = 0) -> Any:
+        """The JSON document that a command prints."""
+        return json.loads(self.run(*arguments, "--json", code=code))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def shell(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> None:
-    """A table and a document of the same runs; the last evals, and all that come until the run ends."""
+    """Table and JSON show the same runs; `tail` prints the last evals, and with --follow all until the end."""
     with project.report_run("falls", labels={"team": "x"}), project.report_run("rises", (0.1, 0.2)):
         assert [run["name"] for run in shell.read("runs", "ls")] == ["rises", "falls"]
         assert [run["name"] for run in shell.read("runs", "ls", "--verdict", "stop", "--label", "team=x")] == ["falls"]
@@ -59,12 +59,12 @@ def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> N
         assert "3 consecutive declines" in shown
         assert shell.read("runs", "show", "falls")["labels"] == {"team": "x"}
         assert shell.run("runs", "tail", "falls", "-n", "2").split() == ["3", "0.7", "4", "0.6"]
-    followed = shell.run("runs", "tail", "falls", "-n", "1", "--follow", "--json")
-    assert [json.loads(line)["value"] for line in followed.splitlines()] == [0.6]
+    tailed = shell.run("runs", "tail", "falls", "-n", "1", "--follow", "--json")
+    assert [json.loads(line)["value"] for line in tailed.splitlines()] == [0.6]
 
 
-def test_values_are_printed_for_machines_as_the_api_writes_them(shell: Shell, project: Project) -> None:
-    """JSON that any parser reads: NaN is a string, a time is in UTC."""
+def test_json_output_is_strict(shell: Shell, project: Project) -> None:
+    """NaN is a string and times are UTC in JSON output."""
     with project.report_run("diverged", (0.5, float("nan"))):
         lines = shell.run("runs", "tail", "diverged", "--json").splitlines()
     read = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -72,23 +72,23 @@ def test_values_are_printed_for_machines_as_the_api_writes_them(shell: Shell, pr
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", item["time"]) for item in read)
 
 
-def test_a_run_is_followed_to_its_end(shell: Shell, project: Project) -> None:
-    """What is logged while the command runs is printed once, and the command ends with the run."""
-    run = project.report_run("followed", (0.5,))
+def test_follow_ends_with_the_run(shell: Shell, project: Project) -> None:
+    """`tail --follow` prints each new value once, and exits when the run ends."""
+    run = project.report_run("tailed", (0.5,))
 
-    def go_on() -> None:
+    def finish_run() -> None:
         run.log({"eval": 0.75}, step=7)
         run.finish()
 
     with ThreadPoolExecutor() as trainer:
-        trainer.submit(go_on)
-        assert shell.run("runs", "tail", "followed", "--follow").split() == ["0", "0.5", "7", "0.75"]
-    assert shell.run("runs", "tail", "followed", "-n", "0", "-f") == ""
-    assert [item.step for item in project.api.run("followed").history(after_step=0)] == [7]
+        trainer.submit(finish_run)
+        assert shell.run("runs", "tail", "tailed", "--follow").split() == ["0", "0.5", "7", "0.75"]
+    assert shell.run("runs", "tail", "tailed", "-n", "0", "-f") == ""
+    assert [item.step for item in project.api.run("tailed").history(after_step=0)] == [7]
 
 
-def test_decisions_are_made_by_the_name_of_their_run(shell: Shell, project: Project) -> None:
-    """A veto with a reason, once; what cannot follow ends with 1 and says why; a label; a stop by hand."""
+def test_decisions_are_changed_by_run_name(shell: Shell, project: Project) -> None:
+    """Veto, label, stop and undo take a run's name; an impossible change exits with 1 and says why."""
     with project.report_run("falls"):
         (listed,) = shell.read("decisions", "ls", "--state", "pending", "--run", "falls")
         assert "falls" in shell.run("decisions", "ls")
@@ -103,10 +103,10 @@ def test_decisions_are_made_by_the_name_of_their_run(shell: Shell, project: Proj
         assert "no decision" in shell.run("decisions", "veto", "rises", "--reason", "x", code=1)
 
 
-def test_settings_of_the_project(shell: Shell, project: Project) -> None:
-    """Numbers, words, lists and no value at all are set as the API takes them; a wrong one is named."""
-    words = ("max_mode=enforce", "held_out_share=0", "allowed_policies=default,early", "stops_per_hour=none")
-    assert "enforce" in shell.run("project", "set", *words)
+def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
+    """Numbers, strings, lists and none are set as in the API; an invalid name or value is named."""
+    arguments = ("max_mode=enforce", "held_out_share=0", "allowed_policies=default,early", "stops_per_hour=none")
+    assert "enforce" in shell.run("project", "set", *arguments)
     settings = shell.read("project", "show")
     assert (settings["max_mode"], settings["held_out_share"], settings["stops_per_hour"]) == ("enforce", 0.0, None)
     assert settings["allowed_policies"] == ["default", "early"]
@@ -114,13 +114,13 @@ def test_settings_of_the_project(shell: Shell, project: Project) -> None:
     for policies, stored in (("none", []), ("any", None)):
         assert shell.run("project", "set", f"allowed_policies={policies}").split() == ["allowed_policies", policies]
         assert shell.read("project", "show")["allowed_policies"] == stored
-    for wrong, said in (("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
-        assert said in shell.run("project", "set", wrong, code=1)
+    for wrong, message in (("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
+        assert message in shell.run("project", "set", wrong, code=1)
     assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
 
 
-def test_a_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:
-    """With a reason, by whoever holds the key; both can be said twice."""
+def test_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:
+    """Pausing twice is harmless, and the reason is kept."""
     for _ in range(2):
         paused = shell.run("project", "pause", "--reason", "the eval set is broken")
         assert paused == f"project {project.name} is paused by key test: nothing is stopped\n"
@@ -172,8 +172,8 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     assert shell.read("endpoint", "ls") == []
 
 
-def test_a_channel_of_people_is_told_what_they_want_to_know(shell: Shell) -> None:
-    """Without types it gets stops and what needs somebody, not what a receiver acts on, and no secret is shown."""
+def test_channel_gets_default_event_types(shell: Shell) -> None:
+    """A Slack endpoint without --event gets stops and alarms, not receivers' events, and no secret is printed."""
     assert shell.run("endpoint", "add", "http://127.0.0.1:9/slack", "--format", "slack").endswith("slack was added\n")
     shell.run("endpoint", "add", "http://127.0.0.1:9/teams", "--format", "teams", "--event", "run.lost")
     types = {item["format"]: item["event_types"] for item in shell.read("endpoint", "ls")}
@@ -181,15 +181,15 @@ def test_a_channel_of_people_is_told_what_they_want_to_know(shell: Shell) -> Non
 
 
 def test_policies_are_listed(shell: Shell) -> None:
-    """The shipped ones, and each with what it does."""
+    """The shipped policies and their descriptions."""
     assert {"default", "paper", "cautious"} <= {policy["name"] for policy in shell.read("policy", "ls")}
     assert "3 consecutive eval declines" in shell.run("policy", "ls")
 
 
-def test_what_is_missing_is_said(
+def test_missing_things_are_named(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No key ends with 2, no service and no such thing with 1; each says so."""
+    """A missing key exits with 2, a missing service, run or policy with 1, each with a message."""
     assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)
     assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)
     assert "there is no policy" in shell.run("policy", "try", "nosuch", code=1)
@@ -199,8 +199,8 @@ def test_what_is_missing_is_said(
     assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)
 
 
-def test_tables_need_no_library(shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has the bare client sees the same cells in plain columns."""
+def test_tables_work_without_rich(shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rich the same cells are printed in plain columns."""
     monkeypatch.setitem(sys.modules, "rich.table", None)
     assert shell.run("runs", "ls") == "none\n"
     with project.report_run("falls"), project.report_run("long-name", (0.1, 0.2)):
@@ -210,8 +210,8 @@ def test_tables_need_no_library(shell: Shell, project: Project, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` of a command imports it and ends well; the line lists it."""
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` of a command exits with 0, and the command is listed."""
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
@@ -219,8 +219,8 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert f" {name} " in parser([]).format_help()
 
 
-class FakeAddition:
-    """What another distribution adds."""
+class FakeExtension:
+    """The commands of another distribution."""
 
     COMMANDS: Mapping[str, str] = {"fly": "Leave the ground."}
 
@@ -228,41 +228,41 @@ class FakeAddition:
         return 7
 
 
-def test_what_others_add_is_listed() -> None:
-    """The help names commands that come with another distribution, apart, or says which one would bring them."""
+def test_commands_of_extensions_are_listed() -> None:
+    """The help lists commands of other distributions separately, or names the distribution that has them."""
     assert "evalstop-service" in parser([]).format_help()
-    assert "fly                  Leave the ground." in parser([], [FakeAddition()]).format_help()
+    assert "fly                  Leave the ground." in parser([], [FakeExtension()]).format_help()
 
 
-def test_the_shell_is_told_what_may_follow(tmp_path: Path) -> None:
-    """Completion by argcomplete: commands, their verbs and their options."""
+def test_completion_lists_commands(tmp_path: Path) -> None:
+    """argcomplete completes commands, subcommands and options."""
     pytest.importorskip("argcomplete")
     for line, expected in (
         ("evalstop run", ["runs"]),
         ("evalstop runs ", ["ls", "show"]),
         ("evalstop key r", ["revoke", "rotate"]),
     ):
-        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
-        stdout = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words"), "_ARGCOMPLETE_IFS": "\n"}
-        subprocess.run([sys.executable, "-m", "evalstop_client.cli"], env=asked | stdout, check=True)
-        assert {word.strip() for word in (tmp_path / "words").read_text().splitlines()} >= set(expected)
+        completion_request = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+        stdout = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "completions"), "_ARGCOMPLETE_IFS": "\n"}
+        subprocess.run([sys.executable, "-m", "evalstop_client.cli"], env=completion_request | stdout, check=True)
+        assert {word.strip() for word in (tmp_path / "completions").read_text().splitlines()} >= set(expected)
 
 
-def test_no_command_waits_for_the_server() -> None:
-    """Version, help and a list are there without the web framework, and so is the line of the service itself."""
+def test_commands_import_no_server_packages() -> None:
+    """Version, help and lists do not import the web framework, nor does the service's own entry point."""
     script = """
 import sys
 from evalstop_client.cli import main
-for words in (["--version"], ["--help"], ["runs", "ls", "--help"]):
+for arguments in (["--version"], ["--help"], ["runs", "ls", "--help"]):
     try:
-        main(words)
+        main(arguments)
     except SystemExit:
         pass
 assert main(["runs", "ls", "--url", "http://127.0.0.1:1"]) == 1
 import evalstop_service.cli
 print(sorted(set(sys.argv[1:]) & set(sys.modules)))
 """
-    command = [sys.executable, "-c", script, *SERVER]
-    done = subprocess.run(command, env={"EVALSTOP_KEY": "esk_x"}, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"evalstop {__version__}\n")
-    assert done.stdout.splitlines()[-1] == "[]"
+    command = [sys.executable, "-c", script, *SERVER_PACKAGES]
+    completed = subprocess.run(command, env={"EVALSTOP_KEY": "esk_x"}, capture_output=True, text=True, check=True)
+    assert completed.stdout.startswith(f"evalstop {__version__}\n")
+    assert completed.stdout.splitlines()[-1] == "[]"

@@ -1,4 +1,4 @@
-"""`evalstop doctor`: one screen that says why a run is not stopped."""
+"""`evalstop doctor`: why a run is not stopped, on one screen."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Examine = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def examine(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Examine:
-    """Runs the command and gives its document; the exit code has to say whether something blocks."""
+    """Runs the command and returns its document; the exit code has to match `blocked`."""
     monkeypatch.setenv("EVALSTOP_URL", project.url)
 
-    def run(*words: str, key: str = project.key) -> dict[str, Any]:
+    def run(*arguments: str, key: str = project.key) -> dict[str, Any]:
         monkeypatch.setenv("EVALSTOP_KEY", key)
-        code = main(["doctor", *words, "--json"])
+        code = main(["doctor", *arguments, "--json"])
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert code == (1 if document["blocked"] else 0)
         return document
@@ -45,62 +45,62 @@ def examine(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return run
 
 
-def blocking(document: dict[str, Any]) -> dict[str, str]:
-    """What blocks, by the name of the check."""
+def list_blocking(document: dict[str, Any]) -> dict[str, str]:
+    """The texts of the checks that block, by name."""
     return {check["name"]: check["text"] for check in document["checks"] if check["finding"] == "blocks"}
 
 
-def test_nothing_blocks_a_run_that_may_be_stopped(examine: Examine, project: Project) -> None:
-    """With an eval, a checkpoint and enforce all is well, and the newest running run is looked at by default."""
+def test_healthy_run_has_no_blocking_check(examine: Examine, project: Project) -> None:
+    """A run with eval, checkpoint and mode enforce is not blocked; by default the newest running run is checked."""
     with project.report_run("well", (0.1, 0.2), total_steps=10):
         document = examine()
-    assert (document["run"], blocking(document)) == ("well", {})
+    assert (document["run"], list_blocking(document)) == ("well", {})
 
 
-def test_a_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
-    """A metric that is logged and not watched stands beside the one that has no value."""
+def test_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
+    """A metric that is logged but not watched is named beside the eval without values."""
     with project.report_run("typo", (), metrics={"gold": {"role": "eval"}}) as run:
         run.log({"gould": 0.5}, step=1)
         assert run.flush()
-        assert blocking(examine("typo")) == {
+        assert list_blocking(examine("typo")) == {
             "eval": "gold has no value yet; not watched: gould",
         }
 
 
-def test_a_guard_is_named(examine: Examine, project: Project) -> None:
-    """A stop on hold says which guard holds it, and what would carry it out; once the run has ended, what held it."""
+def test_guard_is_named(examine: Examine, project: Project) -> None:
+    """A stop on hold names its guard; after the run's end, the guard that held it."""
     paper = project.api.connection.get("/policies/paper")["items"][0]["document"]
     project.api.connection.post("/policies", paper | {"name": "strict", "stops_despite": []})
     with project.report_run("unsaved", with_checkpoints=False, policy="strict"):
-        found = blocking(examine("unsaved"))
-    assert set(found) == {"checkpoint", "decision"}
-    assert found["decision"].startswith("on_hold (no_checkpoint): ")
+        blocked = list_blocking(examine("unsaved"))
+    assert set(blocked) == {"checkpoint", "decision"}
+    assert blocked["decision"].startswith("on_hold (no_checkpoint): ")
     (guard,) = [check["text"] for check in examine("unsaved")["checks"] if check["name"] == "guard"]
     assert guard.startswith("the stop was on hold: ")
     assert "checkpoint" in guard
 
 
-def test_a_shadow_is_told_from_a_project_that_allows_no_more(
+def test_shadow_mode_of_run_and_project_are_distinguished(
     real_service: tuple[str, Database], examine: Examine, project: Project
 ) -> None:
-    """A run that only records, in a project that would let it do more, and in one that would not."""
+    """A run in shadow mode blocks, and so does a project that allows only shadow."""
     shadow = make_project(*real_service, mode="shadow")
     with shadow.report_run("dark"):
-        assert set(blocking(examine("dark", key=shadow.key))) == {"mode", "decision"}
+        assert set(list_blocking(examine("dark", key=shadow.key))) == {"mode", "decision"}
         shadow.api.connection.patch("/project", {"max_mode": "shadow"})
-        assert set(blocking(examine("dark", key=shadow.key))) == {"project", "mode", "decision"}
+        assert set(list_blocking(examine("dark", key=shadow.key))) == {"project", "mode", "decision"}
 
 
-def test_what_cannot_be_looked_at_is_not_called_well(
+def test_checks_without_permission_are_unknown(
     examine: Examine, project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without admin the endpoints are unknown, without read the key blocks, without a service that does."""
-    assert set(blocking(examine())) == {"run"}
+    """Without admin the endpoints are unknown; without read, or without a service, the check blocks."""
+    assert set(list_blocking(examine())) == {"run"}
     with project.report_run("well", (0.1, 0.2)):
         document = examine(key=project.create_key("read"))
         assert [check["name"] for check in document["checks"] if check["finding"] == "unknown"] == ["endpoints"]
-        assert set(blocking(examine(key=project.create_key("ingest")))) == {"key"}
-        assert set(blocking(examine("--url", "http://127.0.0.1:1"))) == {"service"}
+        assert set(list_blocking(examine(key=project.create_key("ingest")))) == {"key"}
+        assert set(list_blocking(examine("--url", "http://127.0.0.1:1"))) == {"service"}
     assert main(["doctor", "nosuch"]) == 1
     assert "no run is called" in capsys.readouterr().err
     monkeypatch.setenv("EVALSTOP_KEY", project.key)
@@ -110,21 +110,21 @@ def test_what_cannot_be_looked_at_is_not_called_well(
 
 @pytest.fixture
 def facts(project: Project) -> Facts:
-    """Of a run that is well, by a policy that no guard may be overridden of."""
+    """The facts of a healthy run whose policy overrides no guard."""
     with project.report_run("well", (0.1, 0.2), policy="early"):
         return gather_facts(evalstop.Api(project.url, project.key), "well")
 
 
-def blocking_of(facts: Facts) -> list[str]:
+def list_blocking_checks(facts: Facts) -> list[str]:
     return [check.name for check in diagnose(facts) if check.finding is Finding.BLOCKS]
 
 
-def find(checks: list[Check], name: str) -> Check:
+def find_check(checks: list[Check], name: str) -> Check:
     return next(check for check in checks if check.name == name)
 
 
-def test_each_thing_that_blocks_is_found(facts: Facts) -> None:
-    """A pause, a rollout stage, a guessed role, a fault, silence, a failing endpoint: each by itself blocks."""
+def test_each_blocking_fact_is_found(facts: Facts) -> None:
+    """Pause, rollout stage, guessed role, metric fault, staleness and failing endpoint each block alone."""
     assert facts.run is not None
     run, document = facts.run, facts.run.document
     guessed = {"recognition": document["recognition"] | {"origins": {"eval": "guessed"}}}
@@ -138,42 +138,42 @@ def test_each_thing_that_blocks_is_found(facts: Facts) -> None:
         "other version": ("policy", replace(facts, stage=stage | {"stage": "enforce", "version": 2})),
         "guessed": ("eval", replace(facts, run=replace(run, document=document | guessed))),
         "no eval": ("eval", replace(facts, run=replace(run, metrics={}))),
-        "fault": ("metric", with_health(facts, metric_faults=faults)),
-        "stale": ("reports", with_health(facts, state="stale")),
-        "failing": ("endpoints", with_endpoint(facts, ENDPOINT | {"failures": 3}, dead)),
+        "fault": ("metric", change_health(facts, metric_faults=faults)),
+        "stale": ("reports", change_health(facts, state="stale")),
+        "failing": ("endpoints", change_endpoint(facts, ENDPOINT | {"failures": 3}, dead)),
         "unsaved": ("checkpoint", replace(facts, checkpoints=0)),
-        "dead": ("endpoints", with_endpoint(facts, ENDPOINT, dead)),
+        "dead": ("endpoints", change_endpoint(facts, ENDPOINT, dead)),
     }
-    assert blocking_of(facts) == []
-    for what, (name, others) in changed.items():
-        assert blocking_of(others) == [name], what
-    assert blocking_of(replace(facts, checkpoints=0, stops_despite=["no_checkpoint"])) == []
+    assert list_blocking_checks(facts) == []
+    for what, (name, changed_facts) in changed.items():
+        assert list_blocking_checks(changed_facts) == [name], what
+    assert list_blocking_checks(replace(facts, checkpoints=0, stops_despite=["no_checkpoint"])) == []
 
 
-def test_what_is_well_is_said(facts: Facts) -> None:
-    """An endpoint that takes stops and had its last one, and a stage that lets all or some through, block nothing."""
-    endpoints = diagnose(with_endpoint(facts, ENDPOINT, DELIVERED))
-    assert find(endpoints, "endpoints").finding is Finding.OK
-    assert find(diagnose(with_endpoint(facts, ENDPOINT, None)), "endpoints").finding is Finding.NOTE
-    for others in ([], [EndpointFacts(ENDPOINT | {"format": "slack", "failures": 3}, None)]):
-        assert "none receives stops" in find(diagnose(replace(facts, endpoints=others)), "endpoints").text
+def test_healthy_facts_do_not_block(facts: Facts) -> None:
+    """A working endpoint is OK, an unused one is a note, and a canary stage names its share."""
+    endpoints = diagnose(change_endpoint(facts, ENDPOINT, DELIVERED))
+    assert find_check(endpoints, "endpoints").finding is Finding.OK
+    assert find_check(diagnose(change_endpoint(facts, ENDPOINT, None)), "endpoints").finding is Finding.NOTE
+    for changed_facts in ([], [EndpointFacts(ENDPOINT | {"format": "slack", "failures": 3}, None)]):
+        assert "none receives stops" in find_check(diagnose(replace(facts, endpoints=changed_facts)), "endpoints").text
     cancelled = {"state": "cancelled", "last_error": "the run has ended"}
-    failing = find(diagnose(with_endpoint(facts, ENDPOINT | {"failures": 3}, cancelled)), "endpoints")
+    failing = find_check(diagnose(change_endpoint(facts, ENDPOINT | {"failures": 3}, cancelled)), "endpoints")
     assert failing.text == "http://receiver.example/: failures in a row: 3"
     stage = {"version": 1, "stage": "canary", "canary_share": 0.2}
-    assert "0.2 of its stops" in find(diagnose(replace(facts, stage=stage)), "policy").text
+    assert "0.2 of its stops" in find_check(diagnose(replace(facts, stage=stage)), "policy").text
 
 
-def test_every_state_of_a_decision_is_explained() -> None:
-    """The states that the service knows are those that are explained."""
+def test_every_decision_state_is_explained() -> None:
+    """Each DecisionState of the service has an explanation."""
     assert set(DECIDED) == set(DecisionState)
 
 
-def with_health(facts: Facts, **changes: Any) -> Facts:
+def change_health(facts: Facts, **changes: Any) -> Facts:
     assert facts.run is not None
     document = facts.run.document
     return replace(facts, run=replace(facts.run, document=document | {"health": document["health"] | changes}))
 
 
-def with_endpoint(facts: Facts, endpoint: dict[str, Any], delivery: dict[str, Any] | None) -> Facts:
+def change_endpoint(facts: Facts, endpoint: dict[str, Any], delivery: dict[str, Any] | None) -> Facts:
     return replace(facts, endpoints=[EndpointFacts(endpoint, delivery)])

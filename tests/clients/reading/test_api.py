@@ -1,4 +1,4 @@
-"""Reading results and deciding in Python, against a real service."""
+"""Reading runs and deciding on stops in Python, against a real service."""
 
 from __future__ import annotations
 
@@ -19,34 +19,41 @@ from hypothesis import strategies as st
 from tests.clients.real_service import FALLING, Project
 
 
-def test_runs_are_found_by_what_one_asks_for(project: Project) -> None:
-    """Name, status, verdict, policy, labels and time narrow the list, whose newest run comes first."""
+def test_runs_are_filtered(project: Project) -> None:
+    """Name, status, verdict, policy, labels and time narrow the list, newest first."""
     falls = project.report_run("falls", owner="dana", group="sweep", tags=["a", "b"], labels={"team": "x", "seed": 1})
     with falls, project.report_run("rises", (0.1, 0.2)):
         assert falls.verdict is not None
     api = project.api
     assert [run.name for run in api.runs()] == ["rises", "falls"]
-    words = {"verdict": "stop", "since": "1h", "policy": "paper", "status": "completed", "name": "all", "owner": "dana"}
-    (run,) = api.runs(**words, group="sweep", tags=["b"], labels={"seed": 1, "team": "x"}, mode="enforce")
+    filters = {
+        "verdict": "stop",
+        "since": "1h",
+        "policy": "paper",
+        "status": "completed",
+        "name": "all",
+        "owner": "dana",
+    }
+    (run,) = api.runs(**filters, group="sweep", tags=["b"], labels={"seed": 1, "team": "x"}, mode="enforce")
     assert (run.owner, run.group, run.tags) == ("dana", "sweep", ("a", "b"))
     assert (run.name, run.status, run.mode, run.policy) == ("falls", "completed", "enforce", "paper@1")
     assert run.best_checkpoint is not None
     assert run.best_checkpoint.uri == f"file:///{run.best_checkpoint.step}"
     assert (run.eval_metric, run.url) == ("eval", f"{project.url}/runs/{run.id}")
     later = datetime.now(UTC) + timedelta(hours=1)
-    others = (
+    other_filters = (
         {"verdict": "suspect"},
         {"since": later},
         {"policy": "default"},
         {"labels": {"team": "y"}},
         {"until": "1h"},
     )
-    assert [list(api.runs(**other)) for other in others] == [[]] * len(others)
+    assert [list(api.runs(**other_filter)) for other_filter in other_filters] == [[]] * len(other_filters)
     assert api.run("falls").id == api.run(run.id).id == run.refresh().id
 
 
-def test_pages_are_fetched_behind_the_scenes(project: Project) -> None:
-    """A list that has more than one page comes whole, each item once, in its order."""
+def test_pages_are_fetched_as_needed(project: Project) -> None:
+    """A list of several pages has each item once, in order."""
     with project.report_run("long", tuple(float(step % 3) for step in range(25))) as run:
         assert run.id is not None
         connection = Connection(project.url, project.key, 30)
@@ -54,8 +61,8 @@ def test_pages_are_fetched_behind_the_scenes(project: Project) -> None:
         assert [item["step"] for item in items] == list(range(25))
 
 
-def test_a_history_is_what_counts(project: Project) -> None:
-    """Values come with their standard errors, NaN among them; what a resume has replaced is left out unless wanted."""
+def test_history_leaves_out_superseded_values(project: Project) -> None:
+    """A history has values, NaN and standard errors; values replaced by a resume are included only on request."""
     with project.report_run("resumed", ()) as run:
         run.log({"eval": 0.5, "loss": 1.0}, step=1, stderr={"eval": 0.125})
         run.log({"eval": float("nan")}, step=2)
@@ -68,8 +75,8 @@ def test_a_history_is_what_counts(project: Project) -> None:
     assert [item.value for item in record.history("loss")] == [1.0]
 
 
-def test_a_decision_is_made_by_a_word(project: Project) -> None:
-    """A pending stop is vetoed with a reason, labeled, and cannot be vetoed into anything else after."""
+def test_pending_stop_is_vetoed_and_labeled(project: Project) -> None:
+    """A pending stop is vetoed with a reason and labeled, and cannot be released afterwards."""
     with project.report_run("falls") as run:
         decision = project.api.run("falls").decision
         assert decision is not None
@@ -86,8 +93,8 @@ def test_a_decision_is_made_by_a_word(project: Project) -> None:
         assert run.flush()
 
 
-def test_records_become_data_frames(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With pandas a list is a frame of plain values; a library that is not there is named, with what to do."""
+def test_lists_become_data_frames(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists convert to pandas; a missing library is named, with the command to install it."""
     with project.report_run("falls"):
         frame = project.api.runs().to_pandas()
         assert frame[["name", "verdict", "last_step"]].to_numpy().tolist() == [["falls", "stop", 4]]
@@ -99,16 +106,16 @@ def test_records_become_data_frames(project: Project, monkeypatch: pytest.Monkey
             project.api.runs().to_polars()
 
 
-def test_a_notebook_shows_the_evals_of_a_run(project: Project) -> None:
-    """The same picture as of a run that is under way."""
+def test_notebook_shows_the_evals_of_a_run(project: Project) -> None:
+    """A run that was read is drawn like one in progress."""
     with project.report_run("falls"):
-        shown = project.api.run("falls")._repr_html_()
-    assert 'aria-label="5 evals"' in shown
-    assert "stop" in shown
+        html = project.api.run("falls")._repr_html_()
+    assert 'aria-label="5 evals"' in html
+    assert "stop" in html
 
 
-def test_a_prompt_shows_a_run_in_a_line_and_how_to_read_a_list(project: Project) -> None:
-    """A run is shown without its evidence; a list, which is not fetched yet, says what to do."""
+def test_repr_of_runs_and_lists(project: Project) -> None:
+    """A run is one line without its evidence; a list that is not fetched says how to read it."""
     with project.report_run("falls"):
         run = project.api.run("falls")
         assert repr(run) == f"<RunRecord falls: enforce, policy paper@1, verdict stop, decision pending, {run.url}>"
@@ -117,8 +124,8 @@ def test_a_prompt_shows_a_run_in_a_line_and_how_to_read_a_list(project: Project)
         assert "to_pandas()" in repr(project.api.runs())
 
 
-def test_what_goes_wrong_has_a_type(project: Project) -> None:
-    """No such run, no such scope, no service: each is told apart, and is an ApiError."""
+def test_errors_have_types(project: Project) -> None:
+    """A missing run, a missing scope and an unreachable service raise different ApiErrors."""
     with pytest.raises(NotFound):
         project.api.run("nosuch")
     with pytest.raises(NotFound):
@@ -133,8 +140,8 @@ def test_what_goes_wrong_has_a_type(project: Project) -> None:
         evalstop.Api(key="esk_x")
 
 
-def test_an_answer_of_another_release_is_named(project: Project) -> None:
-    """A field that is not there is said, as an ApiError, not raised as a KeyError."""
+def test_missing_field_is_an_api_error(project: Project) -> None:
+    """An answer without an expected field, as of another release, names the field."""
     with project.report_run("well", (0.1, 0.2)):
         record = project.api.run("well")
     fields = {name: value for name, value in record.document.items() if name != "owner"}
@@ -143,7 +150,7 @@ def test_an_answer_of_another_release_is_named(project: Project) -> None:
 
 
 def test_since_is_a_time_or_a_period() -> None:
-    """Minutes to weeks ago, an ISO time with or without a zone, a datetime, a timedelta; nothing else."""
+    """Periods from minutes to weeks, ISO times, datetimes and timedeltas are accepted, and nothing else."""
     now = datetime(2026, 3, 1, 12, tzinfo=UTC)
     assert parse_since("90m", now) == parse_since(timedelta(minutes=90), now) == now - timedelta(minutes=90)
     assert parse_since("2w", now) == now - timedelta(days=14)
@@ -154,7 +161,7 @@ def test_since_is_a_time_or_a_period() -> None:
 
 
 @given(st.text())
-def test_any_text_is_a_time_or_refused(text: str) -> None:
-    """What a person types is read as a time with a zone, or named as what cannot be read."""
+def test_any_text_is_a_time_or_an_error(text: str) -> None:
+    """Any text is read as a time with a zone, or is a ConfigurationError."""
     with contextlib.suppress(evalstop.ConfigurationError):
         assert parse_since(text, datetime(2026, 3, 1, tzinfo=UTC)).tzinfo is not None

@@ -34,7 +34,7 @@ while True:
 
 @dataclass
 class ProcessLauncher:
-    """Starts jobs that are start_child processes."""
+    """Starts jobs that are child processes."""
 
     folder: Path
     jobs: list[ChildJob] = field(default_factory=list)
@@ -59,7 +59,7 @@ class ProcessLauncher:
 
 
 class CommandLauncher(ProcessLauncher):
-    """Starts jobs that are checked and ended by commands, as with a scheduler's."""
+    """Starts jobs that are checked and ended by commands, as a scheduler does."""
 
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
         job = self.start_child(ignores_sigterm)

@@ -39,8 +39,8 @@ def test_stop_survives_reopening(folder: Path) -> None:
     journal.begin(REQUEST, 1.5)
     journal.keep(REQUEST, stop)
     reopened = reopen(journal, folder)
-    (remembered,) = reopened.unfinished()
-    assert (remembered.request, remembered.stop) == (REQUEST, stop)
+    (entry,) = reopened.unfinished()
+    assert (entry.request, entry.stop) == (REQUEST, stop)
     assert reopened.begin(REQUEST, 9.0) is None
     reopened.close()
 
@@ -68,9 +68,9 @@ def test_any_state_survives_reopening(tmp_path_factory: pytest.TempPathFactory, 
     journal = Journal(folder)
     journal.keep(REQUEST, stop)
     reopened = reopen(journal, folder)
-    remembered = reopened.of(REQUEST.decision_id)
-    assert remembered is not None
-    assert remembered.stop == stop
+    entry = reopened.of(REQUEST.decision_id)
+    assert entry is not None
+    assert entry.stop == stop
     reopened.close()
 
 
@@ -106,7 +106,7 @@ def test_forget_keeps_unfinished_stops(folder: Path) -> None:
     journal.keep(REQUEST, Stop(0, Phase.DONE, told=True))
     journal.keep(TRAVERSAL, Stop(0, Phase.REPORTING, report=Report("failed", "")))
     journal.forget(before=10.0)
-    assert [one.request for one in journal.unfinished()] == [TRAVERSAL]
+    assert [entry.request for entry in journal.unfinished()] == [TRAVERSAL]
     assert journal.of(REQUEST.decision_id) is None
     journal.close()
 

@@ -198,8 +198,8 @@ def test_concurrent_decisions_are_reported_once_each(tmp_path: Path, server: Fak
         assert post_event(job.url, make_stop_event(job.label)).status_code == 200
         assert post_event(job.url, make_stop_event(job.label, "decision-2"), webhook_id="msg_2").status_code == 202
         wait_until(lambda: len(service.reports) == 2)
-        (one, first), (other, second) = sorted(service.reports)
-        assert (one, other) == ("decision-1", "decision-2")
+        (first_id, first), (second_id, second) = sorted(service.reports)
+        assert (first_id, second_id) == ("decision-1", "decision-2")
         assert first["details"]["signal"] == second["details"]["signal"] == "SIGKILL"
 
 

@@ -218,7 +218,7 @@ def test_job_that_does_not_park_is_not_killed(listener: ListeningReceiver, servi
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "failed"
     listener.scheduler.gone = True
-    states = wait_until(lambda: [one["state"] for _, one in service.reports if one["state"] == "parked"])
+    states = wait_until(lambda: [report["state"] for _, report in service.reports if report["state"] == "parked"])
     assert states == ["parked"]
     assert listener.scheduler.calls == ["park"]
 

@@ -1,4 +1,4 @@
-"""`evalstop-receiver command` and `slurm` as programs: stops, restarts, shutdown and wrong run_with_error."""
+"""`evalstop-receiver command` and `slurm` as programs: stops, restarts, shutdown and wrong usage."""
 
 from __future__ import annotations
 

@@ -120,14 +120,16 @@ def make_job_control(slurm_commands: Path, **variables: str) -> SlurmJobControl:
 
 def test_sacct_knows_jobs_that_slurmctld_forgot(slurm_commands: Path) -> None:
     """With sacct the end of a forgotten job is known, and its user is checked against the allow-list."""
-    ours = make_job_control(slurm_commands, PRIVATE="jobs", PAST="7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2")
-    end = ours.check_job(job := find_job(ours, LABELS))
+    job_control = make_job_control(
+        slurm_commands, PRIVATE="jobs", PAST="7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2"
+    )
+    end = job_control.check_job(job := find_job(job_control, LABELS))
     assert isinstance(end, Gone)
     assert job.facts["user"] == "ann"
     assert (end.state, end.details["gpus_freed"], end.details["signal"]) == ("CANCELLED", 2, 15)
-    others = make_job_control(slurm_commands, PRIVATE="jobs", PAST="7|COMPLETED|eve|gpu|0:0|cpu=1")
+    foreign = make_job_control(slurm_commands, PRIVATE="jobs", PAST="7|COMPLETED|eve|gpu|0:0|cpu=1")
     with pytest.raises(RequestRefused, match="allow-list"):
-        others.find_job(make_stop_request(LABELS))
+        foreign.find_job(make_stop_request(LABELS))
 
 
 def test_unknown_job_is_gone_unless_jobs_are_private(slurm_commands: Path) -> None:

@@ -1,4 +1,4 @@
-"""The queue between the trainer and the disk: bounded, in order, and never full for what is rare."""
+"""The queue between the trainer and the disk: bounded, in order, and never full for checkpoints."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from evalstop_client.spool.spool import Spool
 from evalstop_client.spool.warnings import WarningLog
 
 
-def observation(step: int) -> Entry:
+def make_observation(step: int) -> Entry:
     return Entry("observations", {"observations": [{"metric": "gold", "step": step, "value": 1.0}]})
 
 
-def test_full_queue_drops_new_observations_but_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With the disk standing still the queue fills up: later observations are lost and counted, a checkpoint is not."""
+def test_full_queue_drops_observations_but_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While the disk is stalled, later observations are dropped and counted; a checkpoint is kept."""
     warnings = WarningLog()
     spool = Spool(tmp_path / "a-run", {"name": "a run"}, Limits(), warnings)
     recorder = Recorder(spool, queue_entries=3, warnings=warnings)
     checkpoint = Entry("checkpoints", {"step": 5, "uri": "file:///5"})
     for step in range(5):
-        recorder.put(observation(step))
+        recorder.put(make_observation(step))
     recorder.put(checkpoint)
     assert warnings.dropped == 2
     assert len(caplog.records) == 1
-    recorder.start()  # the disk moves again
+    recorder.start()  # the disk works again
     assert recorder.wait_idle(20)
     recorder.close()
     recorded: list[Entry] = []
     while (batch := spool.head()) is not None:
         recorded += batch.entries
         spool.advance(batch)
-    assert recorded == [observation(0), observation(1), observation(2), checkpoint]
+    assert recorded == [make_observation(0), make_observation(1), make_observation(2), checkpoint]
     spool.close()
 
 
-def test_what_only_memory_held_is_counted_as_lost_at_the_end(tmp_path: Path) -> None:
-    """With a disk that refuses and a service that is away, the end of the process is a loss, and said to be one."""
+def test_entries_in_memory_are_lost_at_the_end(tmp_path: Path) -> None:
+    """Entries that could be neither written nor sent are counted as dropped when the spool closes."""
     blocker = tmp_path / "a-run"
     blocker.write_text("a file where the folder should be")
     warnings = WarningLog()
     spool = Spool(blocker, {"name": "a run"}, Limits(), warnings)
-    spool.append([observation(1), observation(2)])
+    spool.append([make_observation(1), make_observation(2)])
     spool.close()
     assert warnings.dropped == 2

@@ -1,4 +1,4 @@
-"""Somebody who may do everything to a cluster, by plain HTTP: for tests, controllers and nodes."""
+"""An administrator of a cluster by plain HTTP, for tests, controllers and nodes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def api_version(kind: Kind) -> str:
 
 
 def path_of(kind: Kind, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
-    """Where objects of a kind are; in all namespaces unless one is named."""
+    """The path of a kind's objects, in all namespaces unless one is named."""
     parts = ["apis" if kind.group else "api", api_version(kind)]
     parts += ["namespaces", namespace] if namespace is not None else []
-    return "/" + "/".join([*parts, kind.resource, *(one for one in (name, part) if one is not None)])
+    return "/" + "/".join([*parts, kind.resource, *(segment for segment in (name, part) if segment is not None)])
 
 
 class Admin:
-    """Does what it is told, and minds what the server answers."""
+    """Sends requests as an administrator, and raises on errors."""
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None = None) -> None:
         headers = {"authorization": f"Bearer {token}"}
@@ -61,12 +61,13 @@ class Admin:
         return dict(self.http.post(path_of(kind, namespace), json=body).raise_for_status().json())
 
     def patch(self, kind: Kind, item: Json, change: Json, part: str | None = None) -> Json | None:
-        """None when it is gone."""
+        """None if the object is gone."""
         path = path_of(kind, item["metadata"]["namespace"], item["metadata"]["name"], part)
         response = self.http.patch(path, json=change, headers=MERGE)
         return None if response.status_code == 404 else dict(response.raise_for_status().json())
 
-    def status(self, kind: Kind, item: Json, status: Json) -> None:
+    def set_status(self, kind: Kind, item: Json, status: Json) -> None:
+        """Replace an object's status."""
         self.patch(kind, item, {"status": status}, "status")
 
     def delete(self, kind: Kind, item: Json, **options: Any) -> None:
@@ -76,7 +77,7 @@ class Admin:
             response.raise_for_status()
 
     def apply(self, item: Json) -> None:
-        """Any object of a manifest, created if it is not there."""
+        """Create an object of a manifest unless it exists."""
         kind, group = item["kind"], item["apiVersion"].rpartition("/")[0]
         root = f"/apis/{item['apiVersion']}" if group else "/api/v1"
         namespace = item["metadata"].get("namespace")
@@ -95,9 +96,9 @@ class Admin:
 
 
 def definitions() -> list[Json]:
-    """The least definition of each kind that is no part of Kubernetes, with a status of its own."""
+    """A minimal definition, with a status, of each kind that is not built into Kubernetes."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    found = []
+    items = []
     for kind in (*KINDS, WORKLOAD, COMMAND):
         if kind.group == "batch":
             continue
@@ -109,7 +110,7 @@ def definitions() -> list[Json]:
             "subresources": {"status": {}} if kind is not COMMAND else {},
         }
         names = {"plural": kind.resource, "singular": kind.name.lower(), "kind": kind.name}
-        found.append(
+        items.append(
             {
                 "apiVersion": "apiextensions.k8s.io/v1",
                 "kind": "CustomResourceDefinition",
@@ -117,4 +118,4 @@ def definitions() -> list[Json]:
                 "spec": {"group": kind.group, "scope": "Namespaced", "names": names, "versions": [version]},
             }
         )
-    return found
+    return items

@@ -1,4 +1,4 @@
-"""A whole cluster for tests: an API server, fake or real, controllers, a node, workloads that are real processes."""
+"""A cluster for tests: an API server, fake or real, with controllers and a node, whose pods are real processes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ folder, ignores_sigterm = pathlib.Path(os.environ["PODINFO"]), sys.argv[1] == "i
 def end(*_):
     sys.exit(7)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores_sigterm else end)
-saves, asked = pathlib.Path(sys.argv[2]), None
+saves, last_request = pathlib.Path(sys.argv[2]), None
 saves.touch()
 pathlib.Path(f"{saves}.{os.getpid()}").touch()
 while True:
     lines = (folder / "annotations").read_text().splitlines() if (folder / "annotations").exists() else []
-    wish = [line for line in lines if line.startswith("evalstop.io/save-checkpoint=")]
-    if wish and wish != asked:
-        asked = wish
+    request = [line for line in lines if line.startswith("evalstop.io/save-checkpoint=")]
+    if request and request != last_request:
+        last_request = request
         with saves.open("a") as file:
             file.write("saved ")
     time.sleep(0.02)
@@ -52,8 +52,8 @@ while True:
 
 
 @dataclass(frozen=True)
-class Server:
-    """An API server: where it is, and the tokens of who may do everything and of the receiver."""
+class ApiServer:
+    """An API server: its URL, and the tokens of an administrator and of the receiver."""
 
     url: str
     admin_token: str
@@ -67,7 +67,7 @@ class Server:
 class KubernetesCluster:
     """A cluster in which workloads run."""
 
-    server: Server
+    server: ApiServer
     admin: Admin
     node: Node
     folder: Path
@@ -75,19 +75,21 @@ class KubernetesCluster:
     granted: list[str] = field(default_factory=list)
     names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def api(self, token: str | None = None) -> Api:
-        """The API as the receiver sees it."""
+    def connect(self, token: str | None = None) -> Api:
+        """The API with the receiver's token, or another one."""
         api = Api(Access(self.server.url, NAMESPACE, lambda: token or self.server.token, self.server.tls))
         self.apis.append(api)
         return api
 
     def job_control(self, **options: Any) -> KubernetesJobControl:
-        """A receiver's job_control."""
-        return KubernetesJobControl(self.api(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options})
+        """A receiver's job control."""
+        return KubernetesJobControl(
+            self.connect(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options}
+        )
 
-    def grant(self, group: str, resource: str, *verbs: str) -> None:
-        """Let the receiver do more than the manifest of deploy/ lets it."""
-        role, binding = manifests("kubernetes/receiver-role.yaml")[:2]
+    def grant_verbs(self, group: str, resource: str, *verbs: str) -> None:
+        """Grant the receiver verbs beyond the manifest of deploy/."""
+        role, binding = load_manifest("kubernetes/receiver-role.yaml")[:2]
         metadata = {"name": f"more-{uuid.uuid4()}", "namespace": NAMESPACE}
         rules = [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}]
         self.admin.apply({**role, "metadata": metadata, "rules": rules})
@@ -95,10 +97,10 @@ class KubernetesCluster:
         self.admin.apply({**binding, "metadata": metadata, "roleRef": reference})
         self.granted.append(metadata["name"])
 
-    def start(
+    def start_workload(
         self, kind: Kind = JOB, *, ignores_sigterm: bool = False, command: list[str] | None = None, **spec: Any
     ) -> Json:
-        """A workload whose pods run; one that is `deaf` takes no notice of SIGTERM."""
+        """Create a workload and wait until its pods run; with `ignores_sigterm` they ignore SIGTERM."""
         number = next(self.names)
         name = f"train-{number}"
         trainer = [
@@ -108,16 +110,16 @@ class KubernetesCluster:
             "ignores-sigterm" if ignores_sigterm else "",
             str(self.saves_file(number)),
         ]
-        item = self.submit(name, command or trainer, kind, **spec)
-        wait_until(lambda: self.runs(name))
+        item = self.create_workload(name, command or trainer, kind, **spec)
+        wait_until(lambda: self.is_running(name))
         if command is None:
-            ups = f"{self.saves_file(number).name}.*"
-            wait_until(lambda: len(list(self.folder.glob(ups))) >= len(self.pods(name)))
+            started_files = f"{self.saves_file(number).name}.*"
+            wait_until(lambda: len(list(self.folder.glob(started_files))) >= len(self.list_pods(name)))
         if kind is RAY_JOB:
-            wait_until(lambda: at(self.now(kind, item), "status", "rayClusterName"))
+            wait_until(lambda: at(self.read(kind, item), "status", "rayClusterName"))
         return item
 
-    def submit(
+    def create_workload(
         self,
         name: str,
         command: list[str],
@@ -127,43 +129,46 @@ class KubernetesCluster:
         grace_seconds: int = GRACE_SECONDS,
         **spec: Any,
     ) -> Json:
-        """A workload whose pods want a GPU each, and run when there is one."""
-        environment = [*pod_environment(kind), *({"name": one, "value": to} for one, to in (variables or {}).items())]
+        """Create a workload whose pods request a GPU each."""
+        environment = [
+            *pod_environment(kind),
+            *({"name": key, "value": value} for key, value in (variables or {}).items()),
+        ]
         container: Json = {"name": "trainer", "image": "none", "command": command, "env": environment}
         container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
         pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": grace_seconds, "containers": [container]}
-        own: Json = {"backoffLimit": 0} if kind is JOB else {}
-        own["template"] = {"metadata": {"labels": {"app": name}}, "spec": pod}
-        return self.admin.create(kind, NAMESPACE, {"metadata": {"name": name}, "spec": {**own, **spec}})
+        job_spec: Json = {"backoffLimit": 0} if kind is JOB else {}
+        job_spec["template"] = {"metadata": {"labels": {"app": name}}, "spec": pod}
+        return self.admin.create(kind, NAMESPACE, {"metadata": {"name": name}, "spec": {**job_spec, **spec}})
 
-    def labels(self, item: Json) -> dict[str, str]:
-        """The labels that the client of the run in a workload's first pod sends."""
-        (pod, *_) = [one for one in self.pods(item["metadata"]["name"]) if at(one, "status", "phase") == "Running"]
+    def run_labels(self, item: Json) -> dict[str, str]:
+        """The labels that the run's client in the workload's first running pod sends."""
+        (pod, *_) = [pod for pod in self.list_pods(item["metadata"]["name"]) if at(pod, "status", "phase") == "Running"]
         values = {}
-        for one in pod["spec"]["containers"][0]["env"]:
-            path = at(one, "valueFrom", "fieldRef", "fieldPath")
+        for variable in pod["spec"]["containers"][0]["env"]:
+            path = at(variable, "valueFrom", "fieldRef", "fieldPath")
             label = path.removeprefix("metadata.labels['").removesuffix("']") if path else ""
-            found = pod["metadata"]["labels"].get(label) if path and "labels" in path else None
-            values[one["name"]] = one.get("value") or found or at(pod, *path.split("."))
+            pod_label = pod["metadata"]["labels"].get(label) if path and "labels" in path else None
+            values[variable["name"]] = variable.get("value") or pod_label or at(pod, *path.split("."))
         return scheduler_labels(values)
 
-    def pods(self, name: str) -> list[Json]:
-        """The pods of a workload, by their names."""
+    def list_pods(self, name: str) -> list[Json]:
+        """The pods of a workload, by name."""
         return [pod for pod in self.admin.list(POD, NAMESPACE) if pod["metadata"]["name"].startswith(f"{name}-")]
 
-    def runs(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Whether a workload has pods, and all of them run."""
-        pods = self.pods(name)
+        pods = self.list_pods(name)
         return bool(pods) and all(at(pod, "status", "phase") == "Running" for pod in pods)
 
-    def now(self, kind: Kind, item: Json) -> Json:
+    def read(self, kind: Kind, item: Json) -> Json:
         """A workload as it is now."""
-        found = self.admin.get(kind, NAMESPACE, item["metadata"]["name"])
-        assert found is not None
-        return found
+        current = self.admin.get(kind, NAMESPACE, item["metadata"]["name"])
+        assert current is not None
+        return current
 
-    def queue(self, kind: Kind, item: Json) -> Json:
-        """Put a workload under the rule of Kueue, admitted."""
+    def add_to_kueue(self, kind: Kind, item: Json) -> Json:
+        """Put a workload into a Kueue queue, admitted."""
         metadata = item["metadata"]
         owner = {
             "apiVersion": item["apiVersion"],
@@ -186,11 +191,11 @@ class KubernetesCluster:
         return self.folder / f"saves-{number}"
 
     def count_saves(self, item: Json) -> int:
-        """How often a workload's pods have saved when they were asked."""
+        """How often a workload's pods have saved."""
         return len(self.saves_file(int(item["metadata"]["name"].partition("-")[2])).read_text().split())
 
-    def clear(self) -> None:
-        """End everything, and see that it has."""
+    def delete_everything(self) -> None:
+        """Delete everything, and wait until it is gone."""
         self.node.lost = False
         for name in self.granted:
             self.admin.http.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/{name}")
@@ -204,57 +209,57 @@ class KubernetesCluster:
 
 
 def pod_environment(kind: Kind) -> list[Json]:
-    """What a pod's template has so that the trainer's client can name the workload, as the docs have it."""
+    """The environment of a pod's template by which the client identifies the workload, from the docs."""
     return list(yaml.safe_load(read_block("pods of jobs" if kind is JOB else "other pods"))["env"])
 
 
 @dataclass
 class KubernetesLauncher:
-    """Where the battery's jobs are started."""
+    """Starts workloads of one kind for the conformance suite."""
 
-    world: KubernetesCluster
+    kubernetes: KubernetesCluster
     kind: Kind = JOB
     options: Mapping[str, Any] = field(default_factory=dict)
     is_queued: bool = False
     item: Json = field(default_factory=dict)
 
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
-        self.item = self.world.start(self.kind, ignores_sigterm=ignores_sigterm)
+        self.item = self.kubernetes.start_workload(self.kind, ignores_sigterm=ignores_sigterm)
         if self.is_queued:
-            self.world.queue(self.kind, self.item)
+            self.kubernetes.add_to_kueue(self.kind, self.item)
         if self.options.get("stop_by") == "delete":
-            self.world.grant(self.kind.group, self.kind.resource, "delete")
-        return StartedJob(self.world.job_control(**self.options), self.world.labels(self.item))
+            self.kubernetes.grant_verbs(self.kind.group, self.kind.resource, "delete")
+        return StartedJob(self.kubernetes.job_control(**self.options), self.kubernetes.run_labels(self.item))
 
     def count_saves(self) -> int:
-        return min(1, self.world.count_saves(self.item))  # several pods write to one file
+        return min(1, self.kubernetes.count_saves(self.item))  # several pods write to one file
 
 
-def manifests(name: str) -> list[Json]:
+def load_manifest(name: str) -> list[Json]:
     """The objects of a manifest of deploy/."""
-    return [one for one in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if one]
+    return [item for item in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if item]
 
 
 @contextmanager
-def world(server: Server, folder: Path) -> Iterator[KubernetesCluster]:
-    """A cluster with the kinds defined and the receiver's permissions as deploy/ has them."""
+def running_cluster(server: ApiServer, folder: Path) -> Iterator[KubernetesCluster]:
+    """A cluster with all kinds defined, and the receiver's permissions of deploy/."""
     with closing(Admin(server.url, server.admin_token, server.tls)) as admin:
-        yield from _world(server, admin, folder)
+        yield from _run_cluster(server, admin, folder)
 
 
-def _world(server: Server, admin: Admin, folder: Path) -> Iterator[KubernetesCluster]:
+def _run_cluster(server: ApiServer, admin: Admin, folder: Path) -> Iterator[KubernetesCluster]:
     for definition in definitions():
         admin.apply(definition)
     for name in ("default", NAMESPACE, "evalstop"):
         admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    for one in manifests("kubernetes/receiver-role.yaml"):
-        admin.apply(one)
-    with Controllers(admin, tends_jobs=not server.is_real), Node(admin, folder / "node") as node:
-        made = KubernetesCluster(server, admin, node, folder)
+    for item in load_manifest("kubernetes/receiver-role.yaml"):
+        admin.apply(item)
+    with Controllers(admin, runs_jobs=not server.is_real), Node(admin, folder / "node") as node:
+        kubernetes = KubernetesCluster(server, admin, node, folder)
         try:
-            yield made
+            yield kubernetes
         finally:
-            for api in made.apis:
+            for api in kubernetes.apis:
                 api.close()
             if server.is_real:
-                made.clear()
+                kubernetes.delete_everything()

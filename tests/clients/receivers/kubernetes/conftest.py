@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.receivers.kubernetes.cluster import RECEIVER, KubernetesCluster, Server, world
+from tests.clients.receivers.kubernetes.cluster import RECEIVER, ApiServer, KubernetesCluster, running_cluster
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
 
@@ -25,7 +25,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cluster() -> FakeCluster:
-    """What the fake server keeps."""
+    """The state of the fake API server."""
     return FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER, EVALUATOR_TOKEN: EVALUATOR})
 
 
@@ -37,6 +37,6 @@ def api_server(cluster: FakeCluster) -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def kubernetes(api_server: FakeApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    """A cluster in which things run."""
-    with world(Server(api_server.url, ADMIN, TOKEN), tmp_path) as made:
-        yield made
+    """A running cluster."""
+    with running_cluster(ApiServer(api_server.url, ADMIN, TOKEN), tmp_path) as kubernetes:
+        yield kubernetes

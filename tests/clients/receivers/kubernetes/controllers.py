@@ -1,7 +1,7 @@
-"""Stand-ins for the controllers of a cluster, over HTTP: they make pods, end them when suspended, and say so.
+"""Substitutes for a cluster's controllers, over HTTP: they create pods, delete them on suspension, and set statuses.
 
-On a real API server Kubernetes' own controller tends batch/v1 Jobs; those of Kueue, JobSet, Kubeflow, KubeRay and
-Volcano are stood in for there too.
+On a real API server Kubernetes' own controller handles batch/v1 Jobs. Those of Kueue, JobSet, Kubeflow, KubeRay and
+Volcano have substitutes there too.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PAUSE_SECONDS = 0.03
 
 
 class Controllers:
-    """All of them in one thread; `tends_jobs` where there is no controller of Kubernetes' own."""
+    """All controllers in one thread. `runs_jobs`: also that of batch/v1 Jobs."""
 
-    def __init__(self, admin: Admin, tends_jobs: bool) -> None:
+    def __init__(self, admin: Admin, runs_jobs: bool) -> None:
         self._admin = admin
-        self._kinds = [kind for kind in KINDS if kind is not JOB or tends_jobs]
+        self._kinds = [kind for kind in KINDS if kind is not JOB or runs_jobs]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -54,71 +54,81 @@ class Controllers:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            with contextlib.suppress(httpx.HTTPError):  # a server that is down, or somebody else who was quicker
-                self._round()
+            with contextlib.suppress(httpx.HTTPError):  # the server is down, or an object has changed meanwhile
+                self._reconcile_all()
             self._ended.wait(PAUSE_SECONDS)
 
-    def _round(self) -> None:
+    def _reconcile_all(self) -> None:
         for command in self._admin.list(COMMAND):
-            self._obey(command)
+            self._run_volcano_command(command)
         for workload in self._admin.list(WORKLOAD):
-            self._rule(workload)
+            self._apply_kueue_workload(workload)
         for kind in self._kinds:
             for item in self._admin.list(kind):
                 if not item["metadata"].get("deletionTimestamp"):
-                    self._tend(kind, item)
+                    self._reconcile(kind, item)
 
-    def _tend(self, kind: Kind, item: Json) -> None:
+    def _reconcile(self, kind: Kind, item: Json) -> None:
         if kind.list_states(item) & kind.ended:
             return
-        children = [(one, child) for one in _children_of(kind) for child in self._owned(one, item)]
-        wanted = {} if self._is_suspended(kind, item) else {one["metadata"]["name"]: one for one in _made(kind, item)}
-        for one, child in children:
+        children = [
+            (child_kind, child) for child_kind in _child_kinds(kind) for child in self._list_owned(child_kind, item)
+        ]
+        wanted = (
+            {}
+            if self._is_suspended(kind, item)
+            else {child["metadata"]["name"]: child for child in _children(kind, item)}
+        )
+        for child_kind, child in children:
             if child["metadata"]["name"] not in wanted and not child["metadata"].get("deletionTimestamp"):
-                self._admin.delete(one, child, propagationPolicy="Background")
-        ended = {at(child, "status", "phase") for one, child in children if one is POD} & {"Succeeded", "Failed"}
+                self._admin.delete(child_kind, child, propagationPolicy="Background")
+        ended = {at(child, "status", "phase") for child_kind, child in children if child_kind is POD} & {
+            "Succeeded",
+            "Failed",
+        }
         if kind is JOB and ended and wanted:
-            self._say(kind, item, {"Succeeded": "Complete"}.get(min(ended), "Failed"), len(children))
+            self._set_state(kind, item, {"Succeeded": "Complete"}.get(min(ended), "Failed"), len(children))
             return
+        existing = {child["metadata"]["name"] for _, child in children}
         for name, child in wanted.items():
-            if all(one["metadata"]["name"] != name for _, one in children):
+            if name not in existing:
                 self._admin.create(_kind(child), item["metadata"]["namespace"], child)
         suspended = not wanted and (kind is not JOB or not children)
-        self._say(kind, item, min(kind.suspended) if suspended else "", len(children))
+        self._set_state(kind, item, min(kind.suspended) if suspended else "", len(children))
 
     def _is_suspended(self, kind: Kind, item: Json) -> bool:
         if kind is VOLCANO_JOB:
             return bool(kind.list_states(item) & kind.suspended)
         return at(item, *kind.lever) is True or (kind is JOB and at(item, "spec", "parallelism") == 0)
 
-    def _say(self, kind: Kind, item: Json, word: str, active: int) -> None:
-        """What its status says: a phase, or conditions."""
-        if kind is JOB and at(item, "spec", "suspend") is not True and word in kind.suspended:
-            word = ""
+    def _set_state(self, kind: Kind, item: Json, state: str, active: int) -> None:
+        """Set the status of a workload to one state: a phase, or conditions."""
+        if kind is JOB and at(item, "spec", "suspend") is not True and state in kind.suspended:
+            state = ""
         status: Json = {"active": active} if kind is JOB else {}
         if kind.phase and kind is not VOLCANO_JOB:
-            status = {**status, **change_at(kind.phase[1:], word or "Running")}
+            status = {**status, **change_at(kind.phase[1:], state or "Running")}
         elif not kind.phase:
-            types = sorted(kind.suspended | ({word} if word else frozenset()))
-            status["conditions"] = [{"type": one, "status": "True" if one == word else "False"} for one in types]
-            if word == "Failed":
-                status["conditions"][types.index(word)]["reason"] = "BackoffLimitExceeded"
+            types = sorted(kind.suspended | ({state} if state else frozenset()))
+            status["conditions"] = [{"type": name, "status": "True" if name == state else "False"} for name in types]
+            if state == "Failed":
+                status["conditions"][types.index(state)]["reason"] = "BackoffLimitExceeded"
         if kind is RAY_JOB:
-            status["rayClusterName"] = "" if word else f"{item['metadata']['name']}-cluster"
+            status["rayClusterName"] = "" if state else f"{item['metadata']['name']}-cluster"
         if any(at(item, "status", name) != value for name, value in status.items()):
-            self._admin.status(kind, item, status)
+            self._admin.set_status(kind, item, status)
 
-    def _obey(self, command: Json) -> None:
-        """As Volcano does: a command is carried out and deleted."""
+    def _run_volcano_command(self, command: Json) -> None:
+        """Carry out a command and delete it, as Volcano does."""
         target = command["target"]
         job = self._admin.get(VOLCANO_JOB, command["metadata"]["namespace"], target["name"])
         if job is not None and job["metadata"]["uid"] == target["uid"]:
             phase = {"AbortJob": "Aborted", "ResumeJob": "Running"}[command["action"]]
-            self._admin.status(VOLCANO_JOB, job, {"state": {"phase": phase}})
+            self._admin.set_status(VOLCANO_JOB, job, {"state": {"phase": phase}})
         self._admin.delete(COMMAND, command)
 
-    def _rule(self, workload: Json) -> None:
-        """As Kueue does: it is Kueue that suspends and resumes a job in its queue, whatever anybody else wants."""
+    def _apply_kueue_workload(self, workload: Json) -> None:
+        """Suspend or resume a queued job, as Kueue does whatever else the job's spec says."""
         owner = workload["metadata"]["ownerReferences"][0]
         kind = find_kind_of(owner["apiVersion"], owner["kind"])
         assert kind is not None
@@ -127,25 +137,29 @@ class Controllers:
         if job is not None and bool(at(job, *kind.lever)) is not suspended:
             self._admin.patch(kind, job, change_at(kind.lever, suspended))
 
-    def _owned(self, kind: Kind, item: Json) -> list[Json]:
-        found = self._admin.list(kind, item["metadata"]["namespace"])
+    def _list_owned(self, kind: Kind, item: Json) -> list[Json]:
+        items = self._admin.list(kind, item["metadata"]["namespace"])
         uid = item["metadata"]["uid"]
-        return [one for one in found if any(o["uid"] == uid for o in one["metadata"].get("ownerReferences", []))]
+        return [
+            child
+            for child in items
+            if any(owner["uid"] == uid for owner in child["metadata"].get("ownerReferences", []))
+        ]
 
 
-def _children_of(kind: Kind) -> tuple[Kind, ...]:
+def _child_kinds(kind: Kind) -> tuple[Kind, ...]:
     return {JOBSET: (JOB,), TRAIN_JOB: (JOBSET,), RAY_JOB: (RAY_CLUSTER,), MPI_JOB: (POD, JOB)}.get(kind, (POD,))
 
 
-def _made(kind: Kind, item: Json) -> list[Json]:
-    """What a controller makes for a workload; all of them have a pod's template in spec.template here."""
+def _children(kind: Kind, item: Json) -> list[Json]:
+    """What a controller creates for a workload; here each has a pod template in spec.template."""
     name, uid = item["metadata"]["name"], item["metadata"]["uid"]
     template = item["spec"]["template"]
     jobset = {"jobset.sigs.k8s.io/jobset-name": name}
     kubeflow = {"training.kubeflow.org/job-name": name}
     if kind is JOB:
         labels = template["metadata"].get("labels", {})
-        return [_pod(kind, item, f"{name}-{uid[:5]}-{one}", labels) for one in range(item["spec"]["parallelism"])]
+        return [_pod(kind, item, f"{name}-{uid[:5]}-{index}", labels) for index in range(item["spec"]["parallelism"])]
     if kind is JOBSET:
         return [_job(kind, item, f"{name}-workers-0", jobset)]
     if kind is TRAIN_JOB:
@@ -154,8 +168,12 @@ def _made(kind: Kind, item: Json) -> list[Json]:
         return [_child(kind, item, RAY_CLUSTER, f"{name}-cluster", {}, {"template": template})]
     if kind is MPI_JOB:
         return [_job(kind, item, f"{name}-launcher", kubeflow), _pod(kind, item, f"{name}-worker-0", kubeflow)]
-    own = {PYTORCH_JOB: kubeflow, RAY_CLUSTER: {"ray.io/cluster": name}, VOLCANO_JOB: {"volcano.sh/job-name": name}}
-    return [_pod(kind, item, f"{name}-{one}", own[kind]) for one in range(2)]
+    pod_labels = {
+        PYTORCH_JOB: kubeflow,
+        RAY_CLUSTER: {"ray.io/cluster": name},
+        VOLCANO_JOB: {"volcano.sh/job-name": name},
+    }
+    return [_pod(kind, item, f"{name}-{index}", pod_labels[kind]) for index in range(2)]
 
 
 def _job(owner_kind: Kind, owner: Json, name: str, labels: Json) -> Json:

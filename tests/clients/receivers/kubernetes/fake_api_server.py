@@ -1,4 +1,4 @@
-"""A fake Kubernetes API server: a fake cluster behind real HTTP over real sockets."""
+"""A fake Kubernetes API server over real HTTP."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
-from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
+from tests.clients.receivers.kubernetes.fake_storage import Json, StatusError
 
 
 class FakeApiServer(ThreadingHTTPServer):
-    """A cluster behind a socket."""
+    """A fake cluster behind a socket."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -28,7 +28,7 @@ class FakeApiServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that leaves in the middle of a watch is no error; all else is."""
+        """Ignore a client that disconnects during a watch; report other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -48,7 +48,7 @@ class FakeApiServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: FakeApiServer
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer in one piece
+    wbufsize = -1  # buffer the answer, so that it is sent at once
     disable_nagle_algorithm = True
 
     def _handle(self) -> None:
@@ -66,17 +66,17 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             code, body = self.server.cluster.answer(request)
             self._send(code, body)
-        except Answered as answered:
-            self._send(answered.code, answered.body, answered.headers)
+        except StatusError as status:
+            self._send(status.code, status.body, status.headers)
 
     def _watch(self, request: Request) -> None:
         cluster = self.server.cluster
         with cluster.storage.changed:
-            cluster._recognize(request)
+            cluster.route(request)
             for fault in list(cluster.faults):
                 fault(request)
             cluster.requests.append(("watch", request.path, request.user))
-            cluster._authorize(request, "watch")
+            cluster.authorize(request, "watch")
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("transfer-encoding", "chunked")
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def finish(self) -> None:
-        """Close the connection even if the last answer cannot be sent: otherwise its reader would keep it open."""
+        """Close the connection even if the last answer cannot be sent, so that its reader does not keep it open."""
         try:
             super().finish()
         finally:

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from tests.clients.receivers.kubernetes.fake_requests import JOB_FIELDS, SINCE_1_21, Request, Resource
-from tests.clients.receivers.kubernetes.fake_storage import Answered, FakeStorage, Json, text_of
+from tests.clients.receivers.kubernetes.fake_storage import FakeStorage, Json, StatusError, format_time
 
 ADMIN = "admin-token"
 MERGE_PATCH = "application/merge-patch+json"
@@ -27,13 +27,13 @@ MERGE_PATCH = "application/merge-patch+json"
 
 @dataclass
 class FakeCluster:
-    """All that the server keeps; `faults` are asked first, and what one of them raises or answers is the answer."""
+    """The server's state. `faults` are called first, and may raise an error or an answer."""
 
     tokens: dict[str, str] = field(default_factory=lambda: {ADMIN: "admin"})
     knows_suspend: bool = True
     faults: list[Callable[[Request], None]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # verb, path, user
-    watch_cuts_after: int | None = None  # events after which a watch is cut in the middle of a line
+    watch_cuts_after: int | None = None  # events after which a watch is cut in mid-line
 
     def __post_init__(self) -> None:
         self.storage = FakeStorage()
@@ -53,18 +53,16 @@ class FakeCluster:
             ),
         ]
 
-    # --- requests
-
     def answer(self, request: Request) -> tuple[int, Json | str]:
         with self.storage.changed:
-            self._recognize(request)
+            self.route(request)
             for fault in list(self.faults):
                 fault(request)
             if request.resource is None:
-                return 200, self._described(request.path)
+                return 200, self._discovery(request.path)
             verb = self.verb(request)
             self.requests.append((verb, request.path, request.user))
-            self._authorize(request, verb)
+            self.authorize(request, verb)
             if request.resource.namespaced and request.method == "POST" and not request.subresource:
                 self.storage.read("/namespaces", "", request.namespace, "namespaces", "")
             code, body = getattr(self, f"_{verb}")(request)
@@ -76,15 +74,17 @@ class FakeCluster:
         if request.method == "GET" and not request.name:
             return "watch" if request.query.get("watch") in ("1", "true") else "list"
         named = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
-        found = named.get(request.method) if request.name else None
+        verb = named.get(request.method) if request.name else None
         if request.method == "POST" and (not request.name or request.subresource == "binding"):
-            found = "create"
-        if found is None:
-            raise Answered(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-        return found
+            verb = "create"
+        if verb is None:
+            raise StatusError(
+                405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
+            )
+        return verb
 
     def watch(self, request: Request) -> Iterator[bytes | None]:
-        """Lines of a watch; None where the connection is to be cut."""
+        """The lines of a watch; None where the connection is cut."""
         key, seconds = self._key(request), int(request.query.get("timeoutSeconds", "60"))
         until, sent = time.monotonic() + seconds, 0
         seen = int(request.query["resourceVersion"])
@@ -92,14 +92,14 @@ class FakeCluster:
         while True:
             with self.storage.changed:
                 if seen < self.storage.forgotten:
-                    yield _line("ERROR", Answered(410, "Expired", f"too old resource version: {seen}").body)
+                    yield _line("ERROR", StatusError(410, "Expired", f"too old resource version: {seen}").body)
                     return
-                news = [one for one in self.storage.past if one[0] > seen and one[1] == key]
+                events = [event for event in self.storage.history if event[0] > seen and event[1] == key]
                 ended = self.closing or time.monotonic() >= until
-                if not news and not ended:
+                if not events and not ended:
                     self.storage.changed.wait(min(0.2, max(0.0, until - time.monotonic())))
                     continue
-            for version, _, kind, item in news:
+            for version, _, kind, item in events:
                 seen = version
                 if request.namespace and item["metadata"].get("namespace") != request.namespace:
                     continue
@@ -107,9 +107,9 @@ class FakeCluster:
                 matches = _matches(item, request.query.get("labelSelector", "")) and kind != "DELETED"
                 if not matches and uid not in known:
                     continue
-                told = ("MODIFIED" if uid in known else "ADDED") if matches else "DELETED"
+                event_type = ("MODIFIED" if uid in known else "ADDED") if matches else "DELETED"
                 known = known | {uid} if matches else known - {uid}
-                line = _line(told, item)
+                line = _line(event_type, item)
                 if self.watch_cuts_after is not None and sent >= self.watch_cuts_after:
                     self.watch_cuts_after = None
                     yield line[: len(line) // 2]
@@ -117,22 +117,20 @@ class FakeCluster:
                     return
                 sent += 1
                 yield line
-            if ended and not news:
+            if ended and not events:
                 if request.query.get("allowWatchBookmarks") and not self.closing:
                     marked = {"metadata": {"resourceVersion": str(max(seen, 1))}}
                     yield _line("BOOKMARK", marked)
                 return
 
-    # --- verbs
-
     def _get(self, request: Request) -> tuple[int, Json | str]:
-        item = self.storage.read(self._key(request), request.namespace, request.name, *self._what(request))
+        item = self.storage.read(self._key(request), request.namespace, request.name, *self._names(request))
         return 200, self._log(request, item) if request.subresource == "log" else item
 
     def _log(self, request: Request, pod: Json) -> str:
         if not pod.get("status", {}).get("containerStatuses"):
-            words = f'container "{request.query["container"]}" in pod "{request.name}" is waiting to start'
-            raise Answered(400, "BadRequest", words)
+            message = f'container "{request.query["container"]}" in pod "{request.name}" is waiting to start'
+            raise StatusError(400, "BadRequest", message)
         node = self.storage.read("/nodes", "", pod["spec"]["nodeName"], "nodes", "")["status"]
         host, port = node["addresses"][0]["address"], node["daemonEndpoints"]["kubeletEndpoint"]["Port"]
         path = f"/containerLogs/{request.namespace}/{request.name}/{request.query['container']}"
@@ -151,58 +149,58 @@ class FakeCluster:
 
     def _create(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None
-        self._must_be(request, "application/json")
+        self._require_media_type(request, "application/json")
         body, resource = request.body(), request.resource
         if request.subresource == "binding":
             pod = self.storage.read("/pods", request.namespace, request.name, "pods", "")
             if pod["spec"].get("nodeName"):
-                raise Answered(409, "Conflict", f"pod {request.name} is already assigned to a node")
+                raise StatusError(409, "Conflict", f"pod {request.name} is already assigned to a node")
             pod["spec"]["nodeName"] = body["target"]["name"]
             self.storage.write("/pods", pod, "MODIFIED")
             return 201, {"kind": "Status", "status": "Success", "code": 201}
         if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
-            raise Answered(400, "BadRequest", f"{body.get('kind')} does not match what is expected: {resource.kind}")
+            raise StatusError(400, "BadRequest", f"{body.get('kind')} does not match what is expected: {resource.kind}")
         metadata = body.setdefault("metadata", {})
         if metadata.setdefault("namespace", request.namespace) != request.namespace:
-            raise Answered(400, "BadRequest", "the namespace of the provided object does not match the request")
+            raise StatusError(400, "BadRequest", "the namespace of the provided object does not match the request")
         name = metadata.get("name") or (metadata.get("generateName", "") + uuid.uuid4().hex[:5])
         if name == metadata.get("generateName", "") or not name:
-            raise Answered(422, "Invalid", f"{resource.kind} is invalid: name or generateName is required")
+            raise StatusError(422, "Invalid", f"{resource.kind} is invalid: name or generateName is required")
         if (self._key(request), request.namespace, name) in self.storage.objects:
-            what, group = self._what(request)
-            words = f'{what}{group and "."}{group} "{name}" already exists'
-            raise Answered(409, "AlreadyExists", words, name=name, group=group, kind=what)
+            plural, group = self._names(request)
+            message = f'{plural}{group and "."}{group} "{name}" already exists'
+            raise StatusError(409, "AlreadyExists", message, name=name, group=group, kind=plural)
         if not request.namespace:
             del metadata["namespace"]
         metadata |= {
             "name": name,
             "uid": str(uuid.uuid4()),
-            "creationTimestamp": text_of(datetime.now(UTC)),
+            "creationTimestamp": format_time(datetime.now(UTC)),
         }
         if resource.is_custom:
             metadata["generation"] = 1
         if resource.has_status:
             body.pop("status", None)
-        self._default(resource, body)
+        self._apply_defaults(resource, body)
         self.storage.write(self._key(request), body, "ADDED")
         if resource.kind == "CustomResourceDefinition":
-            self._define(body)
+            self._add_resource(body)
         return 201, body
 
     def _patch(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None
-        self._must_be(request, MERGE_PATCH)
+        self._require_media_type(request, MERGE_PATCH)
         change = request.body()
         key = self._key(request)
-        before = self.storage.read(key, request.namespace, request.name, *self._what(request))
+        before = self.storage.read(key, request.namespace, request.name, *self._names(request))
         after = _merged(before, change)
         asked = change.get("metadata") or {}
         if asked.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
-            words = f'{request.resource.kind} "{request.name}" is invalid: metadata.uid: field is immutable'
-            raise Answered(422, "Invalid", words, name=request.name, kind=request.resource.kind)
+            message = f'{request.resource.kind} "{request.name}" is invalid: metadata.uid: field is immutable'
+            raise StatusError(422, "Invalid", message, name=request.name, kind=request.resource.kind)
         if asked.get("resourceVersion", before["metadata"]["resourceVersion"]) != before["metadata"]["resourceVersion"]:
-            words = "the object has been modified; please apply your changes to the latest version and try again"
-            raise self._conflict(request, words)
+            message = "the object has been modified; please apply your changes to the latest version and try again"
+            raise self._conflict(request, message)
         for name in ("name", "namespace", "creationTimestamp", "deletionTimestamp", "generation"):
             if name in before["metadata"]:
                 after["metadata"][name] = before["metadata"][name]
@@ -210,13 +208,15 @@ class FakeCluster:
             after = {**before, "status": after.get("status", {})}
         elif request.resource.has_status:
             after = {**after, "status": before.get("status", {})}
-        self._default(request.resource, after)
+        self._apply_defaults(request.resource, after)
         if request.resource.kind == "Pod" and after["spec"] != before["spec"]:
-            raise Answered(422, "Invalid", f'Pod "{request.name}" is invalid: spec: Forbidden: it may not be changed')
+            raise StatusError(
+                422, "Invalid", f'Pod "{request.name}" is invalid: spec: Forbidden: it may not be changed'
+            )
         parallelism = after.get("spec", {}).get("parallelism", 0) if request.resource.kind == "Job" else 0
         if not isinstance(parallelism, int) or parallelism < 0:
-            words = f'Job.batch "{request.name}" is invalid: spec.parallelism: Invalid value: {parallelism}'
-            raise Answered(422, "Invalid", words, name=request.name, kind="Job", group="batch")
+            message = f'Job.batch "{request.name}" is invalid: spec.parallelism: Invalid value: {parallelism}'
+            raise StatusError(422, "Invalid", message, name=request.name, kind="Job", group="batch")
         if request.resource.is_custom and after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"]["generation"] + 1
         if after != before:
@@ -225,41 +225,39 @@ class FakeCluster:
         return 200, after
 
     def _delete(self, request: Request) -> tuple[int, Json]:
-        self._must_be(request, "application/json")
+        self._require_media_type(request, "application/json")
         options = request.body()
         key = self._key(request)
-        item = self.storage.read(key, request.namespace, request.name, *self._what(request))
+        item = self.storage.read(key, request.namespace, request.name, *self._names(request))
         uid = (options.get("preconditions") or {}).get("uid")
         if uid is not None and uid != item["metadata"]["uid"]:
-            words = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
-            raise self._conflict(request, words, request.resource.kind if request.resource else "")
+            message = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
+            raise self._conflict(request, message, request.resource.kind if request.resource else "")
         self.storage.remove(
             key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds")
         )
         return 200, item
 
-    # --- what is there
-
     def _all(self, request: Request) -> list[Json]:
         key = self._key(request)
         return [
             item
-            for (one, namespace, _), item in sorted(self.storage.objects.items())
-            if one == key and request.namespace in ("", namespace)
+            for (item_key, namespace, _), item in sorted(self.storage.objects.items())
+            if item_key == key and request.namespace in ("", namespace)
         ]
 
     def _selected_before(self, request: Request, version: int) -> dict[str, Json]:
         with self.storage.changed:
             known: dict[str, Json] = {item["metadata"]["uid"]: item for item in self._all(request)}
-            for at, key, kind, item in reversed(self.storage.past):
+            for at, key, kind, item in reversed(self.storage.history):
                 if at > version and key == self._key(request):
                     known.pop(item["metadata"]["uid"], None)
                     if kind != "ADDED":
                         known[item["metadata"]["uid"]] = item
             return {uid: item for uid, item in known.items() if _matches(item, request.query.get("labelSelector", ""))}
 
-    def _default(self, resource: Resource, item: Json) -> None:
-        """Drop what is not known, as the server does unless it is told to validate, and fill in what is left out."""
+    def _apply_defaults(self, resource: Resource, item: Json) -> None:
+        """Drop unknown fields, as the server does without validation, and fill in defaults."""
         if resource.fields is not None:
             item["spec"] = {name: value for name, value in item.get("spec", {}).items() if name in resource.fields}
         if resource.kind == "Job":
@@ -274,12 +272,11 @@ class FakeCluster:
             item["spec"].setdefault("terminationGracePeriodSeconds", 30)
             item.setdefault("status", {}).setdefault("phase", "Pending")
 
-    # --- who may do what, and where it is
-
-    def _recognize(self, request: Request) -> None:
+    def route(self, request: Request) -> None:
+        """Set the user, resource, namespace and name of a request from its token and path."""
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token not in self.tokens:
-            raise Answered(401, "Unauthorized", "Unauthorized")
+            raise StatusError(401, "Unauthorized", "Unauthorized")
         request.user = self.tokens[token]
         parts = request.path.strip("/").split("/")
         group, rest = ("", parts[1:]) if parts[0] == "api" else ("/".join(parts[1:2]), parts[2:])
@@ -289,13 +286,13 @@ class FakeCluster:
         if rest[0] == "namespaces" and len(rest) > 2:
             request.namespace, rest = rest[1], rest[2:]
         request.name, request.subresource = ([*rest[1:], "", ""])[:2]
-        for one in self.resources:
-            if (one.group, one.version, one.plural) == (group, version, rest[0]):
-                request.resource = one
+        for resource in self.resources:
+            if (resource.group, resource.version, resource.plural) == (group, version, rest[0]):
+                request.resource = resource
                 return
-        raise Answered(404, "NotFound", "the server could not find the requested resource")
+        raise StatusError(404, "NotFound", "the server could not find the requested resource")
 
-    def _authorize(self, request: Request, verb: str) -> None:
+    def authorize(self, request: Request, verb: str) -> None:
         if request.user == "admin":
             return
         resource = request.resource
@@ -306,72 +303,74 @@ class FakeCluster:
             if key != "rbac.authorization.k8s.io/rolebindings" or where != request.namespace:
                 continue
             if not any(
-                (one["kind"], one.get("namespace"), one["name"]) == ("ServiceAccount", namespace, account)
-                for one in binding["subjects"]
+                (subject["kind"], subject.get("namespace"), subject["name"]) == ("ServiceAccount", namespace, account)
+                for subject in binding["subjects"]
             ):
                 continue
             role = self.storage.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
             for rule in role["rules"] if role else []:
                 if resource.group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
                     return
-        what = f"{resource.plural}{resource.group and '.'}{resource.group}"
+        full_name = f"{resource.plural}{resource.group and '.'}{resource.group}"
         named = f' "{request.name}"' if request.name else ""
-        raise Answered(
+        raise StatusError(
             403,
             "Forbidden",
-            f'{what}{named} is forbidden: User "{request.user}" cannot {verb} resource "{plural}" in API group '
+            f'{full_name}{named} is forbidden: User "{request.user}" cannot {verb} resource "{plural}" in API group '
             f'"{resource.group}" in the namespace "{request.namespace}"',
             **({"name": request.name} if request.name else {}),
             group=resource.group,
             kind=resource.plural,
         )
 
-    def _described(self, path: str) -> Json:
+    def _discovery(self, path: str) -> Json:
         parts = path.strip("/").split("/")
         if parts == ["version"]:
             return {"major": "1", "minor": "20", "gitVersion": "v1.20.2"}
-        served = [one for one in self.resources if one.group == parts[1]] if len(parts) in (2, 3) else []
+        served = [resource for resource in self.resources if resource.group == parts[1]] if len(parts) in (2, 3) else []
         if parts[0] != "apis" or not served:
-            raise Answered(404, "NotFound", "the server could not find the requested resource")
-        versions = sorted({one.version for one in served})
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
+        versions = sorted({resource.version for resource in served})
         if len(parts) == 2:
-            offered = [{"groupVersion": f"{parts[1]}/{one}", "version": one} for one in versions]
+            offered = [{"groupVersion": f"{parts[1]}/{version}", "version": version} for version in versions]
             return {"kind": "APIGroup", "name": parts[1], "versions": offered, "preferredVersion": offered[-1]}
-        listed = [{"name": one.plural, "kind": one.kind, "namespaced": one.namespaced} for one in served]
+        listed = [
+            {"name": resource.plural, "kind": resource.kind, "namespaced": resource.namespaced} for resource in served
+        ]
         return {"kind": "APIResourceList", "groupVersion": "/".join(parts[1:]), "resources": listed}
 
-    def _define(self, definition: Json) -> None:
+    def _add_resource(self, definition: Json) -> None:
         spec = definition["spec"]
         for version in spec["versions"]:
             names = spec["names"]
             has_status = "status" in version.get("subresources", {})
-            one = Resource(
+            resource = Resource(
                 spec["group"], version["name"], names["plural"], names["kind"], has_status=has_status, is_custom=True
             )
-            self.resources.append(one)
+            self.resources.append(resource)
 
     def _key(self, request: Request) -> str:
         assert request.resource is not None
         return f"{request.resource.group}/{request.resource.plural}"
 
-    def _what(self, request: Request) -> tuple[str, str]:
+    def _names(self, request: Request) -> tuple[str, str]:
         assert request.resource is not None
         return request.resource.plural, request.resource.group
 
-    def _conflict(self, request: Request, why: str, kind: str = "") -> Answered:
-        what, group = self._what(request)
-        words = f'Operation cannot be fulfilled on {what}{group and "."}{group} "{request.name}": {why}'
-        return Answered(409, "Conflict", words, name=request.name, group=group, kind=kind or what)
+    def _conflict(self, request: Request, why: str, kind: str = "") -> StatusError:
+        plural, group = self._names(request)
+        message = f'Operation cannot be fulfilled on {plural}{group and "."}{group} "{request.name}": {why}'
+        return StatusError(409, "Conflict", message, name=request.name, group=group, kind=kind or plural)
 
-    def _must_be(self, request: Request, media_type: str) -> None:
+    def _require_media_type(self, request: Request, media_type: str) -> None:
         given = request.headers.get("content-type", "").partition(";")[0]
         if request.raw and given != media_type:
-            words = f"the body of the request was in an unknown format - accepted media types include: {media_type}"
-            raise Answered(415, "UnsupportedMediaType", words)
+            message = f"the body of the request was in an unknown format - accepted media types include: {media_type}"
+            raise StatusError(415, "UnsupportedMediaType", message)
 
 
 def _merged(before: Any, change: Any) -> Any:
-    """RFC 7386."""
+    """A merge patch of RFC 7386."""
     if not isinstance(change, dict):
         return copy.deepcopy(change)
     after = dict(before) if isinstance(before, dict) else {}

@@ -1,11 +1,11 @@
-"""What a fake Kubernetes API server is asked, taken apart, and what it serves under which path."""
+"""A request to the fake API server, parsed, and the resources that it serves."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
+from tests.clients.receivers.kubernetes.fake_storage import Json, StatusError
 
 JOB_FIELDS = frozenset(
     {
@@ -23,7 +23,7 @@ SINCE_1_21 = frozenset({"suspend", "completionMode"})
 
 @dataclass
 class Resource:
-    """What is served under a path. `fields`: those of spec that are known, None for any; others are dropped."""
+    """A resource of the API. `fields`: the known fields of spec, others are dropped; None for any."""
 
     group: str
     version: str
@@ -41,7 +41,7 @@ class Resource:
 
 @dataclass
 class Request:
-    """One request, taken apart."""
+    """A parsed request."""
 
     method: str
     path: str
@@ -58,7 +58,7 @@ class Request:
         try:
             body = json.loads(self.raw or b"{}")
         except ValueError as error:
-            raise Answered(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
+            raise StatusError(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
         if not isinstance(body, dict):
-            raise Answered(400, "BadRequest", "the object provided is no object")
+            raise StatusError(400, "BadRequest", "the object provided is not an object")
         return body

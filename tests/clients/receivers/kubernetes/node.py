@@ -1,7 +1,7 @@
-"""A node made of processes, over HTTP: it takes every pod, runs its command here, and ends it as a kubelet would.
+"""A node whose pods are processes, over HTTP: it binds every pod, runs its command, and ends it as a kubelet would.
 
-There are no containers: a pod's first container is a process group, its downward API is its environment and a file.
-The API server asks it for what they printed, as it asks a kubelet.
+There are no containers: a pod's first container is a process group, and its downward API is the environment and a file.
+The API server reads logs from it as from a kubelet.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tests.clients.receivers.kubernetes.admin import MERGE, Admin, Json
 from tests.fixtures.certificates import create_self_signed_certificate
 
 PAUSE_SECONDS = 0.03
-EXPANDED = re.compile(r"\$(?:\$|\((\w+)\))")
+REFERENCE = re.compile(r"\$(?:\$|\((\w+)\))")
 LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
 
 
 @dataclass
 class Container:
-    """A pod's process. `kill_at`: when its grace is over, by the node's own clock."""
+    """A pod's process. `kill_at`: the end of its grace period, by the node's monotonic clock."""
 
     process: subprocess.Popen[bytes]
     folder: Path
     kill_at: float | None = None
-    is_told: bool = False  # that it runs
+    is_reported_running: bool = False
 
 
 class Node:
-    """One node and the scheduler of its GPUs; while it is `lost` it does nothing, and its processes run on."""
+    """A node, and the scheduler of its GPUs. While it is `lost` it does nothing, and its processes continue."""
 
     name = "node-1"
 
@@ -78,20 +78,20 @@ class Node:
             _signal(container, signal.SIGKILL)
             container.process.wait()
 
-    def running(self) -> int:
-        """How many processes run, whatever the API says."""
-        return sum(one.process.poll() is None for one in self._containers.values())
+    def count_running(self) -> int:
+        """How many processes run, whatever the API server says."""
+        return sum(container.process.poll() is None for container in self._containers.values())
 
     def _run(self) -> None:
         while not self._ended.is_set():
             if not self.lost:
-                with contextlib.suppress(httpx.HTTPError):  # a server that is down
-                    self._round()
+                with contextlib.suppress(httpx.HTTPError):  # the server is down
+                    self._sync_all()
             self._ended.wait(PAUSE_SECONDS)
 
-    def _round(self) -> None:
+    def _sync_all(self) -> None:
         pods = {pod["metadata"]["uid"]: pod for pod in self._admin.list(POD)}
-        free = self.gpus - sum(one.gpus for one in map(parse_pod, pods.values()) if one.node and one.holds)
+        free = self.gpus - sum(pod.gpus for pod in map(parse_pod, pods.values()) if pod.node and pod.holds)
         for pod in pods.values():
             if not pod["spec"].get("nodeName"):
                 wanted = parse_pod(pod).gpus
@@ -99,11 +99,11 @@ class Node:
                     self._admin.bind(pod, self.name)
                     free -= wanted
             elif pod["spec"]["nodeName"] == self.name:
-                self._tend(pod)
+                self._sync(pod)
         for uid in self._containers.keys() - pods.keys():
-            _signal(self._containers[uid], signal.SIGKILL)  # deleted for good while the node was lost
+            _signal(self._containers[uid], signal.SIGKILL)  # deleted while the node was lost
 
-    def _tend(self, pod: Json) -> None:
+    def _sync(self, pod: Json) -> None:
         uid, deleted = pod["metadata"]["uid"], pod["metadata"].get("deletionTimestamp")
         ended = at(pod, "status", "phase") in ("Succeeded", "Failed")
         if uid not in self._containers and not deleted and not ended:
@@ -113,44 +113,44 @@ class Node:
             if deleted:
                 self._admin.delete(POD, pod, gracePeriodSeconds=0)
             return
-        _write(container.folder / "annotations", pod["metadata"].get("annotations", {}))
+        _write_annotations(container.folder / "annotations", pod["metadata"].get("annotations", {}))
         if container.process.poll() is not None:
-            self._end(pod, container)
+            self._report_end(pod, container)
         elif deleted:
             if container.kill_at is None:
                 container.kill_at = time.monotonic() + pod["metadata"]["deletionGracePeriodSeconds"]
                 _signal(container, signal.SIGTERM)
             elif time.monotonic() >= container.kill_at:
                 _signal(container, signal.SIGKILL)
-        elif not container.is_told:
+        elif not container.is_reported_running:
             state = {"running": {"startedAt": _now()}}
-            self._admin.status(POD, pod, {"phase": "Running", "containerStatuses": [_status(pod, state)]})
-            container.is_told = True
+            self._admin.set_status(POD, pod, {"phase": "Running", "containerStatuses": [_status(pod, state)]})
+            container.is_reported_running = True
 
     def _start(self, pod: Json) -> Container:
         folder = self._folder / pod["metadata"]["uid"]
         folder.mkdir(parents=True)
         first = pod["spec"]["containers"][0]
-        variables = {one["name"]: _value(one, pod) for one in first.get("env", [])}
+        variables = {variable["name"]: _value(variable, pod) for variable in first.get("env", [])}
         environment = {**os.environ, "PODINFO": str(folder), **variables}
-        command = [_expand(one, variables) for one in (*first["command"], *first.get("args", []))]
+        command = [_expand(word, variables) for word in (*first["command"], *first.get("args", []))]
         (self._folder / "logs").mkdir(exist_ok=True)
         with (self._folder / "logs" / f"{pod['metadata']['name']}.{first['name']}").open("wb") as log:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
         return Container(process, folder)
 
-    def _end(self, pod: Json, container: Container) -> None:
+    def _report_end(self, pod: Json, container: Container) -> None:
         code = container.process.returncode
         code = 128 - code if code < 0 else code
         state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _now()}}
         phase = "Failed" if code else "Succeeded"
-        self._admin.status(POD, pod, {"phase": phase, "containerStatuses": [_status(pod, state)]})
+        self._admin.set_status(POD, pod, {"phase": phase, "containerStatuses": [_status(pod, state)]})
         if pod["metadata"].get("deletionTimestamp"):
             self._admin.delete(POD, pod, gracePeriodSeconds=0)
 
 
 class _LogServer(ThreadingHTTPServer):
-    """A kubelet's API, as much of it as the API server asks for logs."""
+    """The part of a kubelet's API that serves logs."""
 
     daemon_threads = True
 
@@ -170,10 +170,10 @@ class _LogHandler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         _, _, _, pod, container = url.path.split("/")
         file, limit = self.server.folder / f"{pod}.{container}", parse_qs(url.query).get("limitBytes", ["-1"])[0]
-        found = file.exists()
-        self.send_response(200 if found else 404)
+        exists = file.exists()
+        self.send_response(200 if exists else 404)
         self.end_headers()
-        if found:
+        if exists:
             with file.open("rb") as log:
                 self.wfile.write(log.read(int(limit)))
 
@@ -182,8 +182,8 @@ class _LogHandler(BaseHTTPRequestHandler):
 
 
 def _expand(text: str, variables: dict[str, str]) -> str:
-    """As Kubernetes does with what a container runs: a variable that it has, and one dollar for two."""
-    return EXPANDED.sub(lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text)
+    """Expand $(NAME) and $$ in a container's command, as Kubernetes does."""
+    return REFERENCE.sub(lambda match: "$" if match[1] is None else variables.get(match[1], match[0]), text)
 
 
 def _status(pod: Json, state: Json) -> Json:
@@ -206,7 +206,7 @@ def _value(variable: Json, pod: Json) -> str:
     return str(pod["metadata"]["labels"].get(label[1], "") if label else at(pod, *path.split(".")))
 
 
-def _write(file: Path, annotations: dict[str, str]) -> None:
+def _write_annotations(file: Path, annotations: dict[str, str]) -> None:
     text = "".join(f'{name}="{value}"\n' for name, value in sorted(annotations.items()))
     if not file.exists() or file.read_text() != text:
         draft = file.with_suffix(".draft")

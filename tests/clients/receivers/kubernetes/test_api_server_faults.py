@@ -1,4 +1,4 @@
-"""What the API server may answer at the worst time, and what the receiver makes of it."""
+"""API errors, conflicts, cut watches and revoked permissions during a stop, and how the receiver reacts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.clients.receivers.kubernetes.cluster import NAMESPACE, RECEIVER, Kube
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
-from tests.clients.receivers.kubernetes.fake_storage import Answered
+from tests.clients.receivers.kubernetes.fake_storage import StatusError
 
 Fault = Callable[[Request], None]
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 
 @dataclass
-class Scene:
-    """A job that runs, and was found."""
+class RunningJob:
+    """A running job that was found."""
 
-    world: KubernetesCluster
+    kubernetes: KubernetesCluster
     job_control: KubernetesJobControl
     labels: dict[str, str]
     job: Job
@@ -40,220 +40,224 @@ class Scene:
 
 
 @pytest.fixture
-def scene(kubernetes: KubernetesCluster) -> Scene:
-    item = kubernetes.start()
-    job_control, labels = kubernetes.job_control(), kubernetes.labels(item)
-    return Scene(kubernetes, job_control, labels, find_job(job_control, labels), item)
+def running(kubernetes: KubernetesCluster) -> RunningJob:
+    """A job in the cluster."""
+    item = kubernetes.start_workload()
+    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    return RunningJob(kubernetes, job_control, labels, find_job(job_control, labels), item)
 
 
-def answering(code: int, reason: str = "Trouble", *, method: str = "", times: int = 10**6, **headers: str) -> Fault:
-    """A fault: the receiver's requests of one method are answered so, the first few or all."""
+def make_fault(code: int, reason: str = "Trouble", *, method: str = "", times: int = 10**6, **headers: str) -> Fault:
+    """A fault: the receiver's requests by this method get this status, the first `times` of them."""
     left = iter(range(times))
 
-    def fault(asked: Request) -> None:
-        if asked.user == RECEIVER and method in ("", asked.method) and next(left, None) is not None:
-            answered = Answered(code, reason, f"{reason} for the test")
-            answered.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-            raise answered
+    def fault(request: Request) -> None:
+        if request.user == RECEIVER and method in ("", request.method) and next(left, None) is not None:
+            status = StatusError(code, reason, f"{reason} for the test")
+            status.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+            raise status
 
     return fault
 
 
 @pytest.mark.parametrize("code", [401, 408, 429, 500, 502, 503, 504])
-def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: FakeCluster, code: int) -> None:
-    """It is asked again, whatever was asked, and nothing is taken for gone; when it is well again all goes on."""
-    cluster.faults.append(answering(code))
-    for ask in (
-        lambda: scene.job_control.find_job(make_stop_request(scene.labels)),
-        scene.cancel,
-        lambda: scene.job_control.kill_job(scene.job),
-        lambda: scene.job_control.request_checkpoint(scene.job, make_stop_request(scene.labels)),
-        lambda: scene.job_control.check_job(scene.job),
-        lambda: scene.job_control.resume_job(scene.job),
+def test_temporary_errors_are_unavailable(running: RunningJob, cluster: FakeCluster, code: int) -> None:
+    """A temporary error makes the scheduler unavailable to every call, and the stop continues afterwards."""
+    cluster.faults.append(make_fault(code))
+    for call in (
+        lambda: running.job_control.find_job(make_stop_request(running.labels)),
+        running.cancel,
+        lambda: running.job_control.kill_job(running.job),
+        lambda: running.job_control.request_checkpoint(running.job, make_stop_request(running.labels)),
+        lambda: running.job_control.check_job(running.job),
+        lambda: running.job_control.resume_job(running.job),
     ):
         with pytest.raises(SchedulerUnavailable, match=str(code)):
-            ask()
+            call()
     cluster.faults.clear()
-    scene.cancel()
-    wait_until_gone(scene.job_control, scene.job)
+    running.cancel()
+    wait_until_gone(running.job_control, running.job)
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: FakeCluster, code: int) -> None:
-    """With Retry-After nothing at all is sent until it is over."""
-    cluster.faults.append(answering(code, times=1, retry_after="1"))
+def test_retry_after_is_respected(running: RunningJob, cluster: FakeCluster, code: int) -> None:
+    """With Retry-After no request is sent until that time has passed."""
+    cluster.faults.append(make_fault(code, times=1, retry_after="1"))
     with pytest.raises(SchedulerUnavailable):
-        scene.cancel()
+        running.cancel()
     cluster.requests.clear()
     with pytest.raises(SchedulerUnavailable, match="asked to retry"):
-        scene.cancel()
-    assert [one for one in cluster.requests if one[2] == RECEIVER] == []
-    wait_until(lambda: _works(scene.cancel))
+        running.cancel()
+    assert [sent for sent in cluster.requests if sent[2] == RECEIVER] == []
+    wait_until(lambda: _works(running.cancel))
 
 
 @pytest.mark.parametrize("code", [400, 405, 422])
-def test_what_will_never_be_taken_is_refused(scene: Scene, cluster: FakeCluster, code: int) -> None:
-    """It ends the stop as failed: asking again would change nothing."""
-    cluster.faults.append(answering(code, "Invalid", method="PATCH"))
+def test_permanent_errors_are_refused(running: RunningJob, cluster: FakeCluster, code: int) -> None:
+    """A 400, 405 or 422 refuses the stop, since a retry would get the same answer."""
+    cluster.faults.append(make_fault(code, "Invalid", method="PATCH"))
     with pytest.raises(RequestRefused, match="Invalid for the test"):
-        scene.cancel()
+        running.cancel()
 
 
-def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluster) -> None:
-    """Somebody else changes the job between reading and writing: for ever, and then twice."""
-    count, most = 0, 10**6
+def test_conflicts_are_retried(running: RunningJob, cluster: FakeCluster) -> None:
+    """A patch that conflicts is retried a few times; endless conflicts make the scheduler unavailable."""
+    count, limit = 0, 10**6
 
-    def meddle(asked: Request) -> None:
+    def change_the_job(request: Request) -> None:
         nonlocal count
-        if asked.method == "PATCH" and asked.user == RECEIVER and count < most:
+        if request.method == "PATCH" and request.user == RECEIVER and count < limit:
             count += 1
             touched = {"metadata": {"annotations": {"touched": str(count)}}}
             with unlocked(cluster):
-                scene.world.admin.patch(JOB, scene.item, touched)
+                running.kubernetes.admin.patch(JOB, running.item, touched)
 
-    cluster.faults.append(meddle)
+    cluster.faults.append(change_the_job)
     with pytest.raises(SchedulerUnavailable, match="keeps being changed"):
-        scene.cancel()
-    most = count + 2
-    scene.cancel()
-    assert scene.world.now(JOB, scene.item)["spec"]["suspend"] is True
+        running.cancel()
+    limit = count + 2
+    running.cancel()
+    assert running.kubernetes.read(JOB, running.item)["spec"]["suspend"] is True
 
 
-def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, cluster: FakeCluster) -> None:
-    """All pods have gone, one more is made, and then the controller says that it makes no more."""
-    scene.job_control.check_job(scene.job)
-    (pod,) = scene.world.pods("train-1")
+def test_late_pod_keeps_the_job_present(running: RunningJob, cluster: FakeCluster) -> None:
+    """A pod created after the others are gone, before the controller reports the suspension, is noticed."""
+    running.job_control.check_job(running.job)
+    (pod,) = running.kubernetes.list_pods("train-1")
     metadata = {name: pod["metadata"][name] for name in ("labels", "ownerReferences")}
-    late = {"metadata": {**metadata, "name": "train-1-late"}, "spec": {**pod["spec"], "nodeName": "another-node"}}
-    made: list[Json] = []
+    late_pod = {
+        "metadata": {**metadata, "name": "train-1-late"},
+        "spec": {**pod["spec"], "nodeName": "another-node"},
+    }
+    created: list[Json] = []
 
-    def make(asked: Request) -> None:
-        if asked.user == RECEIVER and asked.path.endswith("/jobs/train-1") and not made:
+    def create_late_pod(request: Request) -> None:
+        if request.user == RECEIVER and request.path.endswith("/jobs/train-1") and not created:
             with unlocked(cluster):
-                made.append(scene.world.admin.create(POD, NAMESPACE, late))
+                created.append(running.kubernetes.admin.create(POD, NAMESPACE, late_pod))
 
-    scene.cancel()
-    wait_until(lambda: scene.world.pods("train-1") == [])
-    wait_until(lambda: JOB.list_states(scene.world.now(JOB, scene.item)) == {"Suspended"})
-    cluster.faults.append(make)
-    assert all(isinstance(scene.job_control.check_job(scene.job), Present) for _ in range(3))
+    running.cancel()
+    wait_until(lambda: running.kubernetes.list_pods("train-1") == [])
+    wait_until(lambda: JOB.list_states(running.kubernetes.read(JOB, running.item)) == {"Suspended"})
+    cluster.faults.append(create_late_pod)
+    assert all(isinstance(running.job_control.check_job(running.job), Present) for _ in range(3))
 
 
 @pytest.mark.parametrize(
-    ("verb", "plural", "do"),
+    ("verb", "plural", "call"),
     [
-        ("get", "jobs", lambda scene: scene.job_control.find_job(make_stop_request(scene.labels))),
-        ("list", "pods", lambda scene: scene.job_control.find_job(make_stop_request(scene.labels))),
-        ("patch", "jobs", lambda scene: scene.cancel()),
+        ("get", "jobs", lambda running: running.job_control.find_job(make_stop_request(running.labels))),
+        ("list", "pods", lambda running: running.job_control.find_job(make_stop_request(running.labels))),
+        ("patch", "jobs", lambda running: running.cancel()),
         (
             "patch",
             "pods",
-            lambda scene: scene.job_control.request_checkpoint(scene.job, make_stop_request(scene.labels)),
+            lambda running: running.job_control.request_checkpoint(running.job, make_stop_request(running.labels)),
         ),
-        ("delete", "pods", lambda scene: scene.job_control.kill_job(scene.job)),
+        ("delete", "pods", lambda running: running.job_control.kill_job(running.job)),
     ],
 )
 def test_missing_permission_is_named(
-    scene: Scene, cluster: FakeCluster, verb: str, plural: str, do: Callable[[Scene], None]
+    running: RunningJob, cluster: FakeCluster, verb: str, plural: str, call: Callable[[RunningJob], None]
 ) -> None:
-    """By verb, resource and namespace, as a Role has to grant it."""
+    """The refusal names the verb, resource and namespace that a Role has to grant."""
     _revoke(cluster, verb, plural)
-    if verb == "delete":  # what its controller has finished with, nobody else deletes
-        scene.world.admin.status(JOB, scene.item, COMPLETE)
-    full = f"{plural}.batch" if plural == "jobs" else plural
-    with pytest.raises(RequestRefused, match=rf"verb '{verb}' on {full} in namespace {NAMESPACE} is not granted"):
-        do(scene)
+    if verb == "delete":  # the receiver deletes pods only if their controller does not
+        running.kubernetes.admin.set_status(JOB, running.item, COMPLETE)
+    full_name = f"{plural}.batch" if plural == "jobs" else plural
+    with pytest.raises(RequestRefused, match=rf"verb '{verb}' on {full_name} in namespace {NAMESPACE} is not granted"):
+        call(running)
 
 
-def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, cluster: FakeCluster) -> None:
-    """The stop goes on then: a job that may not be looked at is not gone, and not given up."""
-    scene.job_control.check_job(scene.job)
+def test_revoked_permission_is_unavailable_until_granted(running: RunningJob, cluster: FakeCluster) -> None:
+    """A job that can no longer be watched is neither gone nor given up, and the stop continues once it can."""
+    running.job_control.check_job(running.job)
     _revoke(cluster, "watch", "pods")
     with pytest.raises(SchedulerUnavailable, match="verb 'watch' on pods"):
-        scene.job_control.check_job(scene.job)
-    scene.cancel()
+        running.job_control.check_job(running.job)
+    running.cancel()
     _revoke(cluster, "watch", "pods", grant=True)
-    wait_until_gone(scene.job_control, scene.job)
+    wait_until_gone(running.job_control, running.job)
 
 
-def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: FakeCluster) -> None:
-    """Half a line is no event; the next watch tells it whole, and how the pod ended is known."""
-    scene.job_control.check_job(scene.job)
+def test_cut_watch_is_continued(running: RunningJob, cluster: FakeCluster) -> None:
+    """A watch that is cut in mid-line is continued, and the pod's exit code is still reported."""
+    running.job_control.check_job(running.job)
     cluster.watch_cuts_after = 1
-    scene.cancel()
-    end = wait_until_gone(scene.job_control, scene.job)
+    running.cancel()
+    end = wait_until_gone(running.job_control, running.job)
     assert cluster.watch_cuts_after is None
     assert end.details["exit_code"] == 7
 
 
-def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: FakeCluster) -> None:
-    """What happened meanwhile is forgotten by the server: 410, and all is listed anew."""
-    scene.job_control.check_job(scene.job)
-    scene.cancel()
-    wait_until(lambda: scene.world.pods("train-1") == [])
-    cluster.storage.forget_the_past()
-    assert wait_until_gone(scene.job_control, scene.job).state == "Suspended"
+def test_expired_watch_starts_with_a_list(running: RunningJob, cluster: FakeCluster) -> None:
+    """A watch that gets 410 lists everything again."""
+    running.job_control.check_job(running.job)
+    running.cancel()
+    wait_until(lambda: running.kubernetes.list_pods("train-1") == [])
+    cluster.storage.compact()
+    assert wait_until_gone(running.job_control, running.job).state == "Suspended"
 
 
-def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: FakeApiServer, cluster: FakeCluster) -> None:
-    """While it is down it is away; when it is back the stop goes on from where it was."""
-    scene.job_control.check_job(scene.job)
+def test_stop_continues_after_an_api_server_restart(
+    running: RunningJob, api_server: FakeApiServer, cluster: FakeCluster
+) -> None:
+    """While the API server is down it is unavailable; afterwards the stop continues."""
+    running.job_control.check_job(running.job)
     port = api_server.server_address[1]
     api_server.__exit__()
-    for ask in (scene.cancel, lambda: scene.job_control.check_job(scene.job)):
+    for call in (running.cancel, lambda: running.job_control.check_job(running.job)):
         with pytest.raises(SchedulerUnavailable):
-            ask()
+            call()
     with ExitStack() as stack:
         stack.enter_context(FakeApiServer(cluster, port))
-        wait_until(lambda: _works(scene.cancel))
-        assert wait_until_gone(scene.job_control, scene.job).details["exit_code"] == 7
+        wait_until(lambda: _works(running.cancel))
+        assert wait_until_gone(running.job_control, running.job).details["exit_code"] == 7
 
 
-def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: FakeCluster) -> None:
-    """What a proxy in between says with status 200 says nothing about a job."""
+def test_unexpected_body_is_unavailable(running: RunningJob, cluster: FakeCluster) -> None:
+    """A proxy's answer with status 200 says nothing about a job."""
 
-    def page(asked: Request) -> None:
-        answered = Answered(200, "", "")
-        answered.body = {}
-        if asked.user == RECEIVER:
-            raise answered
+    def answer_with_empty_object(request: Request) -> None:
+        status = StatusError(200, "", "")
+        status.body = {}
+        if request.user == RECEIVER:
+            raise status
 
-    cluster.faults.append(page)
-    for ask in (
-        lambda: scene.job_control.find_job(make_stop_request(scene.labels)),
-        lambda: scene.job_control.check_job(scene.job),
+    cluster.faults.append(answer_with_empty_object)
+    for call in (
+        lambda: running.job_control.find_job(make_stop_request(running.labels)),
+        lambda: running.job_control.check_job(running.job),
     ):
         with pytest.raises(SchedulerUnavailable, match="no object"):
-            ask()
+            call()
     cluster.faults.clear()
 
 
-def test_kind_that_the_cluster_does_not_know_is_refused(scene: Scene, cluster: FakeCluster) -> None:
-    """Without the definition there is nothing to stop, and it is said which one is missing."""
-    cluster.resources = [one for one in cluster.resources if one.kind != "JobSet"]
+def test_unknown_kind_is_refused(running: RunningJob, cluster: FakeCluster) -> None:
+    """A kind without a definition in the cluster is refused by name."""
+    cluster.resources = [resource for resource in cluster.resources if resource.kind != "JobSet"]
     with pytest.raises(RequestRefused, match=r"knows no jobsets\.jobset\.x-k8s\.io"):
-        scene.job_control.find_job(make_stop_request({**scene.labels, "kubernetes_kind": "JobSet"}))
+        running.job_control.find_job(make_stop_request({**running.labels, "kubernetes_kind": "JobSet"}))
 
 
-def test_definition_that_is_served_otherwise_is_found_again(
-    kubernetes: KubernetesCluster, cluster: FakeCluster
-) -> None:
-    """An operator is upgraded in the middle of a stop: the version of its API is discovered anew."""
-    item = kubernetes.start(JOBSET)
-    job_control, labels = kubernetes.job_control(), kubernetes.labels(item)
+def test_changed_api_version_is_discovered_again(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
+    """After an operator's upgrade during a stop the new version of its API is discovered."""
+    item = kubernetes.start_workload(JOBSET)
+    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
     job = find_job(job_control, labels)
-    (resource,) = [one for one in cluster.resources if one.kind == "JobSet"]
+    (resource,) = [resource for resource in cluster.resources if resource.kind == "JobSet"]
     resource.version = "v1"
     with pytest.raises(SchedulerUnavailable, match="404"):
         job_control.cancel_job(job, make_stop_request(labels))
     job_control.cancel_job(job, make_stop_request(labels))
     resource.version = "v1alpha2"
-    wait_until(lambda: kubernetes.pods("train-1") == [])
+    wait_until(lambda: kubernetes.list_pods("train-1") == [])
 
 
 @contextmanager
 def unlocked(cluster: FakeCluster) -> Iterator[None]:
-    """Let others be answered in the middle of a fault."""
+    """Let the server answer other requests during a fault."""
     cluster.storage.changed.release()
     try:
         yield
@@ -262,17 +266,19 @@ def unlocked(cluster: FakeCluster) -> Iterator[None]:
 
 
 def _revoke(cluster: FakeCluster, verb: str, plural: str, grant: bool = False) -> None:
-    """Take a verb away from the receiver, or give it back."""
+    """Revoke a verb from the receiver, or grant it again."""
     for (key, _, _), role in cluster.storage.objects.items():
         if key.endswith("/roles"):
             for rule in role["rules"]:
                 if rule["resources"] == [plural] and rule["apiGroups"] in (["batch"], [""]):
-                    rule["verbs"] = [one for one in rule["verbs"] if one != verb] + ([verb] if grant else [])
+                    rule["verbs"] = [granted for granted in rule["verbs"] if granted != verb] + (
+                        [verb] if grant else []
+                    )
 
 
-def _works(do: Callable[[], object]) -> bool:
+def _works(call: Callable[[], object]) -> bool:
     try:
-        do()
+        call()
     except SchedulerUnavailable:
         return False
     return True

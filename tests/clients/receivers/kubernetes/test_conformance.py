@@ -1,4 +1,4 @@
-"""The battery for receivers, on a fake API server: each way to stop a workload."""
+"""The conformance suite on a fake API server, for each way to stop a workload."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster:
-    """A server as old as the class of tests wants it."""
+    """The fake API server's state, with the class's version."""
     return FakeCluster(tokens=cluster.tokens, knows_suspend=getattr(request.cls, "knows_suspend", True))
 
 
 @pytest.fixture
 def launcher(request: pytest.FixtureRequest, kubernetes: KubernetesCluster) -> KubernetesLauncher:
-    return KubernetesLauncher(kubernetes, **request.cls.setting)
+    return KubernetesLauncher(kubernetes, **request.cls.options)
 
 
 class TestSuspendedJob(Conformance):
     """spec.suspend of a batch/v1 Job."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOB}
+    options: ClassVar[dict[str, Any]] = {"kind": JOB}
 
 
-class TestJobOfAnOldCluster(Conformance):
+class TestJobBeforeKubernetes121(Conformance):
     """parallelism 0, where the API server drops spec.suspend."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOB}
+    options: ClassVar[dict[str, Any]] = {"kind": JOB}
     knows_suspend = False
 
 
-class TestJobInAQueue(Conformance):
+class TestQueuedJob(Conformance):
     """spec.active of Kueue's Workload."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOB, "is_queued": True}
+    options: ClassVar[dict[str, Any]] = {"kind": JOB, "is_queued": True}
 
 
 class TestDeletedJobSet(Conformance):
-    """A JobSet is deleted, found by a pod two controllers below it."""
+    """Deletion of a JobSet, found by a pod two controllers below it."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOBSET, "options": {"stop_by": "delete"}}
+    options: ClassVar[dict[str, Any]] = {"kind": JOBSET, "options": {"stop_by": "delete"}}

@@ -1,4 +1,4 @@
-"""The whole story in a cluster: trainers in pods, a real service, a real receiver, a job that waits for a GPU."""
+"""A stop in a cluster end to end: trainers in pods, a real service and receiver, and a job waiting for a GPU."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ from tests.clients.receivers.receiver_program import RECEIVER
 
 pytestmark = pytest.mark.real
 
-PATIENCE_SECONDS = 120.0
+STOP_SECONDS = 120.0
 TRAIN = ["-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal", "--policy", "paper", "--mode", "enforce"]
 
 
 @contextmanager
-def receiver(world: KubernetesCluster, service: Service, api: httpx.Client, folder: Path) -> Iterator[None]:
-    """`evalstop-receiver kubernetes`, listening, and known to the service."""
+def running_receiver(
+    kubernetes: KubernetesCluster, service: Service, api: httpx.Client, folder: Path
+) -> Iterator[None]:
+    """`evalstop-receiver kubernetes` as the docs start it, with an endpoint of its own."""
     ready, secret, token, log = (folder / name for name in ("ready.json", "secret", "token", "log"))
-    token.write_text(world.server.token)
-    _, shown = read_block("outside a cluster").splitlines()  # the first line is for a kubeconfig
-    shown = shown.replace("http://127.0.0.1:8001", world.server.url).replace("127.0.0.1:9000", "127.0.0.1:0")
-    command = [*RECEIVER, *shlex.split(shown)[1:], "--token-file", str(token)]
-    command += ["--ca-file", str(world.server.ca_file)] if world.server.ca_file else []
+    token.write_text(kubernetes.server.token)
+    _, documented = read_block("outside a cluster").splitlines()  # the first line is for a kubeconfig
+    documented = documented.replace("http://127.0.0.1:8001", kubernetes.server.url).replace(
+        "127.0.0.1:9000", "127.0.0.1:0"
+    )
+    command = [*RECEIVER, *shlex.split(documented)[1:], "--token-file", str(token)]
+    command += ["--ca-file", str(kubernetes.server.ca_file)] if kubernetes.server.ca_file else []
     command += ["--secret-file", str(secret), "--ready-file", str(ready), "--state", str(folder / "state")]
     command += ["--url", service.url, "--poll-seconds", "0.2"]
     with log.open("w") as errors:
@@ -54,25 +58,23 @@ def receiver(world: KubernetesCluster, service: Service, api: httpx.Client, fold
         print(log.read_text())
 
 
-def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(
-    kubernetes: KubernetesCluster, tmp_path: Path
-) -> None:
-    """Its checkpoint is whole, the decision is confirmed by what the cluster says, and the healthy run finishes."""
+def test_stop_frees_a_gpu_for_a_waiting_job(kubernetes: KubernetesCluster, tmp_path: Path) -> None:
+    """The overoptimizing run is stopped with a whole checkpoint, and its GPU goes to the waiting job."""
     kubernetes.node.gpus = 2
     with running_service(tmp_path / "service") as service:
         headers = {"Authorization": f"Bearer {service.key}"}
         with (
             httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False) as api,
-            receiver(kubernetes, service, api, tmp_path),
+            running_receiver(kubernetes, service, api, tmp_path),
         ):
-            hacking = train(kubernetes, service, "hacking", "overoptimizes", 10_000, tmp_path)
-            train(kubernetes, service, "healthy", "healthy", 400, tmp_path)
-            wait_until(lambda: run(api, "hacking") and run(api, "healthy"), PATIENCE_SECONDS)
-            waiting = kubernetes.submit("waiting", ["date"])
-            decision = wait_until(lambda: confirmed(api, "hacking"), PATIENCE_SECONDS)
-            wait_until(lambda: JOB.list_states(kubernetes.now(JOB, waiting)) == {"Complete"}, PATIENCE_SECONDS)
-            wait_until(lambda: (run(api, "healthy") or {}).get("status") == "completed", PATIENCE_SECONDS)
-            stopped, finished = run(api, "hacking"), run(api, "healthy")
+            hacking = submit_trainer(kubernetes, service, "hacking", "overoptimizes", 10_000, tmp_path)
+            submit_trainer(kubernetes, service, "healthy", "healthy", 400, tmp_path)
+            wait_until(lambda: find_run(api, "hacking") and find_run(api, "healthy"), STOP_SECONDS)
+            waiting = kubernetes.create_workload("waiting", ["date"])
+            decision = wait_until(lambda: find_confirmed_decision(api, "hacking"), STOP_SECONDS)
+            wait_until(lambda: JOB.list_states(kubernetes.read(JOB, waiting)) == {"Complete"}, STOP_SECONDS)
+            wait_until(lambda: (find_run(api, "healthy") or {}).get("status") == "completed", STOP_SECONDS)
+            stopped, finished = find_run(api, "hacking"), find_run(api, "healthy")
 
     assert decision is not None
     details = decision["history"][-1]["details"]
@@ -86,7 +88,9 @@ def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(
     assert Path(stopped["best_checkpoint"]["uri"].removeprefix("file://")) in checkpoints
 
 
-def train(world: KubernetesCluster, service: Service, name: str, preset: str, steps: int, folder: Path) -> Json:
+def submit_trainer(
+    kubernetes: KubernetesCluster, service: Service, name: str, preset: str, steps: int, folder: Path
+) -> Json:
     """A Job that runs the example trainer."""
     options = ["--hasten", "20", "--preset", preset, "--steps", str(steps), "--checkpoints", str(folder / name)]
     variables = {
@@ -96,20 +100,20 @@ def train(world: KubernetesCluster, service: Service, name: str, preset: str, st
         "EVALSTOP_SPOOL": str(folder / "spool"),
         "OMP_NUM_THREADS": "1",
     }
-    return world.submit(name, [sys.executable, *TRAIN, *options], variables=variables, grace_seconds=30)
+    return kubernetes.create_workload(name, [sys.executable, *TRAIN, *options], variables=variables, grace_seconds=30)
 
 
-def run(api: httpx.Client, name: str) -> dict[str, Any] | None:
-    """A run as the service knows it."""
+def find_run(api: httpx.Client, name: str) -> dict[str, Any] | None:
+    """A run, as the service has it."""
     items = api.get("/runs", params={"name": name}).raise_for_status().json()["items"]
     return items[0] if items else None
 
 
-def confirmed(api: httpx.Client, name: str) -> dict[str, Any] | None:
-    """The decision on a run, once it is confirmed; a stop that failed fails the test."""
-    found = run(api, name)
-    if not found or not found["decision"]:
+def find_confirmed_decision(api: httpx.Client, name: str) -> dict[str, Any] | None:
+    """The decision on a run once it is confirmed; a failed stop fails the test."""
+    run = find_run(api, name)
+    if not run or not run["decision"]:
         return None
-    decision: dict[str, Any] = api.get(f"/decisions/{found['decision']['id']}").raise_for_status().json()
+    decision: dict[str, Any] = api.get(f"/decisions/{run['decision']['id']}").raise_for_status().json()
     assert decision["state"] != "failed", decision["history"]
     return decision if decision["state"] == "confirmed" else None

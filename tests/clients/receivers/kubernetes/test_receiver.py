@@ -1,4 +1,4 @@
-"""`evalstop-receiver kubernetes` as a program: obeying, killed in the middle of a stop, its ways to the API server."""
+"""`evalstop-receiver kubernetes` as a program: stops, crashes, kubeconfigs and service accounts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def service() -> FakeService:
 
 @pytest.fixture
 def reports(service: FakeService) -> Iterator[FakeServer]:
-    """Where a receiver reports to."""
+    """The fake service that the receiver reports to."""
     with FakeServer(service) as server:
         yield server
 
@@ -50,13 +50,13 @@ def receiver(kubernetes: KubernetesCluster, reports: FakeServer, tmp_path: Path)
         yield ReceiverProgram(tmp_path, reports, stack, [*command, "--allow-namespace", NAMESPACE])
 
 
-def test_stop_is_obeyed_and_proved(
+def test_stop_is_confirmed_with_details(
     receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
 ) -> None:
-    """From the webhook to the report: asked to save, suspended, gone, with what the cluster told of the end."""
+    """The job is asked to save, suspended and gone, and the report has what the cluster says of its end."""
     url = receiver.start("--checkpoint-annotation", "--checkpoint-grace-seconds", "0.5")
-    item = kubernetes.start()
-    labels = kubernetes.labels(item)
+    item = kubernetes.start_workload()
+    labels = kubernetes.run_labels(item)
     assert post_event(url, make_stop_event(labels)).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
     assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver kubernetes")
@@ -64,16 +64,16 @@ def test_stop_is_obeyed_and_proved(
     expected |= {"scheduler_state": "Suspended", "how": "cancelled", "exit_code": 7, "gpus_freed": 1}
     assert report["details"].items() >= expected.items()
     assert kubernetes.count_saves(item) == 1
-    assert kubernetes.node.running() == 0
+    assert kubernetes.node.count_running() == 0
 
 
-def test_receiver_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on(
+def test_restarted_receiver_continues_the_stop(
     receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
 ) -> None:
-    """Suspended, and the pod still ending: the next receiver finds the end, and suspends nothing anew."""
+    """A receiver started while the pods end reports the end, and does not suspend the job again."""
     url = receiver.start("--checkpoint-grace-seconds", "0")
-    item = kubernetes.start(ignores_sigterm=True)
-    event = make_stop_event(kubernetes.labels(item))
+    item = kubernetes.start_workload(ignores_sigterm=True)
+    event = make_stop_event(kubernetes.run_labels(item))
     kubernetes.node.lost = True
     post_event(url, event)
     state = receiver.folder / "state" / "decision-1.json"
@@ -81,50 +81,51 @@ def test_receiver_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on(
     receiver.end(signal.SIGKILL)
     assert service.reports == []
     kubernetes.node.lost = False
-    wait_until(lambda: kubernetes.pods("train-1") == [])
-    version = kubernetes.now(JOB, item)["metadata"]["annotations"]
+    wait_until(lambda: kubernetes.list_pods("train-1") == [])
+    annotations = kubernetes.read(JOB, item)["metadata"]["annotations"]
     url = receiver.start()
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was cancelled"
-    assert kubernetes.now(JOB, item)["metadata"]["annotations"] == version
+    assert kubernetes.read(JOB, item)["metadata"]["annotations"] == annotations
     assert post_event(url, event).json() == {"repeat": "decision-1"}
 
 
-def test_receiver_that_fetches_its_events(
+def test_pulling_receiver_settles_after_journaling(
     receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
 ) -> None:
-    """The same for a cluster that no connection can come in to; the event is settled once it was remembered."""
+    """A receiver that fetches its events stops the job, and settles the event."""
     endpoint = FakePullEndpoint(receiver.folder / "state")
     service.intercept = endpoint.answer
-    item = kubernetes.start()
+    item = kubernetes.start_workload()
     receiver.start("--pull", "e1")
-    endpoint.add(make_stop_event(kubernetes.labels(item)))
+    endpoint.add(make_stop_event(kubernetes.run_labels(item)))
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "confirmed"
     wait_until(lambda: endpoint.settlements)
+    assert endpoint.journaled == [True]
 
 
-def test_undo_lets_the_workload_go_on(
+def test_resume_request_resumes_the_workload(
     receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
 ) -> None:
-    """run.resume_requested after the stop: the job is resumed, and has a pod again."""
+    """`run.resume_requested` after the stop resumes the job, which gets a pod again."""
     url = receiver.start("--checkpoint-grace-seconds", "0")
-    item = kubernetes.start()
-    event = make_stop_event(kubernetes.labels(item))
+    item = kubernetes.start_workload()
+    event = make_stop_event(kubernetes.run_labels(item))
     post_event(url, event)
     wait_until(lambda: service.reports)
-    undo = {**event, "type": "run.resume_requested"}
-    wait_until(lambda: post_event(url, undo, "msg_2").status_code == 202)
-    wait_until(lambda: kubernetes.runs("train-1"))
-    assert kubernetes.now(JOB, item)["spec"]["suspend"] is False
+    resume = {**event, "type": "run.resume_requested"}
+    wait_until(lambda: post_event(url, resume, "msg_2").status_code == 202)
+    wait_until(lambda: kubernetes.is_running("train-1"))
+    assert kubernetes.read(JOB, item)["spec"]["suspend"] is False
 
 
-def test_in_a_pod_the_service_account_is_enough(tmp_path: Path) -> None:
-    """Its token is read at every request, for it is replaced; outside of a pod there is none."""
+def test_service_account_token_is_reread(tmp_path: Path) -> None:
+    """In a pod the token is read at every request, since it is rotated; outside a pod there is none."""
     assert load_in_cluster_access({}, tmp_path) is None
     variables = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     assert load_in_cluster_access(variables, tmp_path) is None
-    _, certificate = _certificate(tmp_path)
+    _, certificate = create_certificate(tmp_path)
     for name, text in (("token", "one\n"), ("namespace", "evalstop"), ("ca.crt", certificate.read_text())):
         (tmp_path / name).write_text(text)
     access = load_in_cluster_access(variables, tmp_path)
@@ -137,12 +138,12 @@ def test_in_a_pod_the_service_account_is_enough(tmp_path: Path) -> None:
         access.token()
 
 
-HELPER = {"apiVersion": "client.authentication.k8s.io/v1", "args": ["-c"], "command": "sh"}
+PLUGIN = {"apiVersion": "client.authentication.k8s.io/v1", "args": ["-c"], "command": "sh"}
 USERS = {
     "token": {"token": TOKEN},
     "file": {"tokenFile": "token"},
-    "exec": {"exec": {**HELPER, "args": ["-c", f'echo \'{{"status": {{"token": "{TOKEN}"}}}}\'']}},
-    "failing": {"exec": {**HELPER, "args": ["-c", "echo no login >&2; exit 1"]}},
+    "exec": {"exec": {**PLUGIN, "args": ["-c", f'echo \'{{"status": {{"token": "{TOKEN}"}}}}\'']}},
+    "failing": {"exec": {**PLUGIN, "args": ["-c", "echo no login >&2; exit 1"]}},
     "old": {"username": "ann", "password": "x"},
 }
 
@@ -162,32 +163,32 @@ def kubeconfig(folder: Path, url: str, **cluster: Any) -> Path:
 
 
 @pytest.mark.parametrize("user", [None, "file", "exec"])
-def test_kubeconfig_says_who_one_is(kubernetes: KubernetesCluster, tmp_path: Path, user: str | None) -> None:
-    """By a token, by a file with one, or by a program that prints one."""
-    item = kubernetes.start()
+def test_kubeconfig_users_are_accepted(kubernetes: KubernetesCluster, tmp_path: Path, user: str | None) -> None:
+    """A user has a token, a file with one, or a plugin that prints one."""
+    item = kubernetes.start_workload()
     api = Api(load_kubeconfig(kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))
     assert api.get(JOB, NAMESPACE, item["metadata"]["name"])
     api.close()
 
 
-@pytest.mark.parametrize(("ends", "times"), [("2099-01-01T00:00:00Z", 1), ("2020-01-01T00:00:00Z", 3), (None, 1)])
-def test_program_that_logs_in_is_asked_again_when_its_token_ends(tmp_path: Path, ends: str | None, times: int) -> None:
-    """And not at every request: to log in takes seconds."""
-    answer = json.dumps({"status": {"token": "a", "expirationTimestamp": ends}})
-    token = PluginToken(["sh", "-c", f"echo >> {tmp_path}/asked; echo '{answer}'"], {"PATH": "/usr/bin:/bin"})
+@pytest.mark.parametrize(("expires", "calls"), [("2099-01-01T00:00:00Z", 1), ("2020-01-01T00:00:00Z", 3), (None, 1)])
+def test_plugin_runs_again_when_its_token_expires(tmp_path: Path, expires: str | None, calls: int) -> None:
+    """A plugin runs again only when its token has expired, since it may take seconds."""
+    answer = json.dumps({"status": {"token": "a", "expirationTimestamp": expires}})
+    token = PluginToken(["sh", "-c", f"echo >> {tmp_path}/calls; echo '{answer}'"], {"PATH": "/usr/bin:/bin"})
     assert [token() for _ in range(3)] == ["a"] * 3
-    assert (tmp_path / "asked").read_text().count("\n") == times
+    assert (tmp_path / "calls").read_text().count("\n") == calls
 
 
-def test_program_that_gives_no_token_is_away(tmp_path: Path) -> None:
-    """A login that is over can be renewed; what the program said is told."""
+def test_failed_plugin_is_unavailable(tmp_path: Path) -> None:
+    """A login can be renewed, so a failed plugin is retried; its output is in the error."""
     access = load_kubeconfig(kubeconfig(tmp_path, "http://127.0.0.1:1"), "failing", {"PATH": "/usr/bin:/bin"})
     with pytest.raises(SchedulerUnavailable, match="no login"):
         access.token()
 
 
 @pytest.mark.parametrize(
-    ("context", "cluster", "words"),
+    ("context", "cluster", "message"),
     [
         ("nobody", {}, "no context 'nobody'"),
         ("old", {}, "username"),
@@ -195,17 +196,17 @@ def test_program_that_gives_no_token_is_away(tmp_path: Path) -> None:
         (None, {"certificate-authority-data": "%"}, "kubeconfig"),
     ],
 )
-def test_kubeconfig_that_cannot_be_used_is_explained(
-    tmp_path: Path, context: str | None, cluster: dict[str, str], words: str
+def test_unusable_kubeconfig_is_an_error(
+    tmp_path: Path, context: str | None, cluster: dict[str, str], message: str
 ) -> None:
-    """When the receiver starts, by file and by what is wrong in it."""
-    with pytest.raises(ConfigurationError, match=words):
+    """An unknown context, user type or certificate is a ConfigurationError when the receiver starts."""
+    with pytest.raises(ConfigurationError, match=message):
         load_kubeconfig(kubeconfig(tmp_path, "https://127.0.0.1:1", **cluster), context, {})
 
 
-def test_certificates_of_a_kubeconfig_are_taken(tmp_path: Path) -> None:
-    """An authority and a client's certificate with its key, as data or as files beside it."""
-    key, certificate = _certificate(tmp_path)
+def test_kubeconfig_certificates_are_loaded(tmp_path: Path) -> None:
+    """An authority and a client certificate with its key are loaded from data or from files beside the kubeconfig."""
+    key, certificate = create_certificate(tmp_path)
     data = {name: base64.b64encode(file.read_bytes()).decode() for name, file in (("c", certificate), ("k", key))}
     for user, authority in (
         ({"client-certificate": "c.pem", "client-key": "k.pem"}, {"certificate-authority": "c.pem"}),
@@ -224,7 +225,7 @@ def test_certificates_of_a_kubeconfig_are_taken(tmp_path: Path) -> None:
         assert access.token() is None
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
+def create_certificate(folder: Path) -> tuple[Path, Path]:
     key, certificate = folder / "k.pem", folder / "c.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a", "-days", "1"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)

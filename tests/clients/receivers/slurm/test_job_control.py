@@ -90,7 +90,7 @@ def test_completing_job_is_not_gone(launcher: SlurmLauncher) -> None:
     waiting = launcher.cluster.submit_job("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
     launcher.jobs.append(waiting)
     job = started.find()
-    started.job_control.cancel_job(job, make_stop_request(started.labels))
+    started.cancel(job)
     assert started.job_control.check_job(job) == Present("COMPLETING")
     assert launcher.cluster.get_job_state(waiting) == "PENDING"
     wait_until_gone(started.job_control, job)
@@ -100,7 +100,7 @@ def test_completing_job_is_not_gone(launcher: SlurmLauncher) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"users": frozenset({"somebody"})}, "allow-list"),
+        ({"users": frozenset({"other-user"})}, "allow-list"),
         ({"partitions": frozenset({"other"})}, "allow-list"),
     ],
 )
@@ -113,14 +113,14 @@ def test_job_outside_the_allow_list_is_refused(
         setattr(launcher, name, value)
     with pytest.raises(RequestRefused, match=message):
         launcher.job_control().find_job(
-            make_stop_request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"})
+            make_stop_request({**started.labels, "slurm_user": "other-user", "slurm_partition": "other"})
         )
 
 
 @pytest.mark.parametrize(
     "labels",
     [
-        {"slurm_user": "somebody"},
+        {"slurm_user": "other-user"},
         {"slurm_array_task_id": "3"},
         {"slurm_job_id": "7; reboot"},
         {"slurm_job_id": "-A"},
@@ -165,7 +165,7 @@ def test_resume_of_a_cancelled_job_is_refused(launcher: SlurmLauncher) -> None:
     """Slurm cannot resume a cancelled job, and the refusal says so."""
     started = launcher.start()
     job = started.find()
-    started.job_control.cancel_job(job, make_stop_request(started.labels))
+    started.cancel(job)
     wait_until_gone(started.job_control, job)
     with pytest.raises(RequestRefused, match="cannot be resumed"):
         started.job_control.resume_job(job)
@@ -188,7 +188,7 @@ def test_heterogeneous_job_is_cancelled_as_a_whole(launcher: SlurmLauncher) -> N
 
 def test_signal_target_is_the_batch_script_or_the_steps(launcher: SlurmLauncher) -> None:
     """@batch signals only the script and @steps only the steps; slurmrestd, which cannot separate them, refuses."""
-    file = launcher.folder / "heard"
+    file = launcher.folder / "signals"
     step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
     step += f"open({str(file)!r}, 'a').write('up '); [time.sleep(0.1) for _ in range(600)]"
     script = f'trap \'echo -n "batch " >> {file}\' USR1\nsrun {sys.executable} -c "{step}" &\nwait; wait; wait\n'

@@ -69,5 +69,5 @@ def test_parked_job_can_be_cancelled(launcher: SlurmLauncher) -> None:
     wait_until_parked(started.job_control, job)
     found_again = started.find()
     assert isinstance(started.job_control.check_job(found_again), Present)
-    started.job_control.cancel_job(found_again, make_stop_request(started.labels))
+    started.cancel(found_again)
     assert wait_until_gone(started.job_control, found_again).state == "CANCELLED"

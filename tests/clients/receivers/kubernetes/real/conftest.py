@@ -1,4 +1,4 @@
-"""One real Kubernetes API for all tests here: the tests of the folder above run on it as they stand."""
+"""One real Kubernetes API for all tests here, which include tests of the folder above."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.receivers.kubernetes.cluster import KubernetesCluster, Server, world
-from tests.clients.receivers.kubernetes.real.control_plane import real_server
+from tests.clients.receivers.kubernetes.cluster import ApiServer, KubernetesCluster, running_cluster
+from tests.clients.receivers.kubernetes.real.control_plane import running_control_plane
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server; these tests are run by `make test-kubernetes`, which builds one first."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A real API server; `make test-kubernetes` builds it and runs these tests."""
     if os.environ.get("TEST_KUBERNETES") != "real":
         pytest.skip("make test-kubernetes runs these on a real API server")
-    with real_server(tmp_path_factory.mktemp("kubernetes")) as server:
+    with running_control_plane(tmp_path_factory.mktemp("kubernetes")) as server:
         yield server
 
 
 @pytest.fixture
-def kubernetes(server: Server, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    """A cluster in which things run, and nothing is left from the test before."""
-    with world(server, tmp_path) as made:
-        yield made
+def kubernetes(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
+    """A running cluster, empty after each test."""
+    with running_cluster(server, tmp_path) as kubernetes:
+        yield kubernetes

@@ -1,4 +1,4 @@
-"""A real Kubernetes API on free ports of the loopback: etcd, kube-apiserver and kube-controller-manager."""
+"""A real Kubernetes control plane on free loopback ports: etcd, kube-apiserver and kube-controller-manager."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import TypeVar
 
 import httpx
 
-from tests.clients.receivers.kubernetes.cluster import RECEIVER, Server
+from tests.clients.receivers.kubernetes.cluster import RECEIVER, ApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN
 
 T = TypeVar("T")
 TOKEN = "receiver-token"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "evalstop/kubernetes-1.20"
-PATIENCE_SECONDS = 90.0
+STARTUP_SECONDS = 90.0
 CONTROLLERS = ("job", "garbagecollector")
-"""What tests need: nodes and the kinds that are no part of Kubernetes are stood in for."""
+"""Those that the tests need; nodes and the controllers of other projects have substitutes."""
 
 
-class NoKubernetes(Exception):
-    """There is no built Kubernetes here: `make test-kubernetes` builds one."""
+class KubernetesNotBuilt(Exception):
+    """Kubernetes is not built on this machine: `make test-kubernetes` builds it."""
 
 
 @contextmanager
-def real_server(folder: Path, programs: Path = CACHE / "bin") -> Iterator[Server]:
-    """A new cluster; its data goes with it."""
+def running_control_plane(folder: Path, programs: Path = CACHE / "bin") -> Iterator[ApiServer]:
+    """A new control plane; its data is deleted with it."""
     etcd = shutil.which("etcd")
     if etcd is None or not (programs / "kube-apiserver").exists():
-        raise NoKubernetes(NoKubernetes.__doc__)
+        raise KubernetesNotBuilt(KubernetesNotBuilt.__doc__)
     api_port, store_port, peer_port = _free_ports(3)
     url, store, peer = (
         f"https://127.0.0.1:{api_port}",
@@ -44,7 +44,7 @@ def real_server(folder: Path, programs: Path = CACHE / "bin") -> Iterator[Server
         f"http://127.0.0.1:{peer_port}",
     )
     tokens = [(ADMIN, "admin", "1", '"system:masters"'), (TOKEN, RECEIVER, "2", "")]
-    (folder / "tokens.csv").write_text("".join(f"{','.join(one)}\n" for one in tokens))
+    (folder / "tokens.csv").write_text("".join(f"{','.join(token)}\n" for token in tokens))
     key = folder / "accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     with ExitStack() as stack:
@@ -77,7 +77,7 @@ def real_server(folder: Path, programs: Path = CACHE / "bin") -> Iterator[Server
                 f"--service-account-key-file={key}",
                 f"--service-account-signing-key-file={key}",
                 "--service-account-issuer=https://kubernetes.default.svc",
-                "--disable-admission-plugins=ServiceAccount",  # pods need no account of theirs here
+                "--disable-admission-plugins=ServiceAccount",  # pods need no account here
             )
         )
         certificate = folder / "certs/apiserver.crt"
@@ -96,7 +96,7 @@ def real_server(folder: Path, programs: Path = CACHE / "bin") -> Iterator[Server
                 "--secure-port=0",
             )
         )
-        yield Server(url, ADMIN, TOKEN, tls, certificate, is_real=True)
+        yield ApiServer(url, ADMIN, TOKEN, tls, certificate, is_real=True)
 
 
 def _kubeconfig(url: str, certificate: Path) -> dict[str, object]:
@@ -125,18 +125,18 @@ def _program(log: Path, *command: str) -> Iterator[None]:
             process.wait()
 
 
-def _wait(look: Callable[[], T | None], folder: Path) -> T:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := look()):
+def _wait(condition: Callable[[], T | None], folder: Path) -> T:
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while not (value := condition()):
         if time.monotonic() > deadline:
             logs = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in folder.glob("*.log"))
-            raise AssertionError(f"it did not come up in {PATIENCE_SECONDS:g} s\n{logs}")
+            raise AssertionError(f"it did not come up in {STARTUP_SECONDS:g} s\n{logs}")
         time.sleep(0.2)
-    return found
+    return value
 
 
 def _trust(certificate: Path) -> ssl.SSLContext | None:
-    """In what the server has signed itself, once it is written."""
+    """A context that trusts the server's self-signed certificate, once it is written."""
     try:
         return ssl.create_default_context(cafile=str(certificate))
     except OSError:
@@ -154,4 +154,4 @@ def _is_ready(url: str, tls: ssl.SSLContext) -> bool:
 def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+        return [free.getsockname()[1] for free in sockets]

@@ -1,4 +1,4 @@
-"""The battery for receivers, on a real API server."""
+"""The conformance suite on a real API server."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture
 def launcher(request: pytest.FixtureRequest, kubernetes: KubernetesCluster) -> KubernetesLauncher:
-    return KubernetesLauncher(kubernetes, **request.cls.setting)
+    return KubernetesLauncher(kubernetes, **request.cls.options)
 
 
 class TestJob(Conformance):
-    """parallelism 0, for this server cannot suspend a Job."""
+    """parallelism 0, since Kubernetes 1.20 cannot suspend a Job."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOB}
+    options: ClassVar[dict[str, Any]] = {"kind": JOB}
 
 
-class TestJobSetInAQueue(Conformance):
+class TestQueuedJobSet(Conformance):
     """spec.active of Kueue's Workload."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOBSET, "is_queued": True}
+    options: ClassVar[dict[str, Any]] = {"kind": JOBSET, "is_queued": True}
 
 
 class TestDeletedJobSet(Conformance):
-    """Deleted in the foreground, by the real garbage collector."""
+    """Foreground deletion by the real garbage collector."""
 
-    setting: ClassVar[dict[str, Any]] = {"kind": JOBSET, "options": {"stop_by": "delete"}}
+    options: ClassVar[dict[str, Any]] = {"kind": JOBSET, "options": {"stop_by": "delete"}}

@@ -1,4 +1,4 @@
-"""The tests of the job_control, on a real API server: those that need no server of another age, and no faults in it."""
+"""Tests of KubernetesJobControl that run on the real API server too, and what only a real one shows."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from evalstop_client.receivers.kubernetes.kinds import JOB
 from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_gone
 from tests.clients.receivers.kubernetes.cluster import KubernetesCluster
 from tests.clients.receivers.kubernetes.test_job_control import (
-    test_another_of_the_same_name_is_left_alone,
-    test_every_kind_is_found_from_below_ended_and_let_go_on,
-    test_force_deletes_what_nobody_has_deleted,
-    test_job_that_ended_by_itself_is_gone_in_its_own_words,
-    test_labels_that_lead_elsewhere_are_refused,
-    test_pod_that_belongs_to_nothing_is_refused,
-    test_pods_are_annotated_where_somebody_wants_it,
-    test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over,
-    test_report_tells_what_kubernetes_tells,
-    test_runs_of_other_clusters_are_not_ours,
-    test_undo_of_a_deletion_is_refused,
-    test_workload_that_is_resumed_by_somebody_else_is_there_again,
+    test_completed_job_is_gone_and_not_suspended,
+    test_every_kind_is_found_stopped_and_resumed,
+    test_externally_resumed_workload_is_present_again,
+    test_kill_deletes_pods_that_their_controller_left,
+    test_labels_of_another_object_are_refused,
+    test_pod_without_owner_is_refused,
+    test_pods_are_annotated_by_label_or_option,
+    test_pods_of_a_lost_node_are_deleted_after_their_grace,
+    test_recreated_workload_is_left_alone,
+    test_report_has_the_pods_ends,
+    test_resume_of_a_deleted_job_is_refused,
+    test_runs_of_other_clusters_are_foreign,
 )
 
 pytestmark = pytest.mark.real
 
 __all__ = [
-    "test_another_of_the_same_name_is_left_alone",
-    "test_every_kind_is_found_from_below_ended_and_let_go_on",
-    "test_force_deletes_what_nobody_has_deleted",
-    "test_job_that_ended_by_itself_is_gone_in_its_own_words",
-    "test_labels_that_lead_elsewhere_are_refused",
-    "test_pod_that_belongs_to_nothing_is_refused",
-    "test_pods_are_annotated_where_somebody_wants_it",
-    "test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over",
-    "test_report_tells_what_kubernetes_tells",
-    "test_runs_of_other_clusters_are_not_ours",
-    "test_undo_of_a_deletion_is_refused",
-    "test_workload_that_is_resumed_by_somebody_else_is_there_again",
+    "test_completed_job_is_gone_and_not_suspended",
+    "test_every_kind_is_found_stopped_and_resumed",
+    "test_externally_resumed_workload_is_present_again",
+    "test_kill_deletes_pods_that_their_controller_left",
+    "test_labels_of_another_object_are_refused",
+    "test_pod_without_owner_is_refused",
+    "test_pods_are_annotated_by_label_or_option",
+    "test_pods_of_a_lost_node_are_deleted_after_their_grace",
+    "test_recreated_workload_is_left_alone",
+    "test_report_has_the_pods_ends",
+    "test_resume_of_a_deleted_job_is_refused",
+    "test_runs_of_other_clusters_are_foreign",
 ]
 
 
-def test_job_that_the_real_server_cannot_suspend(kubernetes: KubernetesCluster) -> None:
-    """Kubernetes 1.20 answers 200 and drops the field: refused, left without pods, or deleted, as configured."""
-    item = kubernetes.start(parallelism=2)
-    labels = kubernetes.labels(item)
+def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None:
+    """Kubernetes 1.20 accepts and drops spec.suspend: the Job is scaled to 0, deleted or refused, as configured."""
+    item = kubernetes.start_workload(parallelism=2)
+    labels = kubernetes.run_labels(item)
     job_control = kubernetes.job_control(instead="refuse")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match="dropped it"):
@@ -56,20 +56,20 @@ def test_job_that_the_real_server_cannot_suspend(kubernetes: KubernetesCluster) 
     job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(job_control, job).state == "Suspended"
     job_control.resume_job(job)
-    assert kubernetes.now(JOB, item)["spec"]["parallelism"] == 2
-    kubernetes.grant("batch", "jobs", "delete")
+    assert kubernetes.read(JOB, item)["spec"]["parallelism"] == 2
+    kubernetes.grant_verbs("batch", "jobs", "delete")
     job_control = kubernetes.job_control(instead="delete")
     job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(job_control, job).state == "Deleted"
 
 
-def test_strangers_are_turned_away_by_the_real_server(kubernetes: KubernetesCluster) -> None:
-    """A token that is not known is waited for, and what the Role does not grant is refused, by name."""
-    labels = kubernetes.labels(kubernetes.start())
+def test_real_server_rejects_unknown_tokens_and_missing_verbs(kubernetes: KubernetesCluster) -> None:
+    """An unknown token is retried, and a verb that the Role does not grant is refused by name."""
+    labels = kubernetes.run_labels(kubernetes.start_workload())
     job_control = kubernetes.job_control(stop_by="delete")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match=r"verb 'delete' on jobs\.batch in namespace research"):
         job_control.cancel_job(job, make_stop_request(labels))
-    stranger = KubernetesJobControl(kubernetes.api("no-such-token"), namespaces=None)
+    unknown = KubernetesJobControl(kubernetes.connect("no-such-token"), namespaces=None)
     with pytest.raises(SchedulerUnavailable, match="401"):
-        stranger.find_job(make_stop_request(labels))
+        unknown.find_job(make_stop_request(labels))
