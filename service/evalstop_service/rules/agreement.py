@@ -1,7 +1,7 @@
 """The agreement of two people who labeled the same cases: Cohen's kappa. Pure.
 
 J. Cohen, A coefficient of agreement for nominal scales (1960): the share of cases that both label alike, less the
-share expected by chance, relative to the largest possible excess over chance. 1: always alike; 0: as by chance.
+share expected by chance, relative to the largest possible excess over chance. 1: full agreement; 0: as by chance.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ReportClient:
 
 
 def start_key_check(reports: Callable[[], ReportClient]) -> None:
-    """Look whether stops can be reported, beside the start of a receiver, which waits for no service."""
+    """Check whether stops can be reported, in parallel with the start of a receiver."""
 
     def check() -> None:
         client = reports()  # a connection belongs to one thread

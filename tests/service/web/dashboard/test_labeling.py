@@ -69,7 +69,7 @@ def test_two_people_label_the_same_cases(
     with open_client(address) as second:
         sign_in_by_link(second, key)
         final_page = label_all(second, start, first | {"calm-2": "healthy"})
-    assert "labeled 4 of these cases both, 3 alike" in final_page
+    assert "both labeled 4 of these cases, and agreed on 3" in final_page
     assert '<span class="figure">0.50</span>' in final_page
     with database.reading() as tx:
         recent = decisions.list_decisions(tx, tenant.project.id)

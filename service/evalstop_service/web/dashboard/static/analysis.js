@@ -1,4 +1,4 @@
-// Two charts of a run: the eval over its distance from the initial policy, and the evidence of its detectors over steps.
+// Two charts of a run: the eval by its distance from the initial policy, and the evidence of its detectors by step.
 
 import { axis, band, draw, drawable, narrow, palette, redrawn, stepTicks } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
@@ -8,7 +8,7 @@ const TRACK_PX = 96;
 const listeners = [];
 let analysis = null;
 
-// Calls `use` with the data of these charts whenever it was loaded.
+// Calls `use` with the data of these charts whenever it is loaded.
 export function onAnalysis(use) {
   listeners.push(use);
   if (analysis) use(analysis);
@@ -26,23 +26,23 @@ async function load() {
 
 function drawAll() {
   const { tracks } = analysis.evidence;
-  // Before the chart beside it is drawn, which is as wide as the room that this leaves.
-  document.getElementById("evidence-card").hidden = tracks.length > 0 && besides(tracks).length === 0;
+  // Before the chart beside it is drawn, whose width depends on it.
+  document.getElementById("evidence-card").hidden = tracks.length > 0 && listStrips(tracks).length === 0;
   return Promise.all([drawGao(analysis.gao), drawEvidence(analysis.evidence)]);
 }
 
-function show(name, empty, note) {
+function prepareChart(name, empty, note) {
   const chart = document.getElementById(name);
   chart.hidden = empty;
   document.querySelector(`[data-note="${name}"]`).textContent = note;
   return chart;
 }
 
-// --- The eval over the distance. ---
+// --- The eval by distance. ---
 
 function drawGao(gao) {
   const empty = gao === null || gao.steps.length === 0;
-  const chart = show("gao", empty, gaoNote(gao));
+  const chart = prepareChart("gao", empty, describeGao(gao));
   if (empty) return undefined;
   const color = palette();
   const line = gao.line;
@@ -67,30 +67,30 @@ function drawGao(gao) {
   });
 }
 
-function gaoNote(gao) {
+function describeGao(gao) {
   if (gao === null) return "It takes a metric with the role eval and one with the role kl.";
   if (gao.steps.length === 0) return "Waiting for an eval after the first KL.";
-  if (gao.line === null) return `No line yet: ${gao.note}.`;
-  if (!gao.line.trusted) return `The dashed line is not to be trusted: ${gao.note}. It is drawn without its band and peak.`;
+  if (gao.line === null) return `No fit yet: ${gao.note}.`;
+  if (!gao.line.trusted) return `The dashed fit is not reliable: ${gao.note}. It is drawn without its band and peak.`;
   return `Line: ${gao.line.form}, 95 % band. The detector gao_fit says: ${gao.note}.`;
 }
 
-// --- Evidence: a strip a detector, in the order of the policy; the first posterior stands in the chart of the run. ---
+// --- Evidence: one strip for each detector, in the policy's order; the first posterior is in the chart of the run. ---
 
 const KINDS = { count: "count", fraction: "share", p_value: "p-value", log_e_value: "log e-value", statistic: "statistic", posterior: "posterior" };
 
-function besides(tracks) {
+function listStrips(tracks) {
   const above = tracks.find((track) => track.detector === "posterior");
   return tracks.filter((track) => track !== above);
 }
 
 function drawEvidence(evidence) {
-  const tracks = besides(evidence.tracks);
-  const chart = show("evidence", tracks.length === 0, evidenceNote(evidence));
+  const tracks = listStrips(evidence.tracks);
+  const chart = prepareChart("evidence", tracks.length === 0, describeEvidence(evidence));
   if (tracks.length === 0) return undefined;
   const color = palette();
   const layout = { margin: { l: 52, r: 16, t: 22, b: 30 }, hovermode: "x unified", hoversubplots: "axis", shapes: [], annotations: [] };
-  const traces = tracks.map((track, i) => strip(layout, color, track, i, tracks.length));
+  const traces = tracks.map((track, i) => addStrip(layout, color, track, i, tracks.length));
   layout.height = Math.max(300, 60 + TRACK_PX * tracks.length);
   const steps = tracks.flatMap((track) => track.steps);
   const span = steps.reduce((a, b) => Math.max(a, b)) - steps.reduce((a, b) => Math.min(a, b));
@@ -98,7 +98,7 @@ function drawEvidence(evidence) {
   return draw(chart, traces, layout);
 }
 
-function strip(layout, color, track, i, count) {
+function addStrip(layout, color, track, i, count) {
   const name = i === 0 ? "y" : `y${i + 1}`;
   const gap = 0.28 / count;
   const height = (1 - (count - 1) * gap) / count;
@@ -111,7 +111,7 @@ function strip(layout, color, track, i, count) {
     if (at === null) continue;
     layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, yref: name, y0: at, y1: at, line: { color: color(paint), width: 1.3, dash } });
   }
-  // Members are called by the policy's words alone, which are letters, digits, dots and dashes.
+  // Names of members are from the policy and consist of letters, digits, dots and dashes.
   layout.annotations.push({ xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", showarrow: false, text: `${track.member} · ${KINDS[track.kind] ?? track.kind}`, font: { size: 12, color: color("text") } });
   return {
     type: "scatter", mode: track.steps.length < 30 ? "lines+markers" : "lines", name: track.member, x: track.steps, y: track.values, yaxis: name,
@@ -119,7 +119,7 @@ function strip(layout, color, track, i, count) {
   };
 }
 
-function evidenceNote(evidence) {
+function describeEvidence(evidence) {
   if (evidence.tracks.length === 0) return "No detector of the policy has anything to show yet.";
   return `Dotted: suspect. Dashed: stop. ${evidence.note}`;
 }

@@ -1,15 +1,15 @@
-// What all charts share: colors out of the style sheet, axes, bands, and drawing again when light, width or paper change.
-// Nothing a trainer named reaches Plotly.
+// Shared by all charts: colors from the style sheet, axes, bands, and redrawing when the color scheme or the width changes.
+// No text from trainers is passed to Plotly, which interprets HTML.
 
 export const narrow = matchMedia("(max-width: 720px)");
 
-// A function from a name of evalstop.css ("eval" for --eval) to its present color.
+// A function from the name of a color in evalstop.css ("eval" for --eval) to its current value.
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   return (name) => style.getPropertyValue(`--${name}`).trim();
 }
 
-// Draws; `traces` and `layout` as Plotly has them, over what all charts have in common.
+// Draws Plotly's `traces` and `layout` with the settings that all charts share.
 export function draw(element, traces, layout) {
   const color = palette();
   const common = {
@@ -26,7 +26,7 @@ export function draw(element, traces, layout) {
   return Plotly.react(element, traces, { ...common, ...layout }, config);
 }
 
-// An axis in the manner of all charts; `more` is what it has of its own.
+// An axis in the style of all charts; `more` overrides it.
 export function axis(color, more = {}) {
   const { tickfont, ...rest } = more;
   return {
@@ -52,13 +52,13 @@ export function shareTicks(highest = 1) {
   return { tickvals, ticktext: tickvals.map((value) => percent(value, step < 0.01 ? 1 : 0)) };
 }
 
-// Calls `redraw` whenever what is drawn has to look different: dark or light, narrow or wide.
+// Calls `redraw` when the color scheme or the width class changes.
 export function redrawn(redraw) {
   for (const query of [narrow, matchMedia("(prefers-color-scheme: dark)")]) query.addEventListener("change", redraw);
 }
 
-// The outline between two lines, for a trace with fill "toself": one closed outline for every stretch without a gap (a
-// null in either), a null between two of them.
+// The outline between two lines, for a trace with fill "toself": one closed outline for each segment without a gap (a null
+// in either line), separated by nulls.
 export function band(xs, low, high) {
   const x = [];
   const y = [];
@@ -82,17 +82,17 @@ export function band(xs, low, high) {
   return { x, y };
 }
 
-// Values that can be drawn: an axis from one end of what a double holds to the other has no length that it holds.
+// Values limited to what can be drawn: the length of an axis over the whole range of a double would overflow.
 export function drawable(values) {
   return values.map((value) => (value === null ? null : Math.max(-1e150, Math.min(1e150, value))));
 }
 
-// Whether some value stands between two gaps, where a line alone would not show it.
+// Whether a value is between two gaps, where a line without markers would not show it.
 export function loneValues(values) {
   return values.some((value, i) => value !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null);
 }
 
-// Buttons with data-toggle in the legend of a chart show and hide what they name: `shown` is changed, then `redraw` called.
+// Buttons with data-toggle in a legend show and hide traces: they change `shown` and call `redraw`.
 export function toggles(legend, shown, redraw) {
   legend.addEventListener("click", (event) => {
     const toggle = event.target.closest("[data-toggle]");

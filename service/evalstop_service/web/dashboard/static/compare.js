@@ -1,5 +1,5 @@
-// The charts of a comparison: a panel for the eval, the proxy and the KL, one axis for all of them, a line a run.
-// What is chosen stands in the address.
+// The charts of a comparison: panels for eval, proxy and KL with one common axis, and a line for each run. The choices are
+// kept in the address.
 
 import { axis, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
 import { fetchSameOrigin } from "./live.js";
@@ -55,7 +55,7 @@ function lineOf(run, role) {
   return run.lines.find((line) => line.role === role && line.steps.length > 0);
 }
 
-// How far a run is shifted to the left; null for one that has nothing to be aligned at.
+// How far a run is shifted to the left; null if it lacks what runs are aligned at.
 function shiftOf(run, x) {
   if (alignChoice.value === "start") return 0;
   const anchor = run.anchors[alignChoice.value];
@@ -69,7 +69,7 @@ function note(leftOut) {
   said.textContent = `Left out: ${leftOut.length === 1 ? "run" : "runs"} ${numbers}, without a ${ANCHORS[alignChoice.value]} on this axis.`;
 }
 
-// --- What is drawn. ---
+// --- Drawing. ---
 
 function lines(color, panel, { run, index, shift }, x) {
   const line = lineOf(run, panel.role);
@@ -95,7 +95,7 @@ function paint(color, index) {
   return color(`hue-${(index % HUES) + 1}`);
 }
 
-// The exponential moving average, divided by the sum of its weights, so that it starts where the values do.
+// The exponential moving average, divided by the sum of its weights, so that it starts at the first value.
 function smooth(values, weight) {
   let [sum, weights] = [0, 0];
   return values.map((value) => {
@@ -140,7 +140,7 @@ function layout(color, places, x, traces) {
   return found;
 }
 
-// A panel is as high as what the zoom shows of it; Plotly alone keeps the height of all values.
+// The vertical range of a panel follows the zoom; Plotly would keep the range of all values.
 function range(traces) {
   const seen = zoom ? traces.flatMap(({ x, y }) => y.filter((value, i) => value !== null && x[i] !== null && x[i] >= zoom[0] && x[i] <= zoom[1])) : [];
   if (seen.length === 0) return { autorange: true };
@@ -149,7 +149,7 @@ function range(traces) {
   return { range: [low - room, high + room], autorange: false };
 }
 
-// --- What is chosen. ---
+// --- Choices. ---
 
 function followZoom() {
   followed = true;
@@ -177,7 +177,7 @@ function writeAddress() {
   document.querySelector(".chart-card [data-copy]").dataset.copy = address.href;
 }
 
-// The run that is pointed at stands out in every panel, in the legend and in the table.
+// The run under the pointer is emphasized in every panel, in the legend and in the table.
 let emphasized = null;
 
 function emphasize(id) {
@@ -186,7 +186,7 @@ function emphasize(id) {
   for (const one of document.querySelectorAll("[data-toggle], [data-run]")) {
     one.classList.toggle("emphasized", id !== null && (one.dataset.toggle ?? one.dataset.run) === id);
   }
-  queueMicrotask(paintEmphasis); // a zoom tells of it while it is under way: what is restyled then, Plotly keeps as the visitor's edit
+  queueMicrotask(paintEmphasis); // not during a zoom event: Plotly would keep the new style as an edit by the visitor
 }
 
 function paintEmphasis() {
@@ -209,7 +209,7 @@ choices.addEventListener("input", (event) => {
   if (event.target !== smoothing) zoom = null; // another axis
   if (runs) drawChart();
 });
-choices.addEventListener("change", writeAddress); // once a slider is let go: browsers limit how often it is written
+choices.addEventListener("change", writeAddress); // when a slider is released: browsers limit how often the address may change
 toggles(legend, shown, () => {
   writeAddress();
   if (runs) drawChart();

@@ -1,4 +1,4 @@
-// What every page does: shows times, follows its events, copies.
+// On every page: times, live updates, copy buttons and filters.
 
 import { live } from "./live.js";
 import { showTimes } from "./times.js";
@@ -7,7 +7,7 @@ showTimes(document);
 setInterval(() => showTimes(document), 10_000);
 if (document.querySelector("main[data-events]")) live();
 
-// On a phone links that stand in a row are scrolled as far as the present one needs.
+// On a phone, rows of links are scrolled to the current one.
 for (const here of document.querySelectorAll(".nav [aria-current], .filter [aria-current]")) {
   const row = here.parentElement;
   row.scrollLeft = here.offsetLeft + here.offsetWidth - row.offsetLeft - row.clientWidth;
@@ -24,7 +24,7 @@ async function copyText(button) {
     button.textContent = "Copied";
     button.dataset.copied = "";
   } catch {
-    // The clipboard is there for https and localhost only: select the text, so that Ctrl+C takes it.
+    // The clipboard is available for https and localhost only: select the text for Ctrl+C.
     const code = button.parentElement.querySelector("code");
     if (code) getSelection().selectAllChildren(code);
     button.textContent = "Press Ctrl+C";
@@ -35,12 +35,12 @@ async function copyText(button) {
   }, 2000);
 }
 
-// A choice that is a filter takes effect when it is made; without JavaScript the form has a button.
+// Filters are applied when they are changed; without JavaScript the form has a button.
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
 
-// The list of runs: too few or too many ticked runs are not sent off.
+// The list of runs: refuses to compare too few or too many runs.
 document.addEventListener("submit", (event) => {
   const form = event.target.closest("#compare");
   if (!form) return;

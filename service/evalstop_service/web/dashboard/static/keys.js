@@ -1,4 +1,4 @@
-// The keyboard: single keys, the list of them, the command palette, and the word on what was just done.
+// Keyboard commands: single keys, their list, the command palette; and the toast, which confirms the last action.
 
 const SEARCH_AFTER_MS = 150;
 const MOST_FOUND = 8;
@@ -12,11 +12,11 @@ const toast = document.getElementById("toast");
 const pages = [...keys.querySelectorAll("a[data-key]")];
 let awaitsPage = false; // "g" was pressed
 
-// --- Single keys. They can be switched off, for whoever speaks to the computer. ---
+// --- Single keys. They can be switched off, since speech input triggers them by accident (WCAG 2.1.4). ---
 
-const onOff = keys.querySelector("input");
-onOff.checked = localStorage.getItem(SWITCH) !== "off";
-onOff.addEventListener("change", () => localStorage.setItem(SWITCH, onOff.checked ? "on" : "off"));
+const keysSwitch = keys.querySelector("input");
+keysSwitch.checked = localStorage.getItem(SWITCH) !== "off";
+keysSwitch.addEventListener("change", () => localStorage.setItem(SWITCH, keysSwitch.checked ? "on" : "off"));
 
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]") || event.altKey || event.isComposing) return;
@@ -26,16 +26,16 @@ document.addEventListener("keydown", (event) => {
   } else if (isTypedInto(event.target)) {
     if (event.key === "Escape" && event.target.value === "") event.target.blur(); // back to the single keys
     return;
-  } else if (!onOff.checked || !pressKey(event.key)) return;
+  } else if (!keysSwitch.checked || !pressKey(event.key)) return;
   event.preventDefault();
 });
 
-// A field of a closed dialog keeps the focus until the next frame is drawn, though nobody can see it.
+// A field of a closed dialog keeps the focus until the next frame is drawn.
 function isTypedInto(element) {
   return element.matches("input, textarea, select") && !element.closest("dialog:not([open])");
 }
 
-// Whether the key means something here.
+// Executes the command of a key; returns whether it has one.
 function pressKey(key) {
   const page = awaitsPage && pages.find((link) => link.dataset.key === key);
   awaitsPage = key === "g" && !awaitsPage;
@@ -49,7 +49,7 @@ function pressKey(key) {
   return true;
 }
 
-// To the next or the previous row; a row is as good as what in it has the focus.
+// Focuses the link of the next or the previous row, counted from the row that contains the focus.
 function moveFocus(by) {
   const rows = [...document.querySelectorAll("main .row-link, #queue .what > a")];
   const row = document.activeElement.closest("tr, li");
@@ -63,7 +63,7 @@ function openVeto() {
   const row = document.activeElement.closest("#queue li") || document.querySelector(".controls");
   const form = row && row.querySelector('details[id^="act-veto"]');
   if (form) openForm(form);
-  else say(document.querySelector(".controls") ? "There is no stop to veto." : "Move to a stop first, by j and k.");
+  else showToast(document.querySelector(".controls") ? "There is no stop to veto." : "Move to a stop first, by j and k.");
 }
 
 function openForm(details) {
@@ -95,7 +95,7 @@ search.addEventListener("input", () => {
   if (text) asked = setTimeout(() => findRuns(text), SEARCH_AFTER_MS);
 });
 
-// By the search of the list of runs, whose page has the links.
+// Searches runs by name and takes the links from the HTML of the list.
 async function findRuns(text) {
   const response = await fetch(`/runs?name=${encodeURIComponent(text)}`, { redirect: "manual" });
   if (!response.ok || search.value.trim() !== text) return;
@@ -150,9 +150,9 @@ for (const dialog of [keys, palette]) {
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }
 
-// --- The toast. Set once more, so that it is read out: what a page comes with is not. ---
+// --- The toast. Its text is set again after loading: screen readers announce only changes. ---
 
-function say(text) {
+function showToast(text) {
   toast.querySelector("form")?.remove();
   toast.querySelector("p").textContent = text;
   toast.hidden = false;

@@ -1,8 +1,8 @@
-// Labeling mode: r, w, u and n press what they name, and a click on a curve says where it turned.
+// Labeling: r, w, u and n press their buttons, and a click on a curve sets the step of the turn.
 
-const SWITCHED = "evalstop-single-keys"; // "off" by the list of keys
+const SWITCHED = "evalstop-single-keys"; // "off" if switched off in the list of keys
 
-// On the window, so that what the page's other keys took is not taken twice.
+// On the window, after the page's other keys, so that no key is handled twice.
 window.addEventListener("keydown", (event) => {
   const busy = event.defaultPrevented || event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input") || document.querySelector("dialog[open]");
   const pressed = busy || localStorage.getItem(SWITCHED) === "off" ? null : document.querySelector(`[data-press="${CSS.escape(event.key)}"]`);

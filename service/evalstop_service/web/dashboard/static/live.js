@@ -1,4 +1,4 @@
-// Live updates: follows the server's events, and swaps the parts of the page that the server now renders otherwise.
+// Live updates: follows the server's events and replaces the parts of the page whose HTML has changed.
 
 import { showTimes } from "./times.js";
 
@@ -8,7 +8,7 @@ const main = document.querySelector("main");
 const rendered = new Map();
 const listeners = [];
 
-// Calls `load` at once whenever the page has changed, beside the swapping of the parts.
+// Calls `load` whenever the page has changed, in parallel with replacing its parts.
 export function onChange(load) {
   listeners.push(load);
 }
@@ -16,14 +16,14 @@ export function onChange(load) {
 export async function fetchSameOrigin(url) {
   const response = await fetch(url, { redirect: "manual", cache: "no-store" });
   if (response.type === "opaqueredirect" || response.status === 404) {
-    location.reload(); // signed out, or gone
-    throw new Error("this page is no longer to be seen");
+    location.reload(); // signed out, or not found
+    throw new Error("this page is no longer available");
   }
   if (!response.ok) throw new Error(`${url} answered ${response.status}`);
   return response;
 }
 
-// Follows the events that <main data-events data-revision> names, while the page is to be seen.
+// Follows the events at <main data-events data-revision> while the page is visible.
 export function live() {
   for (const [name, part] of parts(document)) rendered.set(name, part.innerHTML);
   document.addEventListener("visibilitychange", () => (document.hidden ? leave() : follow()));
@@ -65,7 +65,7 @@ function swap(old, part) {
     if (before) [field.value, field.checked] = [before.value, before.checked];
   }
   if (place < 0) return;
-  // The same link or box, where its row has moved.
+  // The same link or checkbox, whose row may have moved.
   const same = id ? document.getElementById(id) : href && old.querySelector(`a[href="${CSS.escape(href)}"]`);
   (same || focusable(old)[place])?.focus({ preventScroll: true });
 }
@@ -78,7 +78,7 @@ function focusable(root) {
   return [...root.querySelectorAll("a, button, input, select, textarea, summary, [tabindex]")];
 }
 
-// --- One stream a visible page, because a browser opens only six connections to a host. ---
+// --- One stream, and only while the page is visible: a browser opens at most six connections to a host. ---
 
 let stream = null;
 let retry = 0;
@@ -127,7 +127,7 @@ async function refresh() {
       refreshAgain = false;
       const startedAt = performance.now();
       await Promise.all([swapParts(), ...listeners.map((load) => load())]);
-      // The longer a page takes, the longer it leaves the server in peace.
+      // Wait as long as the page took to load, so that it uses at most half of the time.
       await new Promise((resolve) => setTimeout(resolve, performance.now() - startedAt));
     } while (refreshAgain);
   } catch (error) {

@@ -1,4 +1,4 @@
-// Reached by a link on another site, the request had no strict cookie: the visitor may be signed in all the same.
+// A request from another site's link lacks the strict cookie, so the visitor may already be signed in.
 
 import { fetchSameOrigin } from "./live.js";
 

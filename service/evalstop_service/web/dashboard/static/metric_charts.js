@@ -1,4 +1,4 @@
-// The small charts of a run's other metrics: fetched when they come into view, and again when the run has changed.
+// The small charts of a run's other metrics: loaded when they come into view, and again when the run changes.
 
 import { fetchSameOrigin, onChange } from "./live.js";
 
@@ -12,7 +12,7 @@ async function load() {
   const requested = address;
   const response = await fetchSameOrigin(requested);
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("metric-charts");
-  if (requested !== address) return;  // "Show more" was clicked meanwhile: its answer has these charts, too
+  if (requested !== address) return;  // "Show more" was clicked meanwhile, and its response includes these charts
   section.hidden = !fresh.querySelector("li");
   place.replaceChildren(...fresh.childNodes);
 }

@@ -1,4 +1,4 @@
-// The charts of precision: figures over time with their intervals, delays, and stated risks against what came true.
+// The charts of precision: figures over time with their intervals, delays, and stated risks against measured ones.
 
 import { axis, band, draw, narrow, palette, percent, redrawn, shareTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
@@ -25,7 +25,7 @@ function drawAll() {
 
 function drawOverTime(color) {
   const traces = Object.keys(shown).filter((name) => shown[name]).flatMap((name) => overTime(color, name));
-  const chart = empty("over-time-chart", traces.some((trace) => trace.x.length));
+  const chart = findChart("over-time-chart", traces.some((trace) => trace.x.length));
   if (!chart) return; // without a date Plotly draws the year 2000
   const share = axis(color, { ...shareTicks(), range: [-0.02, 1.02] });
   const time = axis(color, { type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
@@ -39,7 +39,7 @@ function overTime(color, name) {
   const of = (points, end) => points.map((one) => one[name][end]);
   const summary = (points) => points.map((one) => `${percent(one[name].value)}<br>${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
   return [
-    { type: "scatter", mode: "lines", ...band(at, of(known, "low"), of(known, "high")), fill: "toself", fillcolor: tinted(paint), line: { width: 0 }, hoverinfo: "skip" },
+    { type: "scatter", mode: "lines", ...band(at, of(known, "low"), of(known, "high")), fill: "toself", fillcolor: makeTransparent(paint), line: { width: 0 }, hoverinfo: "skip" },
     {
       type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: summary(weeks),
       marker: { size: 7, color: color("card"), line: { color: paint, width: 1.5 } },
@@ -54,7 +54,7 @@ function overTime(color, name) {
 
 function drawDelays(color) {
   const { from, width, share } = figures.delays;
-  const chart = empty("delay-chart", from.length);
+  const chart = findChart("delay-chart", from.length);
   if (!chart) return;
   const bars = { type: "bar", x: from, y: share, width, offset: 0, customdata: share.map((one) => percent(one)), marker: { color: color("accent"), line: { color: color("card"), width: 1 } }, hovertemplate: "%{customdata} from %{x} steps on<extra></extra>" };
   draw(chart, [bars], { xaxis: axis(color, { showgrid: false, tickformat: ",d" }), yaxis: axis(color, { ...shareTicks(Math.max(...share)), rangemode: "tozero" }), bargap: 0 });
@@ -62,7 +62,7 @@ function drawDelays(color) {
 
 function drawCalibration(color) {
   const points = figures.calibration;
-  const chart = empty("calibration-chart", points.length);
+  const chart = findChart("calibration-chart", points.length);
   if (!chart) return;
   const most = Math.max(...points.flatMap((one) => [one.stated, Math.min(one.high, 2.5 * Math.max(one.value, one.stated, 0.02))])) * 1.1;
   const diagonal = { type: "scatter", mode: "lines", x: [0, most], y: [0, most], line: { color: color("muted"), width: 1.2, dash: "dot" }, hoverinfo: "skip" };
@@ -81,15 +81,15 @@ function drawCalibration(color) {
   });
 }
 
-// The chart of this id, or null while there is nothing to draw in it.
-function empty(id, count) {
+// The chart with this id, or null while it has nothing to draw.
+function findChart(id, count) {
   const chart = document.getElementById(id);
   chart.hidden = !count;
   chart.nextElementSibling.hidden = Boolean(count);
   return count ? chart : null;
 }
 
-function tinted(paint) {
+function makeTransparent(paint) {
   return `${paint}2b`; // colors are #rrggbb
 }
 

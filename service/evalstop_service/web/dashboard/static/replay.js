@@ -1,3 +1,3 @@
-// A replay goes on by itself until all is sent; whoever leaves the page stops it.
+// A replay continues until everything is sent; leaving the page stops it.
 
 document.querySelector("form[data-go-on]").requestSubmit();

@@ -1,5 +1,5 @@
-// The chart of a run by step, one panel under another: the eval, the proxy, KL, the probability of having turned, and how
-// much of its final range the run has covered.
+// The chart of a run by step, in panels: eval, proxy, KL, the probability that the eval has turned, and the share of its final
+// range that the run has covered.
 
 import { onAnalysis } from "./analysis.js";
 import { axis, band, draw, drawable, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
@@ -22,7 +22,7 @@ const LABEL_PX = 150;
 const LINE_PX = 18;
 const MOST_LEVELS = 4;
 let series = null;
-let posterior = null; // what the detector of this name said, if the policy has it
+let posterior = null; // the evidence of the detector of this name, if the policy has it
 let hasProbability = false;
 
 async function load() {
@@ -40,7 +40,7 @@ async function load() {
 
 function drawChart() {
   const chart = document.getElementById("chart");
-  document.getElementById("chart-preview")?.remove(); // what the server drew, until Plotly is there
+  document.getElementById("chart-preview")?.remove(); // the server's drawing, shown until Plotly is loaded
   const empty = !series.series.some((item) => item.steps.length);
   chart.hidden = empty;
   document.querySelector(".chart-empty").hidden = !empty;
@@ -76,10 +76,10 @@ function data(name) {
   return series.series.find((item) => item.role === name) ?? NONE;
 }
 
-// The panels that have something to show, with their axes and their places on paper, from 0 at the bottom to 1.
+// The panels with data, with their axes and positions, from 0 at the bottom to 1.
 function placePanels() {
   const panels = PANELS.filter(({ name }) => data(name).steps.length && (shown[name] || name === "eval"));
-  if (!panels.length) panels.push(PANELS.find(({ name }) => data(name).steps.length)); // all are hidden: one holds the marks
+  if (!panels.length) panels.push(PANELS.find(({ name }) => data(name).steps.length)); // all are hidden: show one for the marks
   const height = panels.reduce((sum, panel) => sum + panel.px, GAP_PX * (panels.length - 1));
   let top = height;
   const placed = panels.map((panel, i) => {
@@ -156,7 +156,7 @@ function label(x, y, text, paint, more) {
   return { xref: "x", yref: "paper", x, y, yanchor: "bottom", text, showarrow: false, font: { color: paint, size: 12 }, ...more };
 }
 
-// What stands at a step over all panels: the turn, the decision, what is tried, and the steps that were not run.
+// Marks at steps across all panels: the turn, the decision, the tried policy's stop, and the steps that were not run.
 function marks(color) {
   const ends = series.series.flatMap((item) => (item.steps.length ? [item.steps[0], item.steps[item.steps.length - 1]] : []));
   const [first, ran] = [Math.min(...ends), Math.max(...ends, series.last_step)];
@@ -175,7 +175,7 @@ function marks(color) {
   let level = 0;
   let highest = 0;
   const annotations = lines.map(([step, text, paint], i) => {
-    // Labels that would run into one another climb, one line each.
+    // Labels that would overlap are moved up, one line each.
     level = i > 0 && place(step) - place(lines[i - 1][0]) < LABEL_PX ? (level + 1) % MOST_LEVELS : 0;
     highest = Math.max(highest, level);
     const xanchor = place(step) > width - LABEL_PX / 2 ? "right" : place(step) < LABEL_PX / 2 ? "left" : "center";

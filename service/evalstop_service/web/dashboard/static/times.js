@@ -1,4 +1,4 @@
-// Times: in the viewer's zone, with UTC on hover. What says `data-time="age"` is shown as an age.
+// Times in the viewer's time zone, with UTC on hover; `data-time="age"` is shown as an age.
 
 const AGES = [["second", 60], ["minute", 60], ["hour", 24], ["day", 30], ["month", 12], ["year", Infinity]];
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto" });

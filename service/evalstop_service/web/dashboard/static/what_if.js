@@ -1,12 +1,12 @@
-// What another policy, or another threshold, would have done to this run: the service replays it at each choice.
+// What another policy or threshold would have done to this run: the service replays the run for each choice.
 
 import { fetchSameOrigin, onChange } from "./live.js";
 
-// What is tried: the policy, where it would have stopped the run, and its threshold if that is a probability.
+// The policy that is tried, the step at which it would have stopped the run, and its threshold if it is a probability.
 export const tried = { policy: "", step: null, probability: null };
 
 const main = document.querySelector("main");
-const form = document.getElementById("what-if"); // none for a run without observations
+const form = document.getElementById("what-if"); // missing for a run without observations
 const listeners = [];
 let stopAt = null;
 let asking = false;
@@ -17,7 +17,7 @@ export function onTried(redraw) {
   listeners.push(redraw);
 }
 
-// One question at a time; while it is under way only the latest choice waits.
+// One request at a time; meanwhile only the latest choice is kept.
 async function ask() {
   if (asking) {
     askAgain = true;
