@@ -43,11 +43,11 @@ def load_project_name(project: ProjectFixture) -> str:
         return projects.get_project(tx, project.id).name
 
 
-def add_ended_run(project: ProjectFixture, days_ago: float | None, points: int = 20) -> Run:
+def add_ended_run(project: ProjectFixture, days_ago: float | None, observation_count: int = 20) -> Run:
     """Add a run with rows in every table that ended this many days ago; None: it is still running."""
     run = project.open_run()
     with project.database.transaction() as tx:
-        insert_details(tx, project, run, points)
+        insert_details(tx, project, run, observation_count)
         if days_ago is not None:
             set_end(tx, run, NOW - timedelta(days=days_ago))
     return run
@@ -58,9 +58,9 @@ def set_end(tx: Transaction, run: Run, at: datetime | None) -> None:
     tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(values))
 
 
-def insert_details(tx: Transaction, project: ProjectFixture, run: Run, points: int) -> None:
+def insert_details(tx: Transaction, project: ProjectFixture, run: Run, observation_count: int) -> None:
     key = {"run_id": run.id}
-    for step in range(points):
+    for step in range(observation_count):
         for metric in ("eval", "loss"):
             values = {**key, "metric": metric, "step": step, "superseded_by": 0, "value": 0.5, "attempt": 1}
             tx.execute(tables.observations.insert().values(**values, received_at=NOW))

@@ -51,16 +51,16 @@ def tenant(database: Database, now: datetime) -> Tenant:
 
 def add_ended_run(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Eval, ...]) -> UUID:
     run = open_run(database, tenant, now, name, labels={"gpus": "2"})
-    points = [
-        point
+    observations = [
+        observation
         for item in evals
-        for point in (
+        for observation in (
             PostedObservation("reward/gold", item.step, item.gold, item.gold_stderr),
             PostedObservation("reward/proxy", item.step, item.proxy),
             PostedObservation("policy/kl", item.step, item.kl),
         )
     ]
-    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+    submit_message(database, tenant.project.id, run.id, Observations(tuple(observations)), now)
     commands.finish_run(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
     return run.id
 
@@ -105,8 +105,8 @@ def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: T
     run_ids = []
     for number in range(2 * backtests.RUNS_AT_A_TIME + 1):
         run = open_run(database, tenant, now, f"run-{number}")
-        points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(20))
-        submit_message(database, tenant.project.id, run.id, Observations(points), now)
+        observations = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(20))
+        submit_message(database, tenant.project.id, run.id, Observations(observations), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         run_ids.append(run.id)
     requested = request_backtest(database, tenant, policy_to_document(POLICIES["cautious"]))

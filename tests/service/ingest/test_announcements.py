@@ -86,8 +86,8 @@ def test_stop_event_carries_the_decision(project: ProjectFixture) -> None:
 def test_suspicion_is_announced_once_per_attempt(project: ProjectFixture) -> None:
     """The first suspicion of an attempt is announced, later ones are not."""
     run = project.open_run()
-    for point in evals(0.9, 0.8, 0.7, 0.9, 0.8, 0.7):
-        project.post_observations(run, [point])
+    for observation in evals(0.9, 0.8, 0.7, 0.9, 0.8, 0.7):
+        project.post_observations(run, [observation])
     assert len(project.load_events(run, "run.suspected")) == 1
     verdicts = [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)]
     assert verdicts == ["suspect", "continue", "suspect"]
@@ -108,8 +108,8 @@ def test_batch_records_every_change_of_verdict(project: ProjectFixture) -> None:
     """One large batch records the same changes of verdict as the same observations one by one."""
     batched, single = project.open_run(), project.open_run()
     project.post_observations(batched, DECLINING_EVALS)
-    for point in DECLINING_EVALS:
-        project.post_observations(single, [point])
+    for observation in DECLINING_EVALS:
+        project.post_observations(single, [observation])
     for run in (batched, single):
         assert [row["verdict"].verdict for row in project.load_rows(tables.verdicts, run)] == ["suspect", "stop"]
         assert len(project.load_events(run, "run.suspected")) == 1

@@ -69,11 +69,11 @@ def draw_observations(draw: st.DrawFn, first_step: int = 0, evals: int = 1) -> l
 
 @st.composite
 def draw_arrivals(
-    draw: st.DrawFn, points: list[PostedObservation], saved: list[int], changes: list[int]
+    draw: st.DrawFn, posted: list[PostedObservation], saved: list[int], changes: list[int]
 ) -> list[Content]:
     """Shuffle the observations, repeat some, cut them into batches, and mix in checkpoints and eval changes."""
-    repeated = draw(st.lists(st.sampled_from(points), max_size=6)) if points else []
-    shuffled = draw(st.permutations(points + repeated))
+    repeated = draw(st.lists(st.sampled_from(posted), max_size=6)) if posted else []
+    shuffled = draw(st.permutations(posted + repeated))
     messages: list[Content] = []
     while shuffled:
         size = draw(st.integers(1, len(shuffled)))
@@ -114,7 +114,7 @@ def draw_histories(draw: st.DrawFn, evals: tuple[int, ...] = (1, 2, 3)) -> RunHi
     second: list[PostedObservation] = []
     if resumed_at is not None:
         second = draw(draw_observations(first_step=min(resumed_at + 1, LAST_STEP), evals=eval_count))
-        second = [point for point in second if point.step > resumed_at]
+        second = [observation for observation in second if observation.step > resumed_at]
         messages = [*messages, Resumed(resumed_at), *draw(draw_arrivals(second, [], []))]
     dropped_before = draw(st.sets(st.integers(0, max(0, len(messages) - 1)), max_size=3))
     policy, direction = draw(st.sampled_from(POLICIES)), draw(st.sampled_from(["maximize", "minimize"]))
@@ -307,13 +307,13 @@ def test_series_read_together_equal_single_reads(
             key: observations.load_observations_after(tx, key[0], [key[1]], step) for key, step in requested.items()
         }
     assert together.keys() == {run_id for run_id, _ in requested}
-    for run_id, points in together.items():
-        each = [batch for key, batch in single_reads.items() if key[0] == run_id]
-        if points is None:
+    for run_id, loaded in together.items():
+        each = [single for key, single in single_reads.items() if key[0] == run_id]
+        if loaded is None:
             assert max(map(len, each)) > limit
         else:
             assert max(map(len, each)) <= limit
-            assert repr(points) == repr([point for batch in each for point in batch])
+            assert repr(loaded) == repr([observation for single in each for observation in single])
 
 
 @HYPOTHESIS_SETTINGS
@@ -356,7 +356,7 @@ def test_results_equal_a_simple_reference(project: ProjectFixture, history: RunH
     run = ingest_in_order(project, history)
     resumed_at = math.inf if history.resumed_at is None else history.resumed_at
     sign = 1.0 if history.direction == "maximize" else -1.0
-    counted = [point for point in history.first if point.step <= resumed_at] + history.second
+    counted = [observation for observation in history.first if observation.step <= resumed_at] + history.second
     scores = [(p.step, sign * p.value) for p in counted if p.metric == "eval" and math.isfinite(p.value)]
     changes = [step for step in history.changes if step <= resumed_at] + [
         history.resumed_at + 1 for step in history.changes[-1:] if history.resumed_at is not None and step > resumed_at

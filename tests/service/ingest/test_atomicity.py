@@ -74,12 +74,12 @@ def test_lost_connection_rolls_back_the_batch(postgres_database: Database) -> No
 def test_concurrent_batches_decide_once(project: ProjectFixture) -> None:
     """Batches posted to one run from several threads lose nothing, count nothing twice, and decide once."""
     run = project.open_run()
-    points = [PostedObservation("eval", step, 1.0 - step / 100) for step in range(48)]
+    observations = [PostedObservation("eval", step, 1.0 - step / 100) for step in range(48)]
     receipts = []
 
     def post(number: int) -> None:
         for start in range(0, 48, 8):
-            batch = points[start : start + 8]
+            batch = observations[start : start + 8]
             receipts.append(project.post_observations(run, batch if number % 2 else batch[::-1]))
 
     failures = run_concurrently(*(lambda number=number: post(number) for number in range(6)))
@@ -90,7 +90,7 @@ def test_concurrent_batches_decide_once(project: ProjectFixture) -> None:
     assert len(project.load_rows(tables.decisions, run)) == 1
     assert len(project.load_events(run, "run.stop_requested")) == 1
     reference = project.open_run()
-    project.post_observations(reference, points)
+    project.post_observations(reference, observations)
     assert project.load_run(run).verdict == project.load_run(reference).verdict
 
 

@@ -33,7 +33,10 @@ def build_observations(metric: str, values: Iterable[float], first_step: int = 0
 
 def load_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]]:
     with project.database.reading() as tx:
-        return [(point.step, point.value) for point in observations.load_series(tx, run.id, [COMBINED_METRIC])]
+        return [
+            (observation.step, observation.value)
+            for observation in observations.load_series(tx, run.id, [COMBINED_METRIC])
+        ]
 
 
 def compute_scores(project: ProjectFixture, run: Run) -> list[tuple[int, float]]:
@@ -83,7 +86,7 @@ def test_corrected_roles_recompute_the_scores(project: ProjectFixture) -> None:
     """Other weights recompute all scores; with one eval left there are none."""
     run = project.open_run(metrics=EVALS)
     project.post_observations(
-        run, [point for metric in EVALS for point in build_observations(metric, [1.0, 2.0, 1.5, 4.0])]
+        run, [observation for metric in EVALS for observation in build_observations(metric, [1.0, 2.0, 1.5, 4.0])]
     )
     before = load_scores(project, run)
     other_weights: dict[str, MetricFields] = EVALS | {"math": {"role": "eval", "direction": "maximize", "weight": 9.0}}
@@ -110,12 +113,12 @@ def test_falling_critical_eval_stops_the_run(project: ProjectFixture) -> None:
     run = project.open_run(metrics=EVALS_WITH_CRITICAL, policy="paper")
     rising = [float(step) for step in range(30)]
     falling = [*[0.3 * step for step in range(8)], *[2.1 - 0.2 * step for step in range(1, 23)]]
-    points = [
+    posted = [
         *build_observations("code", [-value for value in rising]),
         *build_observations("math", rising),
         *build_observations("chat", falling),
     ]
-    stopped = project.post_observations(run, points)
+    stopped = project.post_observations(run, posted)
     assert stopped.decision is not None
     assert (stopped.decision.verdict.critical, stopped.decision.step) == ("chat", 10)
     assert stopped.run.verdict.reason.startswith("critical eval chat: k_decline")

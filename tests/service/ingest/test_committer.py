@@ -274,8 +274,10 @@ def test_second_eval_of_a_batch_sees_the_first_decision(project: ProjectFixture)
     """Of two evals submitted together, the first of which stops the run, only one decision comes."""
     run = project.open_run(policy="paper", mode="enforce")
     project.post_observations(run, DECLINING_EVALS[:-1])
-    points = [*DECLINING_EVALS[-1:], *evals(0.1, start=9)]
-    for answer in project.submit_all([Message(project.id, run.id, Observations((point,))) for point in points]):
+    observations = [*DECLINING_EVALS[-1:], *evals(0.1, start=9)]
+    for answer in project.submit_all(
+        [Message(project.id, run.id, Observations((observation,))) for observation in observations]
+    ):
         assert isinstance(answer, Receipt)
         assert answer.decision == project.find_decision(run) is not None
     assert len(project.load_rows(tables.decisions, run)) == 1

@@ -48,9 +48,9 @@ def test_non_finite_value_is_a_duplicate_of_itself(project: ProjectFixture, valu
 def test_duplicates_do_not_count_as_declines(project: ProjectFixture) -> None:
     """A client that sends each eval three times is not stopped for it."""
     run = project.open_run()
-    for point in evals(0.5, 0.4, 0.3):
+    for observation in evals(0.5, 0.4, 0.3):
         for _ in range(3):
-            receipt = project.post_observations(run, [point])
+            receipt = project.post_observations(run, [observation])
     assert receipt.run.verdict.verdict == "suspect"
     assert receipt.decision is None
 
@@ -58,6 +58,6 @@ def test_duplicates_do_not_count_as_declines(project: ProjectFixture) -> None:
 def test_large_batch_is_stored_once(project: ProjectFixture) -> None:
     """Ten thousand observations in one batch are all stored, and all duplicates when sent again."""
     run = project.open_run()
-    points = [PostedObservation(f"metric/{index % 7}", index, float(index)) for index in range(10_000)]
-    assert project.post_observations(run, points).accepted == 10_000
-    assert project.post_observations(run, points).duplicates == 10_000
+    observations = [PostedObservation(f"metric/{index % 7}", index, float(index)) for index in range(10_000)]
+    assert project.post_observations(run, observations).accepted == 10_000
+    assert project.post_observations(run, observations).duplicates == 10_000

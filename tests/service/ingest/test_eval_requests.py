@@ -40,8 +40,8 @@ def post_until_request(project: ProjectFixture, run: Run, scores: Sequence[float
 def answer_request(
     project: ProjectFixture, run: Run, request: EvalRequest, difference: float, stderr: float = 0.5
 ) -> Receipt:
-    point = PostedObservation(PAIRED_METRIC, request.step, difference, stderr)
-    return project.submit(run, EvalAnswered(request.id, request.attempt, point, 800, "key test"))
+    observation = PostedObservation(PAIRED_METRIC, request.step, difference, stderr)
+    return project.submit(run, EvalAnswered(request.id, request.attempt, observation, 800, "key test"))
 
 
 def read_probability(receipt: Receipt) -> float:

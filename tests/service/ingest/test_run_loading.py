@@ -25,10 +25,10 @@ from tests.service.project_fixture import ProjectFixture, evals, set_up_project
 RESULTS = ("hit", "moved_on", "restored", "rebuilt")
 
 
-def post_and_read_result(project: ProjectFixture, run: Run, points: list[PostedObservation]) -> str:
+def post_and_read_result(project: ProjectFixture, run: Run, observations: list[PostedObservation]) -> str:
     """Post observations; return how the run was loaded, the last time if more than once."""
     before = {result: project.read_counter("evalstop_loaded_runs_total", result=result) for result in RESULTS}
-    project.post_observations(run, points)
+    project.post_observations(run, observations)
     return [
         result
         for result in RESULTS
@@ -143,8 +143,8 @@ def test_updates_of_many_runs_are_read_together(database: Database) -> None:
     project.submit_all(messages)
 
     def post(process: ProjectFixture, runs: list[Run], step: int) -> None:
-        points = tuple(evals(step / 10, start=step))
-        process.submit_all([Message(project.id, run.id, Observations(points)) for run in runs])
+        observations = tuple(evals(step / 10, start=step))
+        process.submit_all([Message(project.id, run.id, Observations(observations)) for run in runs])
 
     def count_reads(runs: list[Run], step: int) -> int:
         post(other, runs, step)

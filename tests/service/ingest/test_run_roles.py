@@ -24,11 +24,11 @@ HYPOTHESIS_SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-GOLD: MetricFields = {"role": "eval", "direction": "maximize"}
+EVAL_ROLE: MetricFields = {"role": "eval", "direction": "maximize"}
 
 
 def build_declining(metric: str) -> list[PostedObservation]:
-    return [PostedObservation(metric, point.step, point.value) for point in DECLINING_EVALS]
+    return [PostedObservation(metric, observation.step, observation.value) for observation in DECLINING_EVALS]
 
 
 def test_role_is_recognized_while_the_run_goes_on(project: ProjectFixture) -> None:
@@ -36,9 +36,11 @@ def test_role_is_recognized_while_the_run_goes_on(project: ProjectFixture) -> No
     run = project.open_run(recognise=True, policy="paper")
     assert (run.metrics, run.recognition is not None) == ({}, True)
     project.submit(run, CheckpointSaved(1, "file:///1"))
-    project.post_observations(run, [PostedObservation("train_runtime", point.step, 1.0) for point in DECLINING_EVALS])
+    project.post_observations(
+        run, [PostedObservation("train_runtime", observation.step, 1.0) for observation in DECLINING_EVALS]
+    )
     receipt = project.post_observations(run, build_declining("eval_accuracy"))
-    assert receipt.run.metrics == {"eval_accuracy": GOLD}
+    assert receipt.run.metrics == {"eval_accuracy": EVAL_ROLE}
     assert receipt.run.verdict.verdict == "stop"
     assert receipt.run.best_checkpoint is not None
     assert project.load_run(run).metrics == receipt.run.metrics
@@ -61,15 +63,15 @@ def test_better_candidate_takes_the_eval_role(project: ProjectFixture) -> None:
 @given(cuts=st.lists(st.integers(1, 14), unique=True), shuffled=st.permutations(range(15)))
 def test_order_of_names_does_not_matter(project: ProjectFixture, cuts: list[int], shuffled: list[int]) -> None:
     """However observations of several metrics are shuffled and batched, roles, verdict and raw maximum are the same."""
-    points = [*build_declining("eval_accuracy"), *build_declining("reward"), *build_declining("eval_loss")]
+    observations = [*build_declining("eval_accuracy"), *build_declining("reward"), *build_declining("eval_loss")]
     single_batch, batched = (
         project.open_run(recognise=True, policy="paper"),
         project.open_run(recognise=True, policy="paper"),
     )
-    project.post_observations(single_batch, points)
-    shuffled_points, bounds = [points[index] for index in shuffled], [0, *sorted(cuts), len(points)]
+    project.post_observations(single_batch, observations)
+    shuffled_observations, bounds = [observations[index] for index in shuffled], [0, *sorted(cuts), len(observations)]
     for start, end in itertools.pairwise(bounds):
-        project.post_observations(batched, shuffled_points[start:end])
+        project.post_observations(batched, shuffled_observations[start:end])
     assert summarize_run(project.load_run(batched)) == summarize_run(project.load_run(single_batch))
 
 
@@ -82,24 +84,27 @@ def test_correction_by_a_person_is_final(project: ProjectFixture) -> None:
     run = project.open_run(recognise=True, policy="paper")
     project.post_observations(
         run,
-        [*build_declining("odd"), *[PostedObservation("eval_accuracy", point.step, 0.5) for point in DECLINING_EVALS]],
+        [
+            *build_declining("odd"),
+            *[PostedObservation("eval_accuracy", observation.step, 0.5) for observation in DECLINING_EVALS],
+        ],
     )
-    receipt = project.submit(run, RolesCorrected({"odd": GOLD}, "dana"))
+    receipt = project.submit(run, RolesCorrected({"odd": EVAL_ROLE}, "dana"))
     assert receipt.run.verdict.verdict == "stop"
     assert receipt.run.recognition is not None
     assert receipt.run.recognition.sources == {"odd": "person"}
     with project.database.reading() as tx:
         (entry,) = audit.list_entries(tx, project.id, action="run.metrics_changed")
-    assert (entry.actor, entry.details["after"]) == ("dana", {"odd": GOLD})
-    assert project.post_observations(run, build_declining("eval_f1")).run.metrics == {"odd": GOLD}
-    assert project.open_run(run.name, metrics={"eval_accuracy": GOLD}).metrics == {"odd": GOLD}
+    assert (entry.actor, entry.details["after"]) == ("dana", {"odd": EVAL_ROLE})
+    assert project.post_observations(run, build_declining("eval_f1")).run.metrics == {"odd": EVAL_ROLE}
+    assert project.open_run(run.name, metrics={"eval_accuracy": EVAL_ROLE}).metrics == {"odd": EVAL_ROLE}
 
 
 def test_repeated_correction_changes_nothing(project: ProjectFixture) -> None:
     """The same correction again changes nothing and is audited once."""
     run = project.open_run()
-    first = project.submit(run, RolesCorrected({"odd": GOLD}, "dana")).run
-    assert project.submit(run, RolesCorrected({"odd": GOLD}, "dana")).run.version == first.version
+    first = project.submit(run, RolesCorrected({"odd": EVAL_ROLE}, "dana")).run
+    assert project.submit(run, RolesCorrected({"odd": EVAL_ROLE}, "dana")).run.version == first.version
     with project.database.reading() as tx:
         assert len(audit.list_entries(tx, project.id, action="run.metrics_changed")) == 1
 
@@ -109,9 +114,9 @@ def test_other_process_applies_a_correction(project: ProjectFixture) -> None:
     other = replace(project, cache=RunCache())
     run = project.open_run(policy="paper")
     other.post_observations(run, build_declining("odd"))
-    project.submit(run, RolesCorrected({"odd": GOLD}, "dana"))
+    project.submit(run, RolesCorrected({"odd": EVAL_ROLE}, "dana"))
     receipt = other.post_observations(run, [PostedObservation("odd", 5, 0.5)])
-    assert receipt.run.metrics == {"odd": GOLD}
+    assert receipt.run.metrics == {"odd": EVAL_ROLE}
     assert receipt.run.verdict.verdict == "stop"
 
 
@@ -131,7 +136,7 @@ def test_project_patterns_set_roles(project: ProjectFixture) -> None:
         projects.update_project(tx, replace(project_row, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
     run = project.open_run(policy="paper")
     assert project.post_observations(run, build_declining("odd/one")).run.verdict.verdict == "stop"
-    declared = project.open_run(metrics={"odd/two": GOLD | {"direction": "minimize"}})
+    declared = project.open_run(metrics={"odd/two": EVAL_ROLE | {"direction": "minimize"}})
     assert declared.recognition is None
 
 
@@ -139,7 +144,7 @@ def test_recognized_roles_cannot_be_declared_later(project: ProjectFixture) -> N
     """A run whose roles are recognized cannot be reopened with declared ones."""
     run = project.open_run(recognise=True)
     with pytest.raises(Conflict):
-        project.open_run(run.name, metrics={"odd": GOLD})
+        project.open_run(run.name, metrics={"odd": EVAL_ROLE})
     assert open_run.OpenRequest("n").recognise is False
 
 
@@ -156,7 +161,7 @@ def test_guessed_role_only_suspects(project: ProjectFixture) -> None:
     for mode in Mode:
         run = project.open_run(recognise=True, policy="paper", mode=mode)
         receipt = project.post_observations(run, build_declining("eval_gsm8k"))
-        assert receipt.run.metrics == {"eval_gsm8k": GOLD}
+        assert receipt.run.metrics == {"eval_gsm8k": EVAL_ROLE}
         assert receipt.run.verdict.verdict == "suspect"
         assert "guessed; confirm it to let it stop" in receipt.run.verdict.reason
         assert receipt.decision is None
@@ -202,7 +207,9 @@ def test_loss_of_a_named_eval_set_is_minimized(project: ProjectFixture) -> None:
 def test_guess_recognized_later_is_judged_again(project: ProjectFixture) -> None:
     """When another name identifies the trainer, the same role is no longer a guess and the run is stopped."""
     run = project.open_run(recognise=True, policy="paper")
-    rising = [PostedObservation("eval_gsm8k_loss", point.step, -point.value) for point in DECLINING_EVALS]
+    rising = [
+        PostedObservation("eval_gsm8k_loss", observation.step, -observation.value) for observation in DECLINING_EVALS
+    ]
     assert project.post_observations(run, rising).run.verdict.verdict == "suspect"
     names = ("eval_gsm8k_runtime", "train_runtime")
     after = project.post_observations(

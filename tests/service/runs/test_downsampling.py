@@ -52,13 +52,13 @@ def count_summarized(project: ProjectFixture, run: Run) -> int:
 def check_buckets(project: ProjectFixture, run: Run) -> None:
     """Assert that buckets read without further summarizing equal those of the observations."""
     with project.database.reading() as tx:
-        points = observations.load_series(tx, run.id, ["loss"])
+        stored = observations.load_series(tx, run.id, ["loss"])
         buckets = series.load_buckets(tx, run.id, "loss", 0, 2**53 - 1, BUCKETS)
-    assert sum(bucket.count for bucket in buckets) == len(points)
-    remaining = iter(points)
+    assert sum(bucket.count for bucket in buckets) == len(stored)
+    remaining = iter(stored)
     for bucket in buckets:
         inside = [next(remaining) for _ in range(bucket.count)]
-        values = [point.value for point in inside]
+        values = [observation.value for observation in inside]
         ends = inside[0].step, inside[-1].step
         assert bucket == Bucket(*ends, bucket.count, min(values), max(values), values[-1], 0, 0)
 
@@ -116,7 +116,7 @@ def test_run_without_enough_growth_is_skipped(project: ProjectFixture) -> None:
 def test_summaries_survive_late_observations_and_resumes(project: ProjectFixture) -> None:
     """Reads are exact after late spikes, a resume and new observations of superseded steps."""
     run, process = project.open_run(), SummarizingProcess(project)
-    project.post_observations(run, [point for point in build_losses(0, END) if point.step % 1000])
+    project.post_observations(run, [observation for observation in build_losses(0, END) if observation.step % 1000])
     process.summarize()
     assert count_summarized(project, run) == 2 * OBSERVATIONS_AT_A_TIME
     project.post_observations(run, [PostedObservation("loss", 5000, 1e9)])
@@ -141,7 +141,7 @@ def test_summaries_survive_late_observations_and_resumes(project: ProjectFixture
 def test_summarizing_beside_a_posting_trainer(project: ProjectFixture) -> None:
     """Two processes summarize while the trainer posts, partly late: no errors, and reads are exact."""
     run, all_posted = project.open_run(), threading.Event()
-    on_time = [point for point in build_losses(0, 2 * END) if point.step % 64]
+    on_time = [observation for observation in build_losses(0, 2 * END) if observation.step % 64]
     late = [PostedObservation("loss", step, 5e9 + step) for step in range(0, 2 * END, 64)]
 
     def post() -> None:

@@ -67,7 +67,7 @@ class DrawnRun:
     days_ago: float | None
     delivery: str | None
     enabled: bool
-    points: int
+    observation_count: int
 
     @property
     def is_old(self) -> bool:
@@ -82,7 +82,7 @@ RUNS = st.lists(
         days_ago=st.none() | st.sampled_from([0.0, KEEP_DAYS - 0.001, KEEP_DAYS + 0.001, 400.0]),
         delivery=st.sampled_from([None, "waiting", "delivered", "dead"]),
         enabled=st.booleans(),
-        points=st.integers(0, 12),
+        observation_count=st.integers(0, 12),
     ),
     max_size=6,
 )
@@ -97,7 +97,7 @@ def test_prune_removes_only_old_ended_runs(database: Database, drawn: list[Drawn
     runs: list[Run] = []
     for drawn_run in drawn:
         project = second if drawn_run.in_second_project else first
-        runs.append(add_ended_run(project, drawn_run.days_ago, drawn_run.points))
+        runs.append(add_ended_run(project, drawn_run.days_ago, drawn_run.observation_count))
         if drawn_run.delivery is not None:
             with database.transaction() as tx:
                 add_delivery(tx, project, runs[-1], drawn_run.delivery, enabled=drawn_run.enabled)
@@ -126,11 +126,11 @@ def test_prune_removes_only_old_ended_runs(database: Database, drawn: list[Drawn
 @shared_database_settings
 @given(st.integers(1, 60), st.integers(0, 25), st.booleans())
 def test_transactions_respect_their_row_limit(
-    database: Database, limit: int, points: int, without_position: bool
+    database: Database, limit: int, observation_count: int, without_position: bool
 ) -> None:
     """A transaction removes at most its limit, and together they remove everything, with or without a position."""
     project = set_up_project_with_retention(database)
-    runs = [add_ended_run(project, 100, points) for _ in range(3)]
+    runs = [add_ended_run(project, 100, observation_count) for _ in range(3)]
     with database.transaction() as tx:
         for run in runs:
             add_delivery(tx, project, run, "dead", enabled=True)
@@ -169,9 +169,9 @@ def test_dry_run_counts_without_removing(database: Database) -> None:
     """A dry run counts the runs and rows that pruning then removes."""
     project = set_up_project_with_retention(database)
     runs = [
-        add_ended_run(project, 100, points=3),
-        add_ended_run(project, 40, points=5),
-        add_ended_run(project, 10, points=7),
+        add_ended_run(project, 100, observation_count=3),
+        add_ended_run(project, 40, observation_count=5),
+        add_ended_run(project, 10, observation_count=7),
     ]
     expected = retention.prune_runs(database, NOW, dry_run=True)
     assert not any(is_marked_pruned(project, run) for run in runs)

@@ -63,11 +63,11 @@ def test_pruning_blocks_no_writer(postgres_database: Database) -> None:
     """While transactions that mark or delete are open, others post and open runs without waiting for a lock."""
     project = set_up_project_with_retention(postgres_database)
     old, live = add_ended_run(project, 100), project.open_run()
-    points = iter(range(100))
+    steps = iter(range(100))
 
     def post_and_open_run() -> None:
         project.open_run()
-        assert project.post_observations(live, project_fixture.evals(0.1, start=next(points))).accepted == 1
+        assert project.post_observations(live, project_fixture.evals(0.1, start=next(steps))).accepted == 1
         with postgres_database.reading() as tx:
             assert tx.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one() == 0
 
@@ -123,7 +123,7 @@ def test_writer_beside_pruning_loses_nothing(database: Database) -> None:
     for step, value in enumerate(values):
         project.post_observations(reference, project_fixture.evals(value, start=step))
     for _ in range(4):
-        add_ended_run(project, 100, points=30)
+        add_ended_run(project, 100, observation_count=30)
 
     def prune() -> None:
         retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0))

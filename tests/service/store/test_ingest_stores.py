@@ -77,8 +77,8 @@ def build_change(run: Run) -> RunChange:
     return RunChange(run, change_run(run), [PostedObservation("eval", 0, 1.0)])
 
 
-def convert_to_utc(point: PostedObservation) -> PostedObservation:
-    return replace(point, time=point.time.astimezone(UTC) if point.time else None)
+def convert_to_utc(observation: PostedObservation) -> PostedObservation:
+    return replace(observation, time=observation.time.astimezone(UTC) if observation.time else None)
 
 
 def test_saved_values_are_read_back_unchanged(project: ProjectFixture) -> None:
@@ -104,8 +104,8 @@ def test_run_with_another_version_is_skipped(project: ProjectFixture) -> None:
     unchanged, moved_on = project.open_run(), project.open_run()
     followed_up: list[UUID] = []
 
-    def follow_up(_tx: Transaction, save_and_close: Collection[UUID]) -> None:
-        followed_up.extend(save_and_close)
+    def follow_up(_tx: Transaction, saved: Collection[UUID]) -> None:
+        followed_up.extend(saved)
 
     outdated_changes = [
         build_change(replace(moved_on, version=moved_on.version + 1)),
@@ -151,8 +151,8 @@ def test_save_waits_for_a_locked_run(postgres_database: Database) -> None:
     with ThreadPoolExecutor(1) as thread:
         with postgres_database.transaction() as tx:
             runs.lock_runs(tx, [run.id])
-            save_and_close = thread.submit(save_changes, project, [build_change(run)])
+            saved = thread.submit(save_changes, project, [build_change(run)])
             wait_for_blocked_process(postgres_database)
             runs.save_run(tx, replace(run, version=run.version + 1))
-        assert save_and_close.result(30) == set()
+        assert saved.result(30) == set()
     assert project.load_rows(tables.observations, run) == []

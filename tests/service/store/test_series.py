@@ -39,12 +39,12 @@ def compute_value(step: int) -> float:
     return special_values.get(step, math.sin(step / 100))
 
 
-def insert_series(project: ProjectFixture, run: Run, points: Sequence[PostedObservation], late: bool = True) -> None:
+def insert_series(project: ProjectFixture, run: Run, posted: Sequence[PostedObservation], late: bool = True) -> None:
     with project.database.transaction() as tx:
         runs.lock_runs(tx, [run.id])
         if late:
-            series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in points))
-        insert_observations(tx, [(run.id, point) for point in points])
+            series.forget_summaries(tx, ((run.id, observation.metric, observation.step) for observation in posted))
+        insert_observations(tx, [(run.id, observation) for observation in posted])
 
 
 def summarize_all(project: ProjectFixture, run: Run) -> int:
@@ -60,7 +60,11 @@ def summarize_all(project: ProjectFixture, run: Run) -> int:
 def check_buckets(project: ProjectFixture, run: Run, first: int, last: int, buckets: int) -> None:
     """Assert that the buckets equal those computed from the observations."""
     with project.database.reading() as tx:
-        expected = [point for point in observations.load_series(tx, run.id, ["loss"]) if first <= point.step <= last]
+        expected = [
+            observation
+            for observation in observations.load_series(tx, run.id, ["loss"])
+            if first <= observation.step <= last
+        ]
         loaded = series.load_buckets(tx, run.id, "loss", first, last, buckets)
     assert len(loaded) <= buckets
     assert all(left.last_step < right.first_step for left, right in pairwise(loaded))
@@ -69,7 +73,7 @@ def check_buckets(project: ProjectFixture, run: Run, first: int, last: int, buck
     for bucket in loaded:
         inside = expected[start : start + bucket.count]
         start += bucket.count
-        values = [point.value for point in inside]
+        values = [observation.value for observation in inside]
         finite = [value for value in values if math.isfinite(value)]
         assert (bucket.first_step, bucket.last_step) == (inside[0].step, inside[-1].step)
         assert (bucket.lowest, bucket.highest) == (min(finite, default=None), max(finite, default=None))

@@ -100,12 +100,12 @@ def test_cancelling_a_stop_cancels_only_its_deliveries(database: Database, proje
     """Cancelling cancels a decision's waiting stop requests, not its other events nor another decision's stop."""
     project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
-        requests_only, second = project.insert_decision(tx, attempt=1), project.insert_decision(tx, attempt=2)
-        stop = project.add_event(tx, 1, type=EventType("run.stop_requested"), decision_id=requests_only.id)
-        failure_event = project.add_event(tx, 2, type=EventType("run.stop_failed"), decision_id=requests_only.id)
+        first, second = project.insert_decision(tx, attempt=1), project.insert_decision(tx, attempt=2)
+        stop = project.add_event(tx, 1, type=EventType("run.stop_requested"), decision_id=first.id)
+        failure_event = project.add_event(tx, 2, type=EventType("run.stop_failed"), decision_id=first.id)
         other_stop = project.add_event(tx, 3, type=EventType("run.stop_requested"), decision_id=second.id)
-        assert outbox.cancel_stop(tx, project.run_id, requests_only.id, EPOCH, REASON) == 1
-        assert outbox.cancel_stop(tx, project.run_id, requests_only.id, EPOCH, REASON) == 0
+        assert outbox.cancel_stop(tx, project.run_id, first.id, EPOCH, REASON) == 1
+        assert outbox.cancel_stop(tx, project.run_id, first.id, EPOCH, REASON) == 0
         results = {delivery.event_id: (delivery.state, delivery.last_error) for delivery in project.list_deliveries(tx)}
         assert results == {
             stop: ("cancelled", REASON),

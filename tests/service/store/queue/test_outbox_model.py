@@ -65,13 +65,13 @@ class OutboxMachine(RuleBasedStateMachine):
         self.decisions: list[tuple[UUID, UUID]] = []
 
     def list_due(self) -> list[Expected]:
-        list_due = [
+        due_entries = [
             entry
             for entry in self.model.values()
             if entry.state == "waiting" and entry.due_at <= self.now and self.enabled[entry.endpoint_id]
             if not any(self.must_go_before(other, entry) for other in self.model.values())
         ]
-        return sorted(list_due, key=lambda entry: (entry.due_at, entry.id))
+        return sorted(due_entries, key=lambda entry: (entry.due_at, entry.id))
 
     def must_go_before(self, other: Expected, entry: Expected) -> bool:
         same_queue = (other.run_id, other.endpoint_id) == (entry.run_id, entry.endpoint_id)

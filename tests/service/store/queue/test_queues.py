@@ -43,14 +43,14 @@ def test_cost_does_not_grow_with_waiting_deliveries(database: Database, project:
     assert cost_of_5000 < 2 * cost_of_50, (cost_of_50, cost_of_5000)
 
 
-def insert_waiting_deliveries(database: Database, project: SeededProject, count_step: int, endpoints: int) -> None:
+def insert_waiting_deliveries(database: Database, project: SeededProject, count: int, endpoints: int) -> None:
     """Insert waiting deliveries in three queues, a third due later, and as many delivered ones."""
     for number in range(endpoints):
         project.add_endpoint(database, f"http://{number}.example")
     with database.transaction() as tx:
         event = project.add_event(tx)
         template = tx.execute(sa.select(deliveries).where(deliveries.c.event_id == event)).mappings().all()
-        run_rows = [project.build_run_row() for _ in range(count_step)]
+        run_rows = [project.build_run_row() for _ in range(count)]
         event_rows = [
             {"run_id": run["id"], "id": new_id(), "project_id": project.id, "type": "x", "body": ""} for run in run_rows
         ]
