@@ -42,7 +42,7 @@ def test_failing_job_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_unavailable_database_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """A job that cannot reach the database logs a warning without a traceback, and is run again."""
+    """A job that cannot reach the database logs a warning without a traceback, not an error."""
     database, called = Database("postgresql://nobody@127.0.0.1:1/nowhere"), threading.Event()
 
     def read(_pause: Wait) -> float:
