@@ -97,6 +97,6 @@ def test_case_records_duration_and_number_of_finite_evals(project: ProjectFixtur
 
 
 def test_required_duration_is_configurable() -> None:
-    """The explanation has the configured minimum in it."""
+    """The explanation of a shortfall states the configured minimum."""
     needed = CaseRequirements(7200.0, 0, 0.0, 1)
     assert needed.explain(Shortfall.DURATION, 150.0, 0, None) == "lasted 2 min of the 2.0 h needed"

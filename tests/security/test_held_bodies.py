@@ -1,4 +1,4 @@
-"""Buffered bodies of strangers and of busy keys leave memory for vetoes and pauses."""
+"""Buffered bodies without a key, and those of busy keys, leave memory for vetoes and pauses."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def read_modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.real
 def test_sqlite_files_are_private_and_secrets_encrypted(tmp_path: Path) -> None:
-    """`up` creates a folder with mode 0700 and files with 0600, also for a restored copy; secrets need the key file."""
+    """`up` creates a folder with mode 0700 and files with 0600, also for a restored copy, and encrypts webhook
+    secrets."""
     folder = tmp_path / "data"
     key = ""
     service = Program(tmp_path / "log", "up", "--port", "0", "--json", EVALSTOP_DATA_FOLDER=str(folder))

@@ -124,7 +124,7 @@ def test_quota_use_is_counted_per_project(database: Database) -> None:
 
 
 def test_daily_quota_is_reset_at_midnight_utc() -> None:
-    """Ids of a moment are not below the first id of that moment."""
+    """A refused run waits until midnight, and ids of a moment are not below the first id of that moment."""
     assert (
         first_id(datetime.now(UTC) - timedelta(seconds=1))
         < new_id()

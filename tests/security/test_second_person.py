@@ -55,7 +55,7 @@ def find_state(project: ProjectFixture, run: Run) -> str | None:
 
 
 def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
-    """An order repeated with the same key, also under another name, remains a proposal until another person confirms
+    """An order repeated with the same key, even under another name, stays a proposal until another person confirms
     it."""
     run = project.open_run()
     for name in ("ada", "ada again"):

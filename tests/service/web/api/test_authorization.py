@@ -368,7 +368,7 @@ def test_body_is_not_parsed_before_the_key_is_checked(service: Service, body: by
 
 
 def test_revoked_key_opens_no_route(service: Service, tenant: Tenant) -> None:
-    """Every route is a 401."""
+    """Every route answers 401 once the key is revoked."""
     project, resources = tenant.project, tenant.resources
     secret = service.create_key(project)
     with service.database.transaction() as tx:

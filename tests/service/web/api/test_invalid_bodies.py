@@ -204,7 +204,7 @@ def test_endless_body_is_disconnected(service: Service, admin: httpx.Client) -> 
 
 
 def test_body_of_exactly_8_mib_is_read(admin: httpx.Client) -> None:
-    """The limit itself is allowed."""
+    """The limit is inclusive."""
     body = b'{"name": "r"}'
     expect_json(admin.post("/runs", content=body + b" " * (8 * MEBIBYTE - len(body)), headers=JSON), 201)
 

@@ -79,7 +79,7 @@ def test_changed_policy_becomes_the_next_version(admin: httpx.Client) -> None:
 
 
 def test_key_works_until_revoked_and_is_shown_once(service: Service, admin: httpx.Client) -> None:
-    """Lists do not include the secret."""
+    """The secret is in the response of the creation and in no list."""
     key = expect_json(admin.post("/keys", json={"name": "trainers", "scopes": ["read", "ingest", "read"]}), 201)
     assert key["scopes"] == ["ingest", "read"]
     trainer = service.open_client_with_key(key["key"])
@@ -93,7 +93,7 @@ def test_key_works_until_revoked_and_is_shown_once(service: Service, admin: http
 
 
 def test_endpoint_secret_is_shown_on_creation_and_rotation_only(admin: httpx.Client) -> None:
-    """Changing and deleting an endpoint affect its deliveries."""
+    """Lists have no secret; deleting the endpoint cancels its deliveries."""
     resources = create_resources(admin)
     path = resources.path("/endpoints/{endpoint_id}")
     rotated = expect_json(admin.post(f"{path}/rotate-secret"), 200)

@@ -7,7 +7,7 @@ import pytest
 from evalstop_service.settings import Settings
 
 from tests.fixtures.http_server import start_server
-from tests.service.web.api.api_calls import expect_json, expect_problem
+from tests.service.web.api.api_calls import ENDPOINT, create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
 DESCRIPTION = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
@@ -102,8 +102,15 @@ def test_description_fields_have_limits(service: Service, body: dict[str, object
 def test_decisions_and_deliveries_can_be_filtered(service: Service) -> None:
     """Decisions are filtered by policy and time, deliveries by event type."""
     admin = service.open_client(service.create_project())
-    assert (
-        expect_json(admin.get("/decisions", params={"policy": "default", "since": "2026-01-01T00:00Z"}), 200)["items"]
-        == []
-    )
-    assert expect_json(admin.get("/deliveries", params={"event_type": "run.stopped"}), 200)["items"] == []
+    expect_json(admin.post("/endpoints", json=ENDPOINT), 201)
+    decision_id = create_decision(admin)
+    for query, ids in (
+        ({"policy": "paper", "since": "2001-01-01T00:00Z"}, [decision_id]),
+        ({"policy": "default"}, []),
+        ({"until": "2001-01-01T00:00Z"}, []),
+    ):
+        items = expect_json(admin.get("/decisions", params=query), 200)["items"]
+        assert [item["id"] for item in items] == ids, query
+    for event_type, count in (("run.stop_requested", 1), ("run.stopped", 0)):
+        items = expect_json(admin.get("/deliveries", params={"event_type": event_type}), 200)["items"]
+        assert [item["event_type"] for item in items] == [event_type] * count

@@ -51,7 +51,7 @@ def test_trailing_slash_is_redirected(admin: httpx.Client) -> None:
 
 
 def test_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
-    """An Authorization header that holds the key alone is answered with the missing scheme."""
+    """An Authorization header with the key alone is answered with a hint at the missing scheme."""
     bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
     for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
         assert "without the scheme before it" in expect_problem(answer, 401)["detail"]
@@ -85,7 +85,7 @@ def test_unwatched_metrics_are_listed_until_the_eval_arrives(admin: httpx.Client
 
 
 def test_mlflow_path_without_its_prefix_gets_a_hint(admin: httpx.Client) -> None:
-    """A tracking URI without the prefix of MLflow's API is answered with the right ending."""
+    """A tracking URI without the prefix of MLflow's API is answered with the right ending of the URI."""
     url = admin.base_url.copy_with(path="/api/2.0/mlflow/experiments/search")
     assert "the URI ends in /mlflow" in expect_problem(admin.post(url, json={}), 404)["detail"]
 

@@ -1,5 +1,4 @@
-"""Forwarding to an MLflow server: all requests, in order, without delaying clients, and limited while it is
-unavailable."""
+"""Forwarding to an MLflow server: in order, without delaying clients, and limited while it is unavailable."""
 
 from __future__ import annotations
 

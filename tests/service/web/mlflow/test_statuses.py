@@ -14,5 +14,5 @@ def test_every_status_maps_to_an_mlflow_status(status: RunStatus) -> None:
 
 
 def test_parked_run_is_scheduled() -> None:
-    """Its job waits to be started again."""
+    """A parked run is neither running nor ended, as its job waits to be started again."""
     assert find_status(RunStatus.PARKED) == "SCHEDULED"

@@ -63,7 +63,7 @@ def test_repeated_batch_changes_nothing(client: MlflowClient) -> None:
 
 
 def test_batch_holds_at_most_1000_items(client: MlflowClient) -> None:
-    """The limit is that of MLflow."""
+    """Metrics and params count together, as in MLflow."""
     run_id = client.create_run()
     many = build_metrics("m", [float(value) for value in range(1001)])
     client.post("runs/log-batch", {"run_id": run_id, "metrics": many[:1000]})
@@ -236,7 +236,7 @@ def test_params_do_not_use_up_the_limit_of_labels(client: MlflowClient) -> None:
 def test_planned_length_is_read_from_params_and_tags(
     client: MlflowClient, params: dict[str, str], tags: dict[str, str], total_steps: int | None
 ) -> None:
-    """So are the epochs of transformers."""
+    """Without either it is computed from the epochs that transformers logs."""
     run_id = client.create_run()
     batch = {"run_id": run_id, "params": build_items(params), "tags": build_items(tags), "metrics": []}
     client.post("runs/log-batch", batch)
