@@ -266,7 +266,7 @@ def test_ordered_stop_skips_the_veto_window(veto_project: ProjectFixture) -> Non
     assert sorted(load_stop_delivery_states(veto_project)) == ["cancelled", "waiting"]
 
 
-def test_a_person_stops_again_what_goes_on(project: ProjectFixture) -> None:
+def test_person_can_stop_a_run_again(project: ProjectFixture) -> None:
     """A run that goes on after an undone stop is stopped in a new attempt, under a new decision."""
     run = project.open_run()
     decision = project.post_observations(run, DECLINING_EVALS).decision

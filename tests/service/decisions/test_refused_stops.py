@@ -49,7 +49,7 @@ def check_deadlines(project: ProjectFixture, run: Run) -> DecisionState:
     return decision.state
 
 
-def test_a_stop_that_is_too_large_for_its_receivers_has_failed(project: ProjectFixture, run: Run) -> None:
+def test_stop_too_large_for_its_receivers_fails(project: ProjectFixture, run: Run) -> None:
     """If every receiver answers 413, the stop fails and sends `run.stop_failed` before its deadline."""
     too_large = Answer(413, None, None, 1.0)
     answer_stop(project, too_large, too_large)

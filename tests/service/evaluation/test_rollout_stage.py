@@ -164,7 +164,7 @@ def confirm_proposal(project: ProjectFixture, actor: str = "dana") -> str:
     return second_person.confirm_proposal(project.database, Author(project.id, actor, LATER), proposal.id).state
 
 
-def test_a_step_up_waits_for_an_admin(project: ProjectFixture) -> None:
+def test_promotion_needs_an_admin(project: ProjectFixture) -> None:
     """However good its figures, a policy moves up only when an admin confirms its single proposal."""
     set_stage(project)
     insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)

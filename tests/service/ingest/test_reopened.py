@@ -37,7 +37,7 @@ def confirm_stop(project: ProjectFixture, decision: Decision) -> DecisionState:
     return commands.record_report(project.database, project.id, decision.id, report).state
 
 
-def test_a_run_that_was_stopped_is_stopped_again(project: ProjectFixture) -> None:
+def test_stopped_run_can_be_stopped_again(project: ProjectFixture) -> None:
     """Reopened after its stop was confirmed, a run starts a new attempt, which can be stopped again."""
     run = project.open_run("one")
     first = request_stop(project, run)

@@ -61,7 +61,7 @@ TAMPERINGS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_what_was_changed_or_removed_is_found(database: Database, name: str) -> None:
+def test_changed_or_removed_entry_is_found(database: Database, name: str) -> None:
     """Verification names the first entry that was changed or removed."""
     project_id, (tamper, fault) = new_id(), TAMPERINGS[name]
     record_entries(database, project_id, 5)

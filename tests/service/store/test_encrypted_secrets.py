@@ -81,7 +81,7 @@ def test_pull_endpoint_needs_the_key(database: Database, project: SeededProject)
     assert claimed.attempts == 1
 
 
-def test_all_are_sealed_anew(database: Database, project: SeededProject) -> None:
+def test_all_secrets_are_reencrypted(database: Database, project: SeededProject) -> None:
     """Re-encryption moves all secrets, also those in plain text, to the first key and changes none of them."""
     with database.transaction() as tx:
         plain = endpoints.add_endpoint(tx, project.id, url="http://plain.example", event_types=["*"], now=EPOCH)

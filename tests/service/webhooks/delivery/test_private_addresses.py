@@ -68,7 +68,7 @@ def test_private_address_in_ipv6_is_refused(host: str) -> None:
     assert endpoint.received == []
 
 
-def test_a_name_that_changes_its_mind_gains_nothing() -> None:
+def test_rebound_host_name_is_refused() -> None:
     """A host name that resolved to a public address at creation and to a private one at delivery is refused (DNS
     rebinding)."""
     with FakeEndpoint(Reply()) as endpoint:
@@ -109,7 +109,7 @@ def test_redirect_to_a_refused_address_is_not_followed(status: int) -> None:
     assert private_endpoint.received == []
 
 
-def test_a_stranger_s_certificate_is_refused(tmp_path: Path) -> None:
+def test_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     """TLS certificates are verified against the host name: nothing is sent to a server that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(create_self_signed_certificate(tmp_path, utc_now()))
