@@ -33,6 +33,6 @@ def answer_on_path(end: str, answer: Answer) -> Callable[[str, dict[str, Any]], 
     return lambda path, body: answer if path.endswith(end) else None
 
 
-def logged_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+def list_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The client's messages in the log."""
     return [record.getMessage() for record in caplog.records if record.name == "evalstop_client"]

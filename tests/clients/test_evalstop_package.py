@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.runs import FAST_LIMITS, logged_messages, open_run
+from tests.clients.runs import FAST_LIMITS, list_messages, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -87,7 +87,7 @@ def test_on_stop_is_called_once(server: FakeServer, service: FakeService, caplog
         assert run.should_stop
         assert run.should_stop
     assert [decision.state for decision in decisions] == ["requested"]
-    assert logged_messages(caplog) == ["evalstop: on_stop failed"]
+    assert list_messages(caplog) == ["evalstop: on_stop failed"]
 
 
 def test_notebook_shows_evals_and_link(server: FakeServer, service: FakeService) -> None:

@@ -15,7 +15,7 @@ from evalstop_client import ConfigurationError, Limits, Run
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.runs import METRICS, answer_on_path, list_posts, logged_messages, open_run
+from tests.clients.runs import METRICS, answer_on_path, list_messages, list_posts, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -64,7 +64,7 @@ def test_run_without_a_url_is_not_reported(caplog: pytest.LogCaptureFixture) -> 
         assert run.verdict is None
         assert run.flush()
         assert repr(run) == "<Run offline: not reported>"
-    assert logged_messages(caplog) == ["evalstop: no url is set (EVALSTOP_URL): the run is not reported"]
+    assert list_messages(caplog) == ["evalstop: no url is set (EVALSTOP_URL): the run is not reported"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_calls_after_finish_are_dropped(
         run.resume(step=1)
     assert [kind for kind, _ in list_posts(service)] == ["runs", "finish"]
     assert run.dropped == 4
-    assert len(logged_messages(caplog)) == 1
+    assert len(list_messages(caplog)) == 1
 
 
 def test_invalid_arguments_are_dropped_and_logged_once(
@@ -184,7 +184,7 @@ def test_invalid_arguments_are_dropped_and_logged_once(
             run.checkpoint(invalid, step=2)
             run.resume(step=invalid)
     assert run.dropped == 3 * 7
-    assert len(logged_messages(caplog)) == len({"metric", "value", "step", "values", "checkpoint", "resume"})
+    assert len(list_messages(caplog)) == len({"metric", "value", "step", "values", "checkpoint", "resume"})
     assert [body["metric"] for kind, body in list_posts(service) if kind == "observations"] == ["kl"] * 3
 
 
@@ -245,7 +245,7 @@ def test_second_start_opens_a_new_run(
         assert (first.name, second.name) == ("a run", "a run-2")
     assert list(service.find_run("a run").observations.values()) == [1.0]
     assert list(service.find_run("a run-2").observations.values()) == [2.0]
-    (message,) = logged_messages(caplog)
+    (message,) = list_messages(caplog)
     assert all(part in message for part in ("this run is called 'a run-2'", 'resume="allow"'))
 
 
@@ -261,7 +261,7 @@ def test_resume_option_continues_an_ended_run(
         second.log({"gold": 2.0}, step=1)
     assert second.id == first.id
     assert service.find_run("a run").observations == {(1, "gold", 1): 1.0, (2, "gold", 1): 2.0}
-    assert logged_messages(caplog) == []
+    assert list_messages(caplog) == []
 
 
 def test_resume_of_a_new_run_is_logged_as_an_error(

@@ -14,7 +14,7 @@ from evalstop_client import Limits
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.runs import METRICS, answer_on_path, list_posts, logged_messages, open_run
+from tests.clients.runs import METRICS, answer_on_path, list_messages, list_posts, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -48,7 +48,7 @@ def test_refused_key_is_logged_once_and_retried(
         wait_until(lambda: not service.scripted_answers)
         run.log({"gold": 1.0}, step=2)
     assert len(service.find_run("a run").observations) == 2
-    assert len([message for message in logged_messages(caplog) if "key" in message]) == 1
+    assert len([message for message in list_messages(caplog) if "key" in message]) == 1
 
 
 def test_flush_outlasts_an_answer_in_flight(server: FakeServer, service: FakeService) -> None:
@@ -94,7 +94,7 @@ def test_refused_observations_are_set_aside(
     assert sorted(steps) == [7, 27, 47]
     assert all("422" in entry["reason"] for entry in rejected_entries)
     assert len(service.find_run("a run").observations) == 50
-    assert len([message for message in logged_messages(caplog) if "refused" in message]) == 1
+    assert len([message for message in list_messages(caplog) if "refused" in message]) == 1
 
 
 def test_oversized_batch_is_halved(server: FakeServer, service: FakeService) -> None:
@@ -117,7 +117,7 @@ def test_refused_run_is_logged_and_ends(
         pass
     with open_run(server, metrics={"gold": {"role": "proxy"}}, resume="allow", limits=Limits(flush_seconds=60)) as run:
         run.log({"gold": 1.0}, step=1)
-    assert any("NOT being watched" in message and "other metrics" in message for message in logged_messages(caplog))
+    assert any("NOT being watched" in message and "other metrics" in message for message in list_messages(caplog))
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     assert [json.loads(line)["to"] for line in rejected.read_text().splitlines()] == ["observations", "finish"]
     assert list((tmp_path / "spool").glob("*/*")) == []
@@ -148,7 +148,7 @@ def test_conflict_is_logged_once(server: FakeServer, caplog: pytest.LogCaptureFi
     with open_run(server) as run:
         for value in (1.0, 2.0, 3.0):
             run.log({"gold": value}, step=1)
-    assert len([message for message in logged_messages(caplog) if "logged twice" in message]) == 1
+    assert len([message for message in list_messages(caplog) if "logged twice" in message]) == 1
 
 
 def test_full_queue_drops_observations_and_warns_once(
@@ -163,7 +163,7 @@ def test_full_queue_drops_observations_and_warns_once(
         run.checkpoint("file:///a", step=500)
         wait_until(lambda: run.dropped > 0)
         assert run.dropped < 500
-    warnings = [message for message in logged_messages(caplog) if "dropped" in message]
+    warnings = [message for message in list_messages(caplog) if "dropped" in message]
     assert warnings, "no warning was logged"
     assert len(warnings) == len(set(warnings)), "a warning was logged twice"
 

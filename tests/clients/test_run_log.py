@@ -10,7 +10,7 @@ from evalstop_client.spool.run_log import ANSWERS_WITHOUT_EVAL
 
 from tests.clients.fake_service import FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.runs import METRICS, list_posts, logged_messages, open_run
+from tests.clients.runs import METRICS, list_messages, list_posts, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -63,7 +63,7 @@ def test_decision_changes_are_logged(
         service.decision_state = "requested"
         wait_until(lambda: run.should_stop)
     page = f"{server.url}/runs/run-1"
-    assert logged_messages(caplog)[:3] == [
+    assert list_messages(caplog)[:3] == [
         f"evalstop: a run: enforce, policy default@1, {page}",
         f"evalstop: a run: the stop is on_hold: the fake decided it; {page}",
         f"evalstop: a run: the stop is requested: the fake decided it; {page}",
@@ -79,7 +79,7 @@ def test_mistyped_metric_is_logged_once(
         for step in range(3):
             run.log({"gould": 1.0, "learning_rate": 0.1}, step=step)
             assert run.flush()
-    assert logged_messages(caplog) == [
+    assert list_messages(caplog) == [
         "evalstop: 'gould' is not declared; 'gold' (eval) has no value yet. Did you mean 'gold'?",
         "evalstop: the run ended without a value of its eval: the service could decide nothing",
     ]
@@ -92,7 +92,7 @@ def test_run_without_watched_metrics_is_logged(
     service.missing, service.unwatched = {name: name for name in ("eval", "proxy", "kl", "loss")}, ["accuracy"]
     with open_run(server) as run:
         run.log({"accuracy": 1.0}, step=1)
-    assert logged_messages(caplog)[0].startswith(
+    assert list_messages(caplog)[0].startswith(
         "evalstop: none of accuracy is watched: declare their roles with Run(metrics=...)"
     )
 
@@ -104,13 +104,13 @@ def test_missing_eval_is_logged_after_some_answers(
     service.missing, service.unwatched = {}, ["accuracy"]
     with open_run(server, metrics="auto") as run:
         for step in range(ANSWERS_WITHOUT_EVAL):
-            assert logged_messages(caplog) == []
+            assert list_messages(caplog) == []
             run.log({"accuracy": 1.0}, step=step)
             assert run.flush()
-    assert logged_messages(caplog)[0].startswith(
+    assert list_messages(caplog)[0].startswith(
         "evalstop: no eval has come yet, without which nothing is stopped: none of acc"
     )
-    assert len(logged_messages(caplog)) == 1
+    assert len(list_messages(caplog)) == 1
 
 
 def test_reduced_mode_is_logged(server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_reduced_mode_is_logged(server: FakeServer, service: FakeService, caplog
     service.limits = [{"field": "mode", "asked": "enforce", "given": "shadow", "setting": "max_mode"}]
     with open_run(server, mode="enforce") as run:
         run.flush()
-    assert logged_messages(caplog)[0] == (
+    assert list_messages(caplog)[0] == (
         "evalstop: mode enforce was requested, but the project allows shadow: "
         "a key with the scope admin can change its max_mode"
     )

@@ -128,16 +128,16 @@ def test_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:
     assert shell.run("project", "resume") == f"project {project.name} is resumed\n"
 
 
-def test_what_a_second_person_has_to_confirm_is_said(shell: Shell, project: Project) -> None:
-    """A stop by hand is a proposal in a project that wants two people: nothing is done, and the command says so."""
+def test_stop_may_need_a_second_person(shell: Shell, project: Project) -> None:
+    """In a project with second_person a stop by hand is only proposed, and the command says so."""
     shell.run("project", "set", "second_person=yes")
     with project.report_run("rises", (0.1, 0.2)):
         assert "another person" in shell.run("runs", "stop", "rises", "--reason", "over", code=1)
         assert project.api.run("rises").decision is None
 
 
-def test_keys_are_made_listed_rotated_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed is the secret alone, which works by another variable until it is replaced or revoked by name."""
+def test_keys_are_created_listed_rotated_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the secret is printed; it is valid until it is rotated without overlap or revoked."""
     secret = shell.run("key", "create", "--name", "reader", "--scopes", "read", "--expires-in-days", "1").strip()
     monkeypatch.setenv("READER", secret)
     assert shell.read("runs", "ls", "--key-env", "READER") == []
@@ -145,8 +145,8 @@ def test_keys_are_made_listed_rotated_and_revoked(shell: Shell, monkeypatch: pyt
     assert {key["name"] for key in shell.read("key", "list")} == {"test", "reader"}
     assert "reader" in shell.run("key", "ls")
     monkeypatch.setenv("NEXT", shell.run("key", "rotate", "reader").strip())
-    for both in ("READER", "NEXT"):
-        assert shell.read("runs", "ls", "--key-env", both) == []
+    for variable in ("READER", "NEXT"):
+        assert shell.read("runs", "ls", "--key-env", variable) == []
     rotated = shell.read("key", "rotate", "reader", "--overlap-seconds", "0")
     assert "401" in shell.run("runs", "ls", "--key-env", "NEXT", code=1)
     monkeypatch.setenv("READER", rotated["key"])
@@ -157,7 +157,7 @@ def test_keys_are_made_listed_rotated_and_revoked(shell: Shell, monkeypatch: pyt
 
 
 def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
-    """The secret is printed, once; a test that reaches nobody ends with 1; a receiver may fetch its events."""
+    """The secret is printed once, a failed test exits with 1, and a pull endpoint can be added and removed."""
     assert shell.run("endpoint", "add", "http://127.0.0.1:9/").startswith("whsec_")
     (listed,) = shell.read("endpoint", "ls")
     assert "run.stop_requested" in listed["event_types"]

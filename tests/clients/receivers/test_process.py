@@ -105,7 +105,7 @@ def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServe
 
 
 def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A job that catches SIGTERM and exits 7 is reported with 7, and so does the receiver exit."""
+    """A job that handles SIGTERM and exits with 7 is reported with 7, which is the receiver's exit code too."""
     with start_receiver(tmp_path, server, EXITS_WITH_7) as job:
         assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))

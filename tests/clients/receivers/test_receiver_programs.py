@@ -30,7 +30,7 @@ exit 0
 """
 
 
-def scheduler_calls(folder: Path) -> list[str]:
+def list_scheduler_calls(folder: Path) -> list[str]:
     """The calls of the scheduler's script, without checks."""
     file = folder / "log"
     lines = file.read_text().splitlines() if file.exists() else []
@@ -55,7 +55,7 @@ def test_stop_is_carried_out_by_the_commands(receiver: ReceiverProgram, service:
     ((_, report),) = wait_until(lambda: service.reports)
     assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver command")
     assert report["details"].items() >= {"job": "7", "exit_code": 0, "checkpoint": "not seen in time"}.items()
-    assert scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
+    assert list_scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
     assert httpx.get(url + "livez").json() == {"status": "ok"}
     wait_until(lambda: 'stops_total{result="confirmed"} 1' in httpx.get(url + "metrics").text)
     assert receiver.end(signal.SIGTERM) == 0
@@ -69,7 +69,7 @@ def test_restarted_receiver_continues_the_stop(
     (receiver.folder / "ignores-sigterm").touch()
     url = receiver.start()
     post_event(url, make_stop_event({"job_id": "7"}))
-    wait_until(lambda: "cancel 7" in scheduler_calls(receiver.folder))
+    wait_until(lambda: "cancel 7" in list_scheduler_calls(receiver.folder))
     state = receiver.folder / "state" / "decision-1.json"
     wait_until(lambda: json.loads(state.read_text())["stop"]["cancelled_at"])
     assert receiver.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_restarted_receiver_continues_the_stop(
     url = receiver.start()
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was cancelled"
-    assert scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
+    assert list_scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
     assert post_event(url, make_stop_event({"job_id": "7"})).json() == {"repeat": "decision-1"}
 
 

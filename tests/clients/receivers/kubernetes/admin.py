@@ -30,7 +30,7 @@ def api_version(kind: Kind) -> str:
     return f"{kind.group}/{VERSIONS[kind.group]}" if kind.group else "v1"
 
 
-def path_of(kind: Kind, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
+def build_path(kind: Kind, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
     """The path of a kind's objects, in all namespaces unless one is named."""
     parts = ["apis" if kind.group else "api", api_version(kind)]
     parts += ["namespaces", namespace] if namespace is not None else []
@@ -49,20 +49,20 @@ class Admin:
         self.http.close()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
-        response = self.http.get(path_of(kind, namespace, name))
+        response = self.http.get(build_path(kind, namespace, name))
         return None if response.status_code == 404 else dict(response.raise_for_status().json())
 
     def list(self, kind: Kind, namespace: str | None = None) -> list[Json]:
-        items: list[Json] = self.http.get(path_of(kind, namespace)).raise_for_status().json()["items"]
+        items: list[Json] = self.http.get(build_path(kind, namespace)).raise_for_status().json()["items"]
         return items
 
     def create(self, kind: Kind, namespace: str, item: Json) -> Json:
         body = {"apiVersion": api_version(kind), "kind": kind.name, **item}
-        return dict(self.http.post(path_of(kind, namespace), json=body).raise_for_status().json())
+        return dict(self.http.post(build_path(kind, namespace), json=body).raise_for_status().json())
 
     def patch(self, kind: Kind, item: Json, change: Json, part: str | None = None) -> Json | None:
         """None if the object is gone."""
-        path = path_of(kind, item["metadata"]["namespace"], item["metadata"]["name"], part)
+        path = build_path(kind, item["metadata"]["namespace"], item["metadata"]["name"], part)
         response = self.http.patch(path, json=change, headers=MERGE)
         return None if response.status_code == 404 else dict(response.raise_for_status().json())
 
@@ -71,7 +71,7 @@ class Admin:
         self.patch(kind, item, {"status": status}, "status")
 
     def delete(self, kind: Kind, item: Json, **options: Any) -> None:
-        path = path_of(kind, item["metadata"]["namespace"], item["metadata"]["name"])
+        path = build_path(kind, item["metadata"]["namespace"], item["metadata"]["name"])
         response = self.http.request("DELETE", path, json={"apiVersion": "v1", "kind": "DeleteOptions", **options})
         if response.status_code != 404:
             response.raise_for_status()
@@ -90,12 +90,12 @@ class Admin:
         metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        response = self.http.post(path_of(POD, metadata["namespace"], metadata["name"], "binding"), json=body)
+        response = self.http.post(build_path(POD, metadata["namespace"], metadata["name"], "binding"), json=body)
         if response.status_code not in (404, 409):
             response.raise_for_status()
 
 
-def definitions() -> list[Json]:
+def make_definitions() -> list[Json]:
     """A minimal definition, with a status, of each kind that is not built into Kubernetes."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     items = []

@@ -22,7 +22,7 @@ from evalstop_client.scheduler_labels import scheduler_labels
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import StartedJob
-from tests.clients.receivers.kubernetes.admin import Admin, Json, definitions
+from tests.clients.receivers.kubernetes.admin import Admin, Json, make_definitions
 from tests.clients.receivers.kubernetes.controllers import Controllers
 from tests.clients.receivers.kubernetes.node import Node
 
@@ -116,7 +116,7 @@ class KubernetesCluster:
             started_files = f"{self.saves_file(number).name}.*"
             wait_until(lambda: len(list(self.folder.glob(started_files))) >= len(self.list_pods(name)))
         if kind is RAY_JOB:
-            wait_until(lambda: at(self.read(kind, item), "status", "rayClusterName"))
+            wait_until(lambda: at(self.read_object(kind, item), "status", "rayClusterName"))
         return item
 
     def create_workload(
@@ -131,7 +131,7 @@ class KubernetesCluster:
     ) -> Json:
         """Create a workload whose pods request a GPU each."""
         environment = [
-            *pod_environment(kind),
+            *load_pod_environment(kind),
             *({"name": key, "value": value} for key, value in (variables or {}).items()),
         ]
         container: Json = {"name": "trainer", "image": "none", "command": command, "env": environment}
@@ -141,7 +141,7 @@ class KubernetesCluster:
         job_spec["template"] = {"metadata": {"labels": {"app": name}}, "spec": pod}
         return self.admin.create(kind, NAMESPACE, {"metadata": {"name": name}, "spec": {**job_spec, **spec}})
 
-    def run_labels(self, item: Json) -> dict[str, str]:
+    def get_run_labels(self, item: Json) -> dict[str, str]:
         """The labels that the run's client in the workload's first running pod sends."""
         (pod, *_) = [pod for pod in self.list_pods(item["metadata"]["name"]) if at(pod, "status", "phase") == "Running"]
         values = {}
@@ -161,7 +161,7 @@ class KubernetesCluster:
         pods = self.list_pods(name)
         return bool(pods) and all(at(pod, "status", "phase") == "Running" for pod in pods)
 
-    def read(self, kind: Kind, item: Json) -> Json:
+    def read_object(self, kind: Kind, item: Json) -> Json:
         """A workload as it is now."""
         current = self.admin.get(kind, NAMESPACE, item["metadata"]["name"])
         assert current is not None
@@ -208,7 +208,7 @@ class KubernetesCluster:
         wait_until(lambda: self.admin.list(POD, NAMESPACE) == [])
 
 
-def pod_environment(kind: Kind) -> list[Json]:
+def load_pod_environment(kind: Kind) -> list[Json]:
     """The environment of a pod's template by which the client identifies the workload, from the docs."""
     return list(yaml.safe_load(read_block("pods of jobs" if kind is JOB else "other pods"))["env"])
 
@@ -229,7 +229,7 @@ class KubernetesLauncher:
             self.kubernetes.add_to_kueue(self.kind, self.item)
         if self.options.get("stop_by") == "delete":
             self.kubernetes.grant_verbs(self.kind.group, self.kind.resource, "delete")
-        return StartedJob(self.kubernetes.job_control(**self.options), self.kubernetes.run_labels(self.item))
+        return StartedJob(self.kubernetes.job_control(**self.options), self.kubernetes.get_run_labels(self.item))
 
     def count_saves(self) -> int:
         return min(1, self.kubernetes.count_saves(self.item))  # several pods write to one file
@@ -248,7 +248,7 @@ def running_cluster(server: ApiServer, folder: Path) -> Iterator[KubernetesClust
 
 
 def _run_cluster(server: ApiServer, admin: Admin, folder: Path) -> Iterator[KubernetesCluster]:
-    for definition in definitions():
+    for definition in make_definitions():
         admin.apply(definition)
     for name in ("default", NAMESPACE, "evalstop"):
         admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

@@ -72,12 +72,14 @@ class Controllers:
         if kind.list_states(item) & kind.ended:
             return
         children = [
-            (child_kind, child) for child_kind in _child_kinds(kind) for child in self._list_owned(child_kind, item)
+            (child_kind, child)
+            for child_kind in _list_child_kinds(kind)
+            for child in self._list_owned(child_kind, item)
         ]
         wanted = (
             {}
             if self._is_suspended(kind, item)
-            else {child["metadata"]["name"]: child for child in _children(kind, item)}
+            else {child["metadata"]["name"]: child for child in _make_children(kind, item)}
         )
         for child_kind, child in children:
             if child["metadata"]["name"] not in wanted and not child["metadata"].get("deletionTimestamp"):
@@ -92,7 +94,7 @@ class Controllers:
         existing = {child["metadata"]["name"] for _, child in children}
         for name, child in wanted.items():
             if name not in existing:
-                self._admin.create(_kind(child), item["metadata"]["namespace"], child)
+                self._admin.create(_find_kind(child), item["metadata"]["namespace"], child)
         suspended = not wanted and (kind is not JOB or not children)
         self._set_state(kind, item, min(kind.suspended) if suspended else "", len(children))
 
@@ -147,11 +149,11 @@ class Controllers:
         ]
 
 
-def _child_kinds(kind: Kind) -> tuple[Kind, ...]:
+def _list_child_kinds(kind: Kind) -> tuple[Kind, ...]:
     return {JOBSET: (JOB,), TRAIN_JOB: (JOBSET,), RAY_JOB: (RAY_CLUSTER,), MPI_JOB: (POD, JOB)}.get(kind, (POD,))
 
 
-def _children(kind: Kind, item: Json) -> list[Json]:
+def _make_children(kind: Kind, item: Json) -> list[Json]:
     """What a controller creates for a workload; here each has a pod template in spec.template."""
     name, uid = item["metadata"]["name"], item["metadata"]["uid"]
     template = item["spec"]["template"]
@@ -159,33 +161,38 @@ def _children(kind: Kind, item: Json) -> list[Json]:
     kubeflow = {"training.kubeflow.org/job-name": name}
     if kind is JOB:
         labels = template["metadata"].get("labels", {})
-        return [_pod(kind, item, f"{name}-{uid[:5]}-{index}", labels) for index in range(item["spec"]["parallelism"])]
+        return [
+            _make_pod(kind, item, f"{name}-{uid[:5]}-{index}", labels) for index in range(item["spec"]["parallelism"])
+        ]
     if kind is JOBSET:
-        return [_job(kind, item, f"{name}-workers-0", jobset)]
+        return [_make_job(kind, item, f"{name}-workers-0", jobset)]
     if kind is TRAIN_JOB:
-        return [_child(kind, item, JOBSET, name, {}, {"template": template})]
+        return [_make_child(kind, item, JOBSET, name, {}, {"template": template})]
     if kind is RAY_JOB:
-        return [_child(kind, item, RAY_CLUSTER, f"{name}-cluster", {}, {"template": template})]
+        return [_make_child(kind, item, RAY_CLUSTER, f"{name}-cluster", {}, {"template": template})]
     if kind is MPI_JOB:
-        return [_job(kind, item, f"{name}-launcher", kubeflow), _pod(kind, item, f"{name}-worker-0", kubeflow)]
+        return [
+            _make_job(kind, item, f"{name}-launcher", kubeflow),
+            _make_pod(kind, item, f"{name}-worker-0", kubeflow),
+        ]
     pod_labels = {
         PYTORCH_JOB: kubeflow,
         RAY_CLUSTER: {"ray.io/cluster": name},
         VOLCANO_JOB: {"volcano.sh/job-name": name},
     }
-    return [_pod(kind, item, f"{name}-{index}", pod_labels[kind]) for index in range(2)]
+    return [_make_pod(kind, item, f"{name}-{index}", pod_labels[kind]) for index in range(2)]
 
 
-def _job(owner_kind: Kind, owner: Json, name: str, labels: Json) -> Json:
+def _make_job(owner_kind: Kind, owner: Json, name: str, labels: Json) -> Json:
     template = {**owner["spec"]["template"], "metadata": {"labels": labels}}
-    return _child(owner_kind, owner, JOB, name, labels, {"backoffLimit": 0, "template": template})
+    return _make_child(owner_kind, owner, JOB, name, labels, {"backoffLimit": 0, "template": template})
 
 
-def _pod(owner_kind: Kind, owner: Json, name: str, labels: Json) -> Json:
-    return _child(owner_kind, owner, POD, name, labels, owner["spec"]["template"]["spec"])
+def _make_pod(owner_kind: Kind, owner: Json, name: str, labels: Json) -> Json:
+    return _make_child(owner_kind, owner, POD, name, labels, owner["spec"]["template"]["spec"])
 
 
-def _child(owner_kind: Kind, owner: Json, kind: Kind, name: str, labels: Json, spec: Any) -> Json:
+def _make_child(owner_kind: Kind, owner: Json, kind: Kind, name: str, labels: Json, spec: Any) -> Json:
     reference = {
         "apiVersion": api_version(owner_kind),
         "kind": owner_kind.name,
@@ -198,7 +205,7 @@ def _child(owner_kind: Kind, owner: Json, kind: Kind, name: str, labels: Json, s
     return {"apiVersion": api_version(kind), "kind": kind.name, "metadata": metadata, "spec": spec}
 
 
-def _kind(item: Json) -> Kind:
+def _find_kind(item: Json) -> Kind:
     kind = find_kind_of(item["apiVersion"], item["kind"])
     assert kind is not None
     return kind

@@ -59,7 +59,7 @@ class FakeCluster:
             for fault in list(self.faults):
                 fault(request)
             if request.resource is None:
-                return 200, self._discovery(request.path)
+                return 200, self._describe_api(request.path)
             verb = self.verb(request)
             self.requests.append((verb, request.path, request.user))
             self.authorize(request, verb)
@@ -85,14 +85,14 @@ class FakeCluster:
 
     def watch(self, request: Request) -> Iterator[bytes | None]:
         """The lines of a watch; None where the connection is cut."""
-        key, seconds = self._key(request), int(request.query.get("timeoutSeconds", "60"))
+        key, seconds = self._get_key(request), int(request.query.get("timeoutSeconds", "60"))
         until, sent = time.monotonic() + seconds, 0
         seen = int(request.query["resourceVersion"])
         known = {uid for uid, item in self._selected_before(request, seen).items()}
         while True:
             with self.storage.changed:
                 if seen < self.storage.forgotten:
-                    yield _line("ERROR", StatusError(410, "Expired", f"too old resource version: {seen}").body)
+                    yield _format_line("ERROR", StatusError(410, "Expired", f"too old resource version: {seen}").body)
                     return
                 events = [event for event in self.storage.history if event[0] > seen and event[1] == key]
                 ended = self.closing or time.monotonic() >= until
@@ -109,7 +109,7 @@ class FakeCluster:
                     continue
                 event_type = ("MODIFIED" if uid in known else "ADDED") if matches else "DELETED"
                 known = known | {uid} if matches else known - {uid}
-                line = _line(event_type, item)
+                line = _format_line(event_type, item)
                 if self.watch_cuts_after is not None and sent >= self.watch_cuts_after:
                     self.watch_cuts_after = None
                     yield line[: len(line) // 2]
@@ -120,14 +120,14 @@ class FakeCluster:
             if ended and not events:
                 if request.query.get("allowWatchBookmarks") and not self.closing:
                     marked = {"metadata": {"resourceVersion": str(max(seen, 1))}}
-                    yield _line("BOOKMARK", marked)
+                    yield _format_line("BOOKMARK", marked)
                 return
 
     def _get(self, request: Request) -> tuple[int, Json | str]:
-        item = self.storage.read(self._key(request), request.namespace, request.name, *self._names(request))
-        return 200, self._log(request, item) if request.subresource == "log" else item
+        item = self.storage.read(self._get_key(request), request.namespace, request.name, *self._get_names(request))
+        return 200, self._read_log(request, item) if request.subresource == "log" else item
 
-    def _log(self, request: Request, pod: Json) -> str:
+    def _read_log(self, request: Request, pod: Json) -> str:
         if not pod.get("status", {}).get("containerStatuses"):
             message = f'container "{request.query["container"]}" in pod "{request.name}" is waiting to start'
             raise StatusError(400, "BadRequest", message)
@@ -142,7 +142,7 @@ class FakeCluster:
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None
         selector = request.query.get("labelSelector", "")
-        items = [item for item in self._all(request) if _matches(item, selector)]
+        items = [item for item in self._list_objects(request) if _matches(item, selector)]
         kind = f"{request.resource.kind}List"
         metadata = {"resourceVersion": str(self.storage.version)}
         return 200, {"kind": kind, "apiVersion": request.resource.api_version, "metadata": metadata, "items": items}
@@ -166,8 +166,8 @@ class FakeCluster:
         name = metadata.get("name") or (metadata.get("generateName", "") + uuid.uuid4().hex[:5])
         if name == metadata.get("generateName", "") or not name:
             raise StatusError(422, "Invalid", f"{resource.kind} is invalid: name or generateName is required")
-        if (self._key(request), request.namespace, name) in self.storage.objects:
-            plural, group = self._names(request)
+        if (self._get_key(request), request.namespace, name) in self.storage.objects:
+            plural, group = self._get_names(request)
             message = f'{plural}{group and "."}{group} "{name}" already exists'
             raise StatusError(409, "AlreadyExists", message, name=name, group=group, kind=plural)
         if not request.namespace:
@@ -182,7 +182,7 @@ class FakeCluster:
         if resource.has_status:
             body.pop("status", None)
         self._apply_defaults(resource, body)
-        self.storage.write(self._key(request), body, "ADDED")
+        self.storage.write(self._get_key(request), body, "ADDED")
         if resource.kind == "CustomResourceDefinition":
             self._add_resource(body)
         return 201, body
@@ -191,16 +191,16 @@ class FakeCluster:
         assert request.resource is not None
         self._require_media_type(request, MERGE_PATCH)
         change = request.body()
-        key = self._key(request)
-        before = self.storage.read(key, request.namespace, request.name, *self._names(request))
-        after = _merged(before, change)
+        key = self._get_key(request)
+        before = self.storage.read(key, request.namespace, request.name, *self._get_names(request))
+        after = _apply_merge_patch(before, change)
         asked = change.get("metadata") or {}
         if asked.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
             message = f'{request.resource.kind} "{request.name}" is invalid: metadata.uid: field is immutable'
             raise StatusError(422, "Invalid", message, name=request.name, kind=request.resource.kind)
         if asked.get("resourceVersion", before["metadata"]["resourceVersion"]) != before["metadata"]["resourceVersion"]:
             message = "the object has been modified; please apply your changes to the latest version and try again"
-            raise self._conflict(request, message)
+            raise self._make_conflict(request, message)
         for name in ("name", "namespace", "creationTimestamp", "deletionTimestamp", "generation"):
             if name in before["metadata"]:
                 after["metadata"][name] = before["metadata"][name]
@@ -227,19 +227,19 @@ class FakeCluster:
     def _delete(self, request: Request) -> tuple[int, Json]:
         self._require_media_type(request, "application/json")
         options = request.body()
-        key = self._key(request)
-        item = self.storage.read(key, request.namespace, request.name, *self._names(request))
+        key = self._get_key(request)
+        item = self.storage.read(key, request.namespace, request.name, *self._get_names(request))
         uid = (options.get("preconditions") or {}).get("uid")
         if uid is not None and uid != item["metadata"]["uid"]:
             message = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
-            raise self._conflict(request, message, request.resource.kind if request.resource else "")
+            raise self._make_conflict(request, message, request.resource.kind if request.resource else "")
         self.storage.remove(
             key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds")
         )
         return 200, item
 
-    def _all(self, request: Request) -> list[Json]:
-        key = self._key(request)
+    def _list_objects(self, request: Request) -> list[Json]:
+        key = self._get_key(request)
         return [
             item
             for (item_key, namespace, _), item in sorted(self.storage.objects.items())
@@ -248,9 +248,9 @@ class FakeCluster:
 
     def _selected_before(self, request: Request, version: int) -> dict[str, Json]:
         with self.storage.changed:
-            known: dict[str, Json] = {item["metadata"]["uid"]: item for item in self._all(request)}
+            known: dict[str, Json] = {item["metadata"]["uid"]: item for item in self._list_objects(request)}
             for at, key, kind, item in reversed(self.storage.history):
-                if at > version and key == self._key(request):
+                if at > version and key == self._get_key(request):
                     known.pop(item["metadata"]["uid"], None)
                     if kind != "ADDED":
                         known[item["metadata"]["uid"]] = item
@@ -323,7 +323,7 @@ class FakeCluster:
             kind=resource.plural,
         )
 
-    def _discovery(self, path: str) -> Json:
+    def _describe_api(self, path: str) -> Json:
         parts = path.strip("/").split("/")
         if parts == ["version"]:
             return {"major": "1", "minor": "20", "gitVersion": "v1.20.2"}
@@ -349,16 +349,16 @@ class FakeCluster:
             )
             self.resources.append(resource)
 
-    def _key(self, request: Request) -> str:
+    def _get_key(self, request: Request) -> str:
         assert request.resource is not None
         return f"{request.resource.group}/{request.resource.plural}"
 
-    def _names(self, request: Request) -> tuple[str, str]:
+    def _get_names(self, request: Request) -> tuple[str, str]:
         assert request.resource is not None
         return request.resource.plural, request.resource.group
 
-    def _conflict(self, request: Request, why: str, kind: str = "") -> StatusError:
-        plural, group = self._names(request)
+    def _make_conflict(self, request: Request, why: str, kind: str = "") -> StatusError:
+        plural, group = self._get_names(request)
         message = f'Operation cannot be fulfilled on {plural}{group and "."}{group} "{request.name}": {why}'
         return StatusError(409, "Conflict", message, name=request.name, group=group, kind=kind or plural)
 
@@ -369,7 +369,7 @@ class FakeCluster:
             raise StatusError(415, "UnsupportedMediaType", message)
 
 
-def _merged(before: Any, change: Any) -> Any:
+def _apply_merge_patch(before: Any, change: Any) -> Any:
     """A merge patch of RFC 7386."""
     if not isinstance(change, dict):
         return copy.deepcopy(change)
@@ -378,7 +378,7 @@ def _merged(before: Any, change: Any) -> Any:
         if value is None:
             after.pop(name, None)
         else:
-            after[name] = _merged(after.get(name), value)
+            after[name] = _apply_merge_patch(after.get(name), value)
     return after
 
 
@@ -388,5 +388,5 @@ def _matches(item: Json, selector: str) -> bool:
     return all(labels.get(name) == value for name, _, value in wanted)
 
 
-def _line(kind: str, item: Json) -> bytes:
+def _format_line(kind: str, item: Json) -> bytes:
     return json.dumps({"type": kind, "object": item}).encode() + b"\n"

@@ -123,15 +123,15 @@ class Node:
             elif time.monotonic() >= container.kill_at:
                 _signal(container, signal.SIGKILL)
         elif not container.is_reported_running:
-            state = {"running": {"startedAt": _now()}}
-            self._admin.set_status(POD, pod, {"phase": "Running", "containerStatuses": [_status(pod, state)]})
+            state = {"running": {"startedAt": _format_now()}}
+            self._admin.set_status(POD, pod, {"phase": "Running", "containerStatuses": [_make_status(pod, state)]})
             container.is_reported_running = True
 
     def _start(self, pod: Json) -> Container:
         folder = self._folder / pod["metadata"]["uid"]
         folder.mkdir(parents=True)
         first = pod["spec"]["containers"][0]
-        variables = {variable["name"]: _value(variable, pod) for variable in first.get("env", [])}
+        variables = {variable["name"]: _read_value(variable, pod) for variable in first.get("env", [])}
         environment = {**os.environ, "PODINFO": str(folder), **variables}
         command = [_expand(word, variables) for word in (*first["command"], *first.get("args", []))]
         (self._folder / "logs").mkdir(exist_ok=True)
@@ -142,9 +142,11 @@ class Node:
     def _report_end(self, pod: Json, container: Container) -> None:
         code = container.process.returncode
         code = 128 - code if code < 0 else code
-        state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _now()}}
+        state = {
+            "terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _format_now()}
+        }
         phase = "Failed" if code else "Succeeded"
-        self._admin.set_status(POD, pod, {"phase": phase, "containerStatuses": [_status(pod, state)]})
+        self._admin.set_status(POD, pod, {"phase": phase, "containerStatuses": [_make_status(pod, state)]})
         if pod["metadata"].get("deletionTimestamp"):
             self._admin.delete(POD, pod, gracePeriodSeconds=0)
 
@@ -186,7 +188,7 @@ def _expand(text: str, variables: dict[str, str]) -> str:
     return REFERENCE.sub(lambda match: "$" if match[1] is None else variables.get(match[1], match[0]), text)
 
 
-def _status(pod: Json, state: Json) -> Json:
+def _make_status(pod: Json, state: Json) -> Json:
     name = pod["spec"]["containers"][0]["name"]
     return {
         "name": name,
@@ -198,7 +200,7 @@ def _status(pod: Json, state: Json) -> Json:
     }
 
 
-def _value(variable: Json, pod: Json) -> str:
+def _read_value(variable: Json, pod: Json) -> str:
     path = at(variable, "valueFrom", "fieldRef", "fieldPath")
     if path is None:
         return str(variable["value"])
@@ -220,5 +222,5 @@ def _signal(container: Container, number: signal.Signals) -> None:
             os.killpg(container.process.pid, number)
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

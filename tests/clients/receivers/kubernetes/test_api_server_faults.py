@@ -43,7 +43,7 @@ class RunningJob:
 def running(kubernetes: KubernetesCluster) -> RunningJob:
     """A job in the cluster."""
     item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     return RunningJob(kubernetes, job_control, labels, find_job(job_control, labels), item)
 
 
@@ -117,7 +117,7 @@ def test_conflicts_are_retried(running: RunningJob, cluster: FakeCluster) -> Non
         running.cancel()
     limit = count + 2
     running.cancel()
-    assert running.kubernetes.read(JOB, running.item)["spec"]["suspend"] is True
+    assert running.kubernetes.read_object(JOB, running.item)["spec"]["suspend"] is True
 
 
 def test_late_pod_keeps_the_job_present(running: RunningJob, cluster: FakeCluster) -> None:
@@ -138,7 +138,7 @@ def test_late_pod_keeps_the_job_present(running: RunningJob, cluster: FakeCluste
 
     running.cancel()
     wait_until(lambda: running.kubernetes.list_pods("train-1") == [])
-    wait_until(lambda: JOB.list_states(running.kubernetes.read(JOB, running.item)) == {"Suspended"})
+    wait_until(lambda: JOB.list_states(running.kubernetes.read_object(JOB, running.item)) == {"Suspended"})
     cluster.faults.append(create_late_pod)
     assert all(isinstance(running.job_control.check_job(running.job), Present) for _ in range(3))
 
@@ -244,7 +244,7 @@ def test_unknown_kind_is_refused(running: RunningJob, cluster: FakeCluster) -> N
 def test_changed_api_version_is_discovered_again(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
     """After an operator's upgrade during a stop the new version of its API is discovered."""
     item = kubernetes.start_workload(JOBSET)
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     (resource,) = [resource for resource in cluster.resources if resource.kind == "JobSet"]
     resource.version = "v1"

@@ -72,7 +72,7 @@ def test_stop_frees_a_gpu_for_a_waiting_job(kubernetes: KubernetesCluster, tmp_p
             wait_until(lambda: find_run(api, "hacking") and find_run(api, "healthy"), STOP_SECONDS)
             waiting = kubernetes.create_workload("waiting", ["date"])
             decision = wait_until(lambda: find_confirmed_decision(api, "hacking"), STOP_SECONDS)
-            wait_until(lambda: JOB.list_states(kubernetes.read(JOB, waiting)) == {"Complete"}, STOP_SECONDS)
+            wait_until(lambda: JOB.list_states(kubernetes.read_object(JOB, waiting)) == {"Complete"}, STOP_SECONDS)
             wait_until(lambda: (find_run(api, "healthy") or {}).get("status") == "completed", STOP_SECONDS)
             stopped, finished = find_run(api, "hacking"), find_run(api, "healthy")
 

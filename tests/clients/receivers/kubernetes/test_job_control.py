@@ -34,7 +34,7 @@ from tests.clients.receivers.conformance import (
     wait_until_parked,
 )
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, pod_environment
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, load_pod_environment
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 
 KUBERNETES_1_20 = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["1.20"])
@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster
 def test_every_kind_is_found_stopped_and_resumed(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """The topmost workload above a pod is found by its labels, loses all its pods when stopped, and can be resumed."""
     item = kubernetes.start_workload(kind)
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     assert (job.facts["kind"], job.facts["uid"]) == (str(kind), item["metadata"]["uid"])
     before = kubernetes.list_pods(item["metadata"]["name"])
@@ -70,7 +70,7 @@ def test_every_kind_is_found_stopped_and_resumed(kubernetes: KubernetesCluster, 
 def test_stop_writes_one_event_to_the_workload(kubernetes: KubernetesCluster) -> None:
     """An event of the workload has the reason and the run's URL, once."""
     item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job, stop = find_job(job_control, labels), make_stop_request(labels, "decision-7")
     stop = replace(stop, reason="3 declines\nin a row", event={"url": "https://evalstop.example/runs/1"})
     for _ in range(2):
@@ -87,16 +87,16 @@ def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, 
     """Kueue resumes whatever else is suspended, so its Workload is made inactive, and active again on resume."""
     item = kubernetes.start_workload(kind)
     workload = kubernetes.add_to_kueue(kind, item)
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     job_control.cancel_job(job, make_stop_request(labels, "decision-9"))
     assert wait_until_gone(job_control, job).state == "Suspended"
-    current = kubernetes.read(WORKLOAD, workload)
+    current = kubernetes.read_object(WORKLOAD, workload)
     assert current["spec"]["active"] is False
     assert current["metadata"]["annotations"] == {"evalstop.io/decision": "decision-9"}
     job_control.resume_job(job)
-    wait_until(lambda: at(kubernetes.read(kind, item), *kind.lever) is False)
-    assert kubernetes.read(WORKLOAD, workload)["spec"]["active"] is True
+    wait_until(lambda: at(kubernetes.read_object(kind, item), *kind.lever) is False)
+    assert kubernetes.read_object(WORKLOAD, workload)["spec"]["active"] is True
 
 
 def test_job_waiting_in_kueue_is_not_gone(kubernetes: KubernetesCluster) -> None:
@@ -104,7 +104,7 @@ def test_job_waiting_in_kueue_is_not_gone(kubernetes: KubernetesCluster) -> None
     item = kubernetes.start_workload()
     kubernetes.add_to_kueue(JOB, item)
     job_control = kubernetes.job_control()
-    job = find_job(job_control, kubernetes.run_labels(item))
+    job = find_job(job_control, kubernetes.get_run_labels(item))
     workload = kubernetes.admin.list(WORKLOAD, NAMESPACE)[0]
     kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": False}})
     assert wait_until_gone(job_control, job)
@@ -115,7 +115,7 @@ def test_job_waiting_in_kueue_is_not_gone(kubernetes: KubernetesCluster) -> None
 def test_report_has_the_pods_ends(kubernetes: KubernetesCluster) -> None:
     """The report has each pod's exit code, node and end, and the freed GPUs, after the pod is deleted."""
     item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     job_control.cancel_job(job, make_stop_request(labels, "decision-9"))
     while isinstance(end := job_control.check_job(job), Present):
@@ -125,18 +125,18 @@ def test_report_has_the_pods_ends(kubernetes: KubernetesCluster) -> None:
     (pod,) = end.details["pods"]
     assert pod["ends"] == [{"container": "trainer", "exit_code": 7, "reason": "Error"}]
     assert (pod["node"], kubernetes.list_pods(item["metadata"]["name"])) == ("node-1", [])
-    assert kubernetes.read(JOB, item)["metadata"]["annotations"]["evalstop.io/decision"] == "decision-9"
+    assert kubernetes.read_object(JOB, item)["metadata"]["annotations"]["evalstop.io/decision"] == "decision-9"
 
 
 def test_completed_job_is_gone_and_not_suspended(kubernetes: KubernetesCluster) -> None:
     """A job that completed is gone as Complete, is not suspended by a cancel, and cannot be resumed."""
     item = kubernetes.start_workload(command=[sys.executable, "-c", "import time; time.sleep(0.3)"])
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     end = wait_until_gone(job_control, job)
     assert (end.state, end.details["exit_code"]) == ("Complete", 0)
     job_control.cancel_job(job, make_stop_request(labels))
-    assert kubernetes.read(JOB, item)["spec"].get("suspend") is not True
+    assert kubernetes.read_object(JOB, item)["spec"].get("suspend") is not True
     with pytest.raises(RequestRefused, match="ended"):
         job_control.resume_job(job)
 
@@ -161,12 +161,12 @@ def test_labels_of_another_object_are_refused(
     """Labels with another uid, name, namespace or kind are refused, and the reason names the label."""
     item = kubernetes.start_workload()
     with pytest.raises(RequestRefused, match=message):
-        kubernetes.job_control().find_job(make_stop_request({**kubernetes.run_labels(item), **change}))
+        kubernetes.job_control().find_job(make_stop_request({**kubernetes.get_run_labels(item), **change}))
 
 
 def test_runs_of_other_clusters_are_foreign(kubernetes: KubernetesCluster) -> None:
     """A receiver with a cluster name ignores runs with another name, or none."""
-    labels = kubernetes.run_labels(kubernetes.start_workload())
+    labels = kubernetes.get_run_labels(kubernetes.start_workload())
     job_control = kubernetes.job_control(cluster="lab-1")
     assert isinstance(job_control.find_job(make_stop_request(labels)), ForeignJob)
     assert isinstance(job_control.find_job(make_stop_request({**labels, "kubernetes_cluster": "lab-2"})), ForeignJob)
@@ -186,7 +186,7 @@ def test_pod_without_owner_is_refused(kubernetes: KubernetesCluster) -> None:
 def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """A workload deleted and created anew during a stop is gone; the new one is neither stopped nor killed."""
     item = kubernetes.start_workload(kind)
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     assert isinstance(job_control.check_job(job), Present)
     kubernetes.admin.delete(kind, item, propagationPolicy="Background")
@@ -202,7 +202,7 @@ def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: K
     assert wait_until_gone(job_control, job).state == "Deleted"
     with pytest.raises(RequestRefused, match="no longer exists"):
         job_control.resume_job(job)
-    assert at(kubernetes.read(kind, recreated), *kind.lever) is not True
+    assert at(kubernetes.read_object(kind, recreated), *kind.lever) is not True
     assert kubernetes.node.count_running() == 1
 
 
@@ -210,7 +210,7 @@ def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: K
 def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesCluster) -> None:
     """Before Kubernetes 1.21 a Job is scaled to 0, deleted, or refused, as configured."""
     item = kubernetes.start_workload(parallelism=2)
-    labels = kubernetes.run_labels(item)
+    labels = kubernetes.get_run_labels(item)
     job_control = kubernetes.job_control(instead="refuse")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match=r"accepted spec\.suspend of Job train-1 but dropped it"):
@@ -220,7 +220,7 @@ def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesClu
         job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(job_control, job).state == "Suspended"
     job_control.resume_job(job)
-    current = kubernetes.read(JOB, item)
+    current = kubernetes.read_object(JOB, item)
     assert (current["spec"]["parallelism"], current["metadata"]["annotations"]) == (2, {})
     kubernetes.grant_verbs("batch", "jobs", "delete")
     job_control = kubernetes.job_control(instead="delete")
@@ -233,7 +233,7 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
     item = kubernetes.start_workload(JOBSET)
     (resource,) = [resource for resource in cluster.resources if resource.kind == "JobSet"]
     resource.fields = frozenset({"template"})
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match="cannot suspend it"):
         job_control.cancel_job(job, make_stop_request(labels))
@@ -242,7 +242,7 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
 def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: KubernetesCluster) -> None:
     """Pods of a lost node are force-deleted only after their grace period, and reported without an exit code."""
     item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     kubernetes.node.lost = True
     job_control.cancel_job(job, make_stop_request(labels))
@@ -265,7 +265,7 @@ def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: Kubernete
 def test_kill_deletes_pods_that_their_controller_left(kubernetes: KubernetesCluster) -> None:
     """If its controller is down a workload's pods are deleted, with their own grace period."""
     item = kubernetes.start_workload(VOLCANO_JOB)
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     kubernetes.admin.set_status(VOLCANO_JOB, item, {"state": {"phase": "Completed"}})  # its controller ignores it now
     job_control.kill_job(job)
@@ -276,7 +276,7 @@ def test_kill_deletes_pods_that_their_controller_left(kubernetes: KubernetesClus
 def test_pods_are_annotated_by_label_or_option(kubernetes: KubernetesCluster, label: str, asked: bool) -> None:
     """The run's label decides whether pods are annotated to save, else the receiver's option."""
     item = kubernetes.start_workload()
-    labels = {**kubernetes.run_labels(item), "checkpoint_signal": label}
+    labels = {**kubernetes.get_run_labels(item), "checkpoint_signal": label}
     job_control = kubernetes.job_control(annotates=False)
     assert job_control.request_checkpoint(find_job(job_control, labels), make_stop_request(labels)) is asked
     assert kubernetes.job_control().request_checkpoint(
@@ -287,7 +287,7 @@ def test_pods_are_annotated_by_label_or_option(kubernetes: KubernetesCluster, la
 def test_resume_of_a_deleted_job_is_refused(kubernetes: KubernetesCluster) -> None:
     """A deleted workload cannot be resumed, and the refusal says so."""
     item, job_control = kubernetes.start_workload(), kubernetes.job_control()
-    job = find_job(job_control, kubernetes.run_labels(item))
+    job = find_job(job_control, kubernetes.get_run_labels(item))
     kubernetes.admin.delete(JOB, item)
     wait_until_gone(job_control, job)
     with pytest.raises(RequestRefused, match="cannot be resumed"):
@@ -298,7 +298,7 @@ def test_resume_of_a_deleted_job_is_refused(kubernetes: KubernetesCluster) -> No
 def test_parked_workload_is_suspended_and_can_be_resumed(kubernetes: KubernetesCluster, stop_by: str) -> None:
     """Parking suspends a workload even if stops delete it, so that it can be resumed."""
     item = kubernetes.start_workload(PYTORCH_JOB)
-    job_control, labels = kubernetes.job_control(stop_by=stop_by), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(stop_by=stop_by), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     job_control.park_job(job, make_stop_request(labels))
     assert wait_until_parked(job_control, job).details["parked_as"] == "suspended"
@@ -309,7 +309,7 @@ def test_parked_workload_is_suspended_and_can_be_resumed(kubernetes: KubernetesC
 def test_externally_resumed_workload_is_present_again(kubernetes: KubernetesCluster) -> None:
     """A suspended workload that someone else resumes is present again."""
     item = kubernetes.start_workload(PYTORCH_JOB)
-    job_control, labels = kubernetes.job_control(), kubernetes.run_labels(item)
+    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
     job = find_job(job_control, labels)
     job_control.cancel_job(job, make_stop_request(labels))
     assert isinstance(wait_until_gone(job_control, job), Gone)
@@ -325,5 +325,5 @@ def test_documented_pod_environment_is_what_the_tests_use() -> None:
         return {variable["name"]: variable for variable in variables}
 
     assert [by_name(environment) for environment in documented] == [
-        by_name(pod_environment(kind)) for kind in (JOB, JOBSET)
+        by_name(load_pod_environment(kind)) for kind in (JOB, JOBSET)
     ]

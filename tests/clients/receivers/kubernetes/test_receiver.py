@@ -56,7 +56,7 @@ def test_stop_is_confirmed_with_details(
     """The job is asked to save, suspended and gone, and the report has what the cluster says of its end."""
     url = receiver.start("--checkpoint-annotation", "--checkpoint-grace-seconds", "0.5")
     item = kubernetes.start_workload()
-    labels = kubernetes.run_labels(item)
+    labels = kubernetes.get_run_labels(item)
     assert post_event(url, make_stop_event(labels)).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
     assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver kubernetes")
@@ -73,7 +73,7 @@ def test_restarted_receiver_continues_the_stop(
     """A receiver started while the pods end reports the end, and does not suspend the job again."""
     url = receiver.start("--checkpoint-grace-seconds", "0")
     item = kubernetes.start_workload(ignores_sigterm=True)
-    event = make_stop_event(kubernetes.run_labels(item))
+    event = make_stop_event(kubernetes.get_run_labels(item))
     kubernetes.node.lost = True
     post_event(url, event)
     state = receiver.folder / "state" / "decision-1.json"
@@ -82,11 +82,11 @@ def test_restarted_receiver_continues_the_stop(
     assert service.reports == []
     kubernetes.node.lost = False
     wait_until(lambda: kubernetes.list_pods("train-1") == [])
-    annotations = kubernetes.read(JOB, item)["metadata"]["annotations"]
+    annotations = kubernetes.read_object(JOB, item)["metadata"]["annotations"]
     url = receiver.start()
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was cancelled"
-    assert kubernetes.read(JOB, item)["metadata"]["annotations"] == annotations
+    assert kubernetes.read_object(JOB, item)["metadata"]["annotations"] == annotations
     assert post_event(url, event).json() == {"repeat": "decision-1"}
 
 
@@ -98,7 +98,7 @@ def test_pulling_receiver_settles_after_journaling(
     service.intercept = endpoint.answer
     item = kubernetes.start_workload()
     receiver.start("--pull", "e1")
-    endpoint.add(make_stop_event(kubernetes.run_labels(item)))
+    endpoint.add(make_stop_event(kubernetes.get_run_labels(item)))
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "confirmed"
     wait_until(lambda: endpoint.settlements)
@@ -111,13 +111,13 @@ def test_resume_request_resumes_the_workload(
     """`run.resume_requested` after the stop resumes the job, which gets a pod again."""
     url = receiver.start("--checkpoint-grace-seconds", "0")
     item = kubernetes.start_workload()
-    event = make_stop_event(kubernetes.run_labels(item))
+    event = make_stop_event(kubernetes.get_run_labels(item))
     post_event(url, event)
     wait_until(lambda: service.reports)
     resume = {**event, "type": "run.resume_requested"}
     wait_until(lambda: post_event(url, resume, "msg_2").status_code == 202)
     wait_until(lambda: kubernetes.is_running("train-1"))
-    assert kubernetes.read(JOB, item)["spec"]["suspend"] is False
+    assert kubernetes.read_object(JOB, item)["spec"]["suspend"] is False
 
 
 def test_service_account_token_is_reread(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ USERS = {
 }
 
 
-def kubeconfig(folder: Path, url: str, **cluster: Any) -> Path:
+def write_kubeconfig(folder: Path, url: str, **cluster: Any) -> Path:
     """A kubeconfig with a context for each user."""
     (folder / "token").write_text(TOKEN)
     config = {
@@ -166,7 +166,7 @@ def kubeconfig(folder: Path, url: str, **cluster: Any) -> Path:
 def test_kubeconfig_users_are_accepted(kubernetes: KubernetesCluster, tmp_path: Path, user: str | None) -> None:
     """A user has a token, a file with one, or a plugin that prints one."""
     item = kubernetes.start_workload()
-    api = Api(load_kubeconfig(kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))
+    api = Api(load_kubeconfig(write_kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))
     assert api.get(JOB, NAMESPACE, item["metadata"]["name"])
     api.close()
 
@@ -182,7 +182,7 @@ def test_plugin_runs_again_when_its_token_expires(tmp_path: Path, expires: str |
 
 def test_failed_plugin_is_unavailable(tmp_path: Path) -> None:
     """A login can be renewed, so a failed plugin is retried; its output is in the error."""
-    access = load_kubeconfig(kubeconfig(tmp_path, "http://127.0.0.1:1"), "failing", {"PATH": "/usr/bin:/bin"})
+    access = load_kubeconfig(write_kubeconfig(tmp_path, "http://127.0.0.1:1"), "failing", {"PATH": "/usr/bin:/bin"})
     with pytest.raises(SchedulerUnavailable, match="no login"):
         access.token()
 
@@ -201,7 +201,7 @@ def test_unusable_kubeconfig_is_an_error(
 ) -> None:
     """An unknown context, user type or certificate is a ConfigurationError when the receiver starts."""
     with pytest.raises(ConfigurationError, match=message):
-        load_kubeconfig(kubeconfig(tmp_path, "https://127.0.0.1:1", **cluster), context, {})
+        load_kubeconfig(write_kubeconfig(tmp_path, "https://127.0.0.1:1", **cluster), context, {})
 
 
 def test_kubeconfig_certificates_are_loaded(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_kubeconfig_certificates_are_loaded(tmp_path: Path) -> None:
             {"certificate-authority-data": data["c"]},
         ),
     ):
-        file = kubeconfig(tmp_path, "https://127.0.0.1:1", **authority)
+        file = write_kubeconfig(tmp_path, "https://127.0.0.1:1", **authority)
         config = yaml.safe_load(file.read_text())
         config["users"][0]["user"] = user
         file.write_text(yaml.safe_dump(config))

@@ -64,9 +64,9 @@ class SlurmLauncher:
         )
         self.jobs.append(job)
         wait_until(saves_file.exists)
-        return StartedJob(self.job_control(), self.labels(job))
+        return StartedJob(self.job_control(), self.make_labels(job))
 
-    def labels(self, job: str, **variables: str) -> dict[str, str]:
+    def make_labels(self, job: str, **variables: str) -> dict[str, str]:
         """The labels that a run's client sends from inside the job."""
         inside = {"SLURM_JOB_ID": job, "SLURM_CLUSTER_NAME": self.cluster.name, "SLURM_JOB_USER": USER, **variables}
         return scheduler_labels(inside)

@@ -58,7 +58,7 @@ def test_only_one_task_of_an_array_is_cancelled(
     wait_until(lambda: [record.state for record in launcher.connect().jobs(array)] == ["RUNNING", "RUNNING"])
     records = launcher.connect().jobs(array)
     last_task = next(record for record in records if record.job_id == array)
-    labels = launcher.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=last_task.array_task_id)
+    labels = launcher.make_labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=last_task.array_task_id)
     job = find_job(started.job_control, labels)
     assert job.id == f"{array}_{last_task.array_task_id}"
     started.job_control.cancel_job(job, make_stop_request(labels))
@@ -178,9 +178,9 @@ def test_heterogeneous_job_is_cancelled_as_a_whole(launcher: SlurmLauncher) -> N
         "sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60"
     )
     launcher.jobs.append(job_id)
-    job = find_job(launcher.job_control(), launcher.labels(job_id))
+    job = find_job(launcher.job_control(), launcher.make_labels(job_id))
     component = str(int(job_id) + 1)
-    assert find_job(launcher.job_control(), launcher.labels(component)).id == job.id == job_id
+    assert find_job(launcher.job_control(), launcher.make_labels(component)).id == job.id == job_id
     launcher.job_control().cancel_job(job, make_stop_request({}))
     end = wait_until_gone(launcher.job_control(), job)
     assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 2)

@@ -34,7 +34,7 @@ def test_parked_run_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path
         assert cluster.get_job_state(suspect.id) == "PENDING"
         cluster.start_requeued_job(suspect.id)
         wait_for_status(deployment, suspect, "running")  # it has recovered, and is moved back into its own partition
-        wait_until(lambda: state_and_partition(cluster, suspect) == ("PENDING", "gpu"), STOP_SECONDS)
+        wait_until(lambda: read_state_and_partition(cluster, suspect) == ("PENDING", "gpu"), STOP_SECONDS)
         cluster.start_requeued_job(suspect.id)
         completed = wait_for_status(deployment, suspect, "completed")
         wait_until(lambda: cluster.get_job_state(suspect.id) == "COMPLETED", STOP_SECONDS)  # its output is written
@@ -50,7 +50,7 @@ def test_parked_run_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path
     print(f"{(freed - decided).total_seconds():.2f} s from the decision to the freed GPUs")
 
 
-def state_and_partition(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:
+def read_state_and_partition(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:
     """The state of a job, and its partition."""
     return tuple(cluster.run_command("squeue", "--noheader", "--format=%T %P", f"--jobs={job.id}").split())
 

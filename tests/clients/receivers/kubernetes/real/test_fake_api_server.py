@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.clients.programs import wait_until
-from tests.clients.receivers.kubernetes.admin import MERGE, definitions
+from tests.clients.receivers.kubernetes.admin import MERGE, make_definitions
 from tests.clients.receivers.kubernetes.cluster import RECEIVER, ApiServer, load_manifest
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
@@ -98,7 +98,7 @@ def clients(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 "/api/v1/namespaces",
                 {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "compared"}},
             )
-            for definition in definitions():
+            for definition in make_definitions():
                 client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
             wait_until(lambda client=client: client("GET", JOBSETS)[0] == 200)  # type: ignore[misc]
         yield both

@@ -46,7 +46,7 @@ __all__ = [
 def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None:
     """Kubernetes 1.20 accepts and drops spec.suspend: the Job is scaled to 0, deleted or refused, as configured."""
     item = kubernetes.start_workload(parallelism=2)
-    labels = kubernetes.run_labels(item)
+    labels = kubernetes.get_run_labels(item)
     job_control = kubernetes.job_control(instead="refuse")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match="dropped it"):
@@ -56,7 +56,7 @@ def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None
     job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(job_control, job).state == "Suspended"
     job_control.resume_job(job)
-    assert kubernetes.read(JOB, item)["spec"]["parallelism"] == 2
+    assert kubernetes.read_object(JOB, item)["spec"]["parallelism"] == 2
     kubernetes.grant_verbs("batch", "jobs", "delete")
     job_control = kubernetes.job_control(instead="delete")
     job_control.cancel_job(job, make_stop_request(labels))
@@ -65,7 +65,7 @@ def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None
 
 def test_real_server_rejects_unknown_tokens_and_missing_verbs(kubernetes: KubernetesCluster) -> None:
     """An unknown token is retried, and a verb that the Role does not grant is refused by name."""
-    labels = kubernetes.run_labels(kubernetes.start_workload())
+    labels = kubernetes.get_run_labels(kubernetes.start_workload())
     job_control = kubernetes.job_control(stop_by="delete")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match=r"verb 'delete' on jobs\.batch in namespace research"):
