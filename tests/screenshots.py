@@ -28,7 +28,7 @@ from tests.service.web.dashboard.recorded_runs import (
     open_run,
     post_evals,
 )
-from tests.service.web.dashboard.serving import launch_chromium, sign_in_link, start_server
+from tests.service.web.dashboard.serving import launch_chromium, sign_in_link, start_dashboard_server
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 RECORDED = Path(__file__).parent / "data" / "rlhf_runs_public.jsonl"
@@ -89,7 +89,7 @@ def main() -> None:
         if arguments.all:
             drawn |= {"editor": f"/policies/cautious/edit?backtest={backtested}"}
             drawn |= {"webhooks": "/webhooks", "settings": "/settings"}
-        with start_server(database) as address, launch_chromium() as browser:
+        with start_dashboard_server(database) as address, launch_chromium() as browser:
             for visitor, paths in ((tenant, told), (demo, drawn)):
                 for name, path in paths.items():
                     height = 660 if name == "runs" else 800

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +25,8 @@ from evalstop_lab.benchmarks.processes import JobFailed, Server, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+
+from tests.fixtures.http_handler import serve_handler
 
 T = TypeVar("T")
 
@@ -97,9 +99,6 @@ class FakeRunServer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b'{"id": "x"}')
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.mark.parametrize("stored", [99, 100, 101])
 def test_a_load_fails_unless_acknowledged_observations_are_stored(stored: int) -> None:
@@ -116,16 +115,9 @@ def test_a_load_fails_unless_acknowledged_observations_are_stored(stored: int) -
 
 @contextmanager
 def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[tuple[str, int]]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield ("127.0.0.1", server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    """Answer requests with this handler; yields host and port."""
+    with serve_handler(handler) as url:
+        yield "127.0.0.1", int(url.rpartition(":")[2])
 
 
 RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello"
@@ -288,9 +280,6 @@ class FakeBusyServer(BaseHTTPRequestHandler):
             self.send_header("Retry-After", "0")
         self.send_header("Content-Length", "0")
         self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def test_a_refused_request_is_sent_again() -> None:

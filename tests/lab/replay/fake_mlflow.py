@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
+
+from tests.fixtures.http_handler import serve_handler
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "mlflow_server.json").read_text())
 TOKEN = "let-me-in"
@@ -20,16 +21,12 @@ MAX_ITEMS_PER_PAGE = 3
 @contextmanager
 def run_fake_mlflow() -> Iterator[str]:
     """Run a server that accepts `TOKEN` and fails the first request of each path; yields its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.seen = set()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+    class Handler(_Handler):
+        requested_paths: ClassVar[set[str]] = set()
+
+    with serve_handler(Handler) as address:
+        yield address
 
 
 @contextmanager
@@ -40,17 +37,13 @@ def run_invalid_mlflow(answer: object) -> Iterator[str]:
         def _answer(self, path: str, requested: dict[str, Any]) -> None:
             self._send(200, answer)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve_handler(Handler) as address:
+        yield address
 
 
 class _Handler(BaseHTTPRequestHandler):
+    requested_paths: ClassVar[set[str]]
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self._answer(urlsplit(self.path).path, body)
@@ -59,15 +52,11 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         self._answer(parts.path, {key: values[0] for key, values in parse_qs(parts.query).items()})
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
     def _answer(self, path: str, requested: dict[str, Any]) -> None:
-        seen: set[str] = self.server.seen  # type: ignore[attr-defined]
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send(401, {"message": "You are not authenticated."})
-        elif path not in seen:
-            seen.add(path)
+        elif path not in self.requested_paths:
+            self.requested_paths.add(path)
             self._send(503, {})
         elif path == "/api/2.0/mlflow/experiments/search":
             self._page("experiments", RECORDED["experiments"]["experiments"], requested)

@@ -15,7 +15,13 @@ from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
 
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
-from tests.service.web.dashboard.serving import NoChromium, launch_chromium, open_client, sign_in_by_link, start_server
+from tests.service.web.dashboard.serving import (
+    NoChromium,
+    launch_chromium,
+    open_client,
+    sign_in_by_link,
+    start_dashboard_server,
+)
 
 EXPECT_TIMEOUT_MS = 30_000
 """How long a page may take to show what is expected. Generous, because test machines may be slow."""
@@ -35,7 +41,7 @@ def tenant(database: Database, now: datetime) -> Tenant:
 @pytest.fixture
 def address(database: Database) -> Iterator[str]:
     """The address of a server on the test's database."""
-    with start_server(database) as address:
+    with start_dashboard_server(database) as address:
         yield address
 
 
@@ -94,7 +100,7 @@ class Window:
 def window(browser: Browser, embedded_database: Database) -> Iterator[Window]:
     """A new browser window on a server of its own, on the embedded database."""
     with (
-        start_server(embedded_database) as address,
+        start_dashboard_server(embedded_database) as address,
         browser.new_context(viewport={"width": 1280, "height": 800}) as context,
     ):
         page = context.new_page()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
 
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
+
+from tests.fixtures.http_handler import serve_handler
 
 CLIENT_ID, CLIENT_SECRET = "evalstop", "a secret between the two"
 
@@ -105,14 +106,8 @@ def start_fake_provider() -> Iterator[FakeProvider]:
 
         do_POST = do_GET  # noqa: N815
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        provider.address = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with serve_handler(Handler) as provider.address:
         yield provider
-        server.shutdown()
 
 
 def _encode_base64url(part: bytes) -> str:

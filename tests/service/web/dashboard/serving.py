@@ -43,7 +43,9 @@ class NoChromium(Exception):
 
 
 @contextmanager
-def start_server(database: Database, clock: Clock = utc_now, settings: Settings | None = None) -> Iterator[str]:
+def start_dashboard_server(
+    database: Database, clock: Clock = utc_now, settings: Settings | None = None
+) -> Iterator[str]:
     """Serve a migrated database; yields the server's address."""
     with serve_app(create_app(settings or Settings(), database, clock, session_secret=SESSION_SECRET)) as address:
         yield address

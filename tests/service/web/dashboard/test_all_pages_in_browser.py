@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.service.web.dashboard.accessibility import find_accessibility_faults
 from tests.service.web.dashboard.populated_project import populate_project
 from tests.service.web.dashboard.recorded_runs import add_tenant
-from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link, start_server
+from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link, start_dashboard_server
 
 pytestmark = pytest.mark.real
 
@@ -68,7 +68,10 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     now = utc_now()
     tenant = add_tenant(database, now, veto_window_seconds=3600)
     paths, pending = populate_project(database, tenant, now)
-    with start_server(database) as address, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+    with (
+        start_dashboard_server(database) as address,
+        browser.new_context(viewport={"width": 1280, "height": 800}) as context,
+    ):
         page = context.new_page()
         errors: list[str] = []
         page.on("console", lambda message: errors.append(message.text) if message.type != "log" else None)

@@ -24,7 +24,7 @@ from tests.acceptance.docs.documents import read_blocks
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.populated_project import populate_project
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
-from tests.service.web.dashboard.serving import open_client, sign_in_by_link, start_server
+from tests.service.web.dashboard.serving import open_client, sign_in_by_link, start_dashboard_server
 
 pytestmark = pytest.mark.real
 
@@ -81,7 +81,7 @@ def test_every_help_link_has_a_label_and_a_target(built_site: Path, embedded_dat
     """Each help link has an accessible name and leads to a heading that the site has."""
     tenant = add_tenant(embedded_database, now, veto_window_seconds=3600)
     paths, _ = populate_project(embedded_database, tenant, now)
-    with start_server(embedded_database) as address, open_client(address) as visitor:
+    with start_dashboard_server(embedded_database) as address, open_client(address) as visitor:
         visitor.follow_redirects = True
         sign_in_by_link(visitor, tenant.key)
         pages = "".join(visitor.get(path).text for path in paths)

@@ -72,7 +72,7 @@ def test_runs_are_ordered_by_probability_of_a_turn(
     """Running runs are ordered by stored probability, or by verdict where a policy gives none; the direction does
     not matter."""
     minimized = {"eval": {"role": "eval", "direction": "minimize"}}
-    add_running_run(database, tenant, now, "silent", [], metrics=minimized)
+    add_running_run(database, tenant, now, "without-evals", [], metrics=minimized)
     rising = add_running_run(database, tenant, now, "rising", [-value for value in RISING_VALUES], metrics=minimized)
     ended = add_running_run(database, tenant, now, "ended", TURNING_VALUES[:10])
     commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
@@ -82,14 +82,14 @@ def test_runs_are_ordered_by_probability_of_a_turn(
     assert (alarmed.verdict.verdict, turned.verdict.verdict) == ("stop", "stop")
     rows = read_rows(visitor)
     assert list(rows)[:3] == ["alarmed", "turned", "rising"]
-    assert set(rows) == {"alarmed", "turned", "rising", "silent"}
+    assert set(rows) == {"alarmed", "turned", "rising", "without-evals"}
     assert "no probability" in rows["alarmed"]
     assert f'href="/runs/{turned.id}"' in rows["turned"]
     (probability,) = (item.value for item in turned.verdict.evidence if item.kind == "posterior")
     assert probability > 0.5
     assert f"{probability * 100:.1f} %" in rows["turned"]
     assert "level-" in rows["turned"]
-    assert "no eval yet" in rows["silent"]
+    assert "no eval yet" in rows["without-evals"]
     distances = [float(re.findall(r"the last one ([\d.]+)", rows[name])[0]) for name in ("turned", "rising")]
     assert distances[0] > 4 > distances[1]
     assert rising.status == "running"

@@ -26,7 +26,7 @@ from pydantic import SecretStr, ValidationError
 from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
-from tests.service.web.dashboard.serving import open_client, read_csrf_token, start_server
+from tests.service.web.dashboard.serving import open_client, read_csrf_token, start_dashboard_server
 
 pytestmark = pytest.mark.real
 
@@ -76,7 +76,7 @@ def service(embedded_database: Database, issuer: str, now: datetime) -> Iterator
     )
     tenants = {name: add_tenant(embedded_database, now, name) for name in ("alignment", "safety", "secret")}
     service = OpenIdService("", embedded_database, tenants)
-    with start_server(embedded_database, lambda: now + service.clock_offset, settings) as service.address:
+    with start_dashboard_server(embedded_database, lambda: now + service.clock_offset, settings) as service.address:
         yield service
 
 
@@ -276,7 +276,7 @@ def test_redirect_uri_uses_the_public_url(embedded_database: Database, issuer: s
         oidc_client_id=CLIENT_ID,
         oidc_grants=json.dumps(GRANTS),
     )
-    with start_server(embedded_database, lambda: now, settings) as address:
+    with start_dashboard_server(embedded_database, lambda: now, settings) as address:
         answer = httpx.get(f"{address}/openid/start", headers={"Host": "evil.example"}, trust_env=False)
     query = parse_qs(urlsplit(answer.headers["location"]).query)
     assert query["redirect_uri"] == ["https://evalstop.example/openid/callback"]

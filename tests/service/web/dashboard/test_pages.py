@@ -114,9 +114,9 @@ def test_stale_lost_and_flat_runs_are_marked(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """List and pages mark stale and lost runs, and runs whose eval does not change, with the metric."""
-    stale = open_run(database, tenant, now - timedelta(minutes=10), "silent")
-    healthy = open_run(database, tenant, now, "well")
-    flat = open_run(database, tenant, now - timedelta(minutes=6), "blind")
+    stale = open_run(database, tenant, now - timedelta(minutes=10), "stale")
+    healthy = open_run(database, tenant, now, "healthy")
+    flat = open_run(database, tenant, now - timedelta(minutes=6), "flat")
     post_observations(
         database, tenant, flat.id, now, *(PostedObservation("reward/gold", step, 0.5) for step in range(8))
     )
@@ -133,7 +133,7 @@ def test_stale_lost_and_flat_runs_are_marked(
 @SQLITE_ONLY
 def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Database, now: datetime) -> None:
     """Each state from shadow to moot has its own text on the run's page."""
-    tenant = add_tenant(database, now, "patient", veto_window_seconds=3600)
+    tenant = add_tenant(database, now, "with-veto-window", veto_window_seconds=3600)
     sign_in_by_link(visitor, tenant.key)
     shadow = open_run(database, tenant, now, "shadow", mode="shadow")
     post_evals(database, tenant, shadow.id, HACKING[:29], now)
@@ -310,7 +310,7 @@ def test_unusual_series_keep_the_pages_working(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, values: list[float]
 ) -> None:
     """No eval, one, only NaN, the largest doubles: each page answers, and values that are not finite are null."""
-    run = open_run(database, tenant, now, "odd")
+    run = open_run(database, tenant, now, "unusual")
     for step, value in enumerate(values):
         post_observations(database, tenant, run.id, now, PostedObservation("reward/gold", step, value, 0.1))
     get_html(visitor, "/runs")

@@ -36,7 +36,7 @@ from tests.service.web.dashboard.serving import (
     open_client,
     read_csrf_token,
     sign_in_by_link,
-    start_server,
+    start_dashboard_server,
 )
 
 ANYONE, VIEWER, OPERATOR, ADMIN = range(4)
@@ -240,7 +240,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     file = tmp_path_factory.mktemp("roles") / "evalstop.db"
     file.write_bytes(request.getfixturevalue("migrated_file").read_bytes())
     database = Database(f"sqlite:///{file}", "NORMAL")
-    with start_server(database) as address:
+    with start_dashboard_server(database) as address:
         service = PopulatedService(address, database, datetime.now().astimezone())
         yield service
         for visitor in service.visitors.values():

@@ -82,10 +82,10 @@ def test_policies_and_their_differences_are_shown(
     policy_list = visitor.get("/policies").text
     assert all(f'href="/policies/{name}"' in policy_list for name in ("level", "cautious", "paper"))
     assert "&lt;b&gt;slow" in policy_list
-    shown = visitor.get("/policies/level?against=level@1").text
-    assert "min_evals" in shown
-    assert "description" in shown
-    assert "They say the same." not in shown
+    page_text = visitor.get("/policies/level?against=level@1").text
+    assert "min_evals" in page_text
+    assert "description" in page_text
+    assert "They say the same." not in page_text
     assert visitor.get("/policies/level?version=1").status_code == 200
     for path in ("/policies/level?version=9", "/policies/gone", f"/policies/backtests/{uuid4()}"):
         assert visitor.get(path).status_code == 404
@@ -105,9 +105,9 @@ def test_rollout_is_promoted_and_lowered(
     assert (refused.status_code, "Required percent: Input should be less than 100." in refused.text) == (422, True)
     insert_cases(database, run, 9, utc_now())
     insert_cases(database, run, 3, utc_now(), seconds=40.0)
-    shown = visitor.get(page).text
-    assert "9 of about 29 cases" in shown
-    assert "Not counted: lasted less than 10 min" in shown
+    page_text = visitor.get(page).text
+    assert "9 of about 29 cases" in page_text
+    assert "Not counted: lasted less than 10 min" in page_text
     assert "lasted 40 s of the 10 min needed" in visitor.get("/cases").text
     insert_cases(database, run, 51, utc_now())
     assert "proposes the step" in visitor.get(page).text
@@ -116,10 +116,10 @@ def test_rollout_is_promoted_and_lowered(
     assert path in visitor.get("/").text
     promoted = visitor.post(path, data={"csrf": token, "reason": "<b>earned</b>", "next": f"{page}#stage"})
     assert promoted.headers["location"] == f"{page}#stage"
-    shown = visitor.get(page).text
-    assert "carries out 25 % of its stops" in shown
-    assert re.search(r'aria-current="step"><span class="figure">canary', shown)
-    assert path not in shown
+    page_text = visitor.get(page).text
+    assert "carries out 25 % of its stops" in page_text
+    assert re.search(r'aria-current="step"><span class="figure">canary', page_text)
+    assert path not in page_text
     assert visitor.post(f"{page}/stage/lower", data={"csrf": token}).status_code == 422
     assert visitor.post(f"{page}/stage/lower", data={"csrf": token, "reason": "a new eval"}).status_code == 303
     assert re.search(r'aria-current="step"><span class="figure">shadow', visitor.get(page).text)
@@ -150,14 +150,14 @@ def test_scatter_shows_each_measured_policy(
         insert_cases(database, run, 8, now, gpus=8.0, gpu_hours_saved=10.0)
         insert_cases(database, run, 2, now, outcome="wrong", run_outcome="healthy")
         insert_cases(database, run, 18, now, treatment=None, run_outcome="healthy")
-    shown = visitor.get("/policies").text
-    dots = re.findall(r'<circle cx="([\d.]+)%" cy="([\d.]+)%"', shown)
+    page_text = visitor.get("/policies").text
+    dots = re.findall(r'<circle cx="([\d.]+)%" cy="([\d.]+)%"', page_text)
     assert len(dots) == 3
     assert len(set(dots)) == 1
-    labels = re.findall(r'y="[\d.]+%" dx="-9" dy="(-?\d+)" text-anchor="end">(\w+) v1', shown)
+    labels = re.findall(r'y="[\d.]+%" dx="-9" dy="(-?\d+)" text-anchor="end">(\w+) v1', page_text)
     assert [int(dy) for dy, _ in labels] == [-6, 9, 24]
-    assert shown.count("10.0 %<span") == 3
-    assert 'href="/policies/paper?version=1"' in shown
+    assert page_text.count("10.0 %<span") == 3
+    assert 'href="/policies/paper?version=1"' in page_text
 
 
 @SQLITE_ONLY
@@ -184,9 +184,9 @@ def test_draft_is_backtested_and_saved(
             assert message in refused.text
             assert html.escape(invalid[:500], quote=False) in refused.text.replace("&#34;", '"')
     tried = visitor.post(f"{page}/try", data=draft).headers["location"]
-    shown = visitor.get(tried).text
-    assert "waiting for a worker" in shown
-    assert "&#34;min_evals&#34;: 12" in shown
+    page_text = visitor.get(tried).text
+    assert "waiting for a worker" in page_text
+    assert "&#34;min_evals&#34;: 12" in page_text
     assert backtests.run_next_backtest(database, utc_now)
     result = visitor.get(tried).text
     assert "1 run replayed" in result

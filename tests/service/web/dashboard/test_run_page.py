@@ -123,8 +123,8 @@ def test_stale_run_shows_a_notice_above_its_name(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """The notice says how long the run has been silent and what follows; a run that is not stale has none."""
-    stale = open_run(database, tenant, now - timedelta(minutes=10), "silent")
-    healthy = open_run(database, tenant, now, "well")
+    stale = open_run(database, tenant, now - timedelta(minutes=10), "stale")
+    healthy = open_run(database, tenant, now, "healthy")
     stale_runs.check_due_runs(database, now)
     page = get_html(visitor, f"/runs/{stale.id}")
     assert page.index("Stale: no report for 10 min") < page.index("<h1")

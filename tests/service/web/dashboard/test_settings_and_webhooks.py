@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from html import unescape
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx
@@ -32,13 +31,14 @@ from evalstop_service.store.tables import events
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 
+from tests.fixtures.http_handler import serve_handler
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run
 from tests.service.web.dashboard.serving import (
     open_client,
     read_csrf_token,
     sign_in_by_link,
-    start_server,
+    start_dashboard_server,
 )
 
 
@@ -76,7 +76,7 @@ class AdminPages:
 def pages(embedded_database: Database, now: datetime) -> Iterator[AdminPages]:
     tenant = add_tenant(embedded_database, now)
     settings = Settings(webhook_networks="127.0.0.1/32")
-    with start_server(embedded_database, settings=settings) as address, open_client(address) as client:
+    with start_dashboard_server(embedded_database, settings=settings) as address, open_client(address) as client:
         sign_in_by_link(client, tenant.key)
         yield AdminPages(client, embedded_database, tenant)
 
@@ -120,13 +120,8 @@ def start_receiver(status: int, answer: bytes) -> Iterator[tuple[str, list[Any]]
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/", received
-        server.shutdown()
+    with serve_handler(Handler) as url:
+        yield f"{url}/", received
 
 
 def test_new_endpoint_shows_its_secret_once(pages: AdminPages) -> None:
