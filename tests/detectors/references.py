@@ -14,7 +14,7 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 
-from tests.detectors.plateau_drop_slowly import clip, noise
+from tests.detectors.plateau_drop_reference import clip, noise
 
 Answer = tuple[float, int | None]
 

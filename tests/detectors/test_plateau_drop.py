@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.detectors.plateau_drop_slowly import slowly
+from tests.detectors.plateau_drop_reference import slowly
 from tests.detectors.strategies import eval_series
 
 Floats = NDArray[np.float64]

@@ -11,8 +11,8 @@ from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, adva
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.plateau_drop_slowly import clip
-from tests.detectors.plateau_drop_slowly import noise as slow_noise
+from tests.detectors.plateau_drop_reference import clip
+from tests.detectors.plateau_drop_reference import noise as slow_noise
 from tests.detectors.strategies import finite_values
 
 
