@@ -1,5 +1,4 @@
-"""The drop from a plateau once more, slow and obvious, and equal to the last bit: everything is looked at again after
-every eval, nothing is remembered but values."""
+"""A slow reference of plateau_drop, equal bit by bit: everything is computed again after each eval."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from collections.abc import Sequence
 from evalstop_detectors import Evidence, Kind, MetricRole, Observation
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 
-LARGEST = 1e120
+LARGEST_VALUE = 1e120
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 
 def clip(value: float) -> float:
-    return min(max(value, -LARGEST), LARGEST)
+    return min(max(value, -LARGEST_VALUE), LARGEST_VALUE)
 
 
 def median(numbers: list[float]) -> float:
@@ -23,37 +22,37 @@ def median(numbers: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def noise(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> tuple[float, float]:
-    """Scale and inflation after these values, counted from the first one."""
-    told, mean_square = 0, 0.0
+def estimate_noise(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> tuple[float, float]:
+    """The noise scale and inflation of these values, which are relative to the first one."""
+    count, mean_square = 0, 0.0
     for stderr in stderrs:
         if stderr is not None and 0 < stderr < math.inf:
-            told += 1
-            mean_square += (min(stderr, LARGEST) * min(stderr, LARGEST) - mean_square) / told
-    n, known, kept = len(values), math.sqrt(mean_square), values[-65:]
+            count += 1
+            mean_square += (min(stderr, LARGEST_VALUE) * min(stderr, LARGEST_VALUE) - mean_square) / count
+    n, known, recent = len(values), math.sqrt(mean_square), values[-65:]
     if n < 2:
         return known, 1.0
     least = (max(values) - min(values)) * (0.05 if n <= 8 else 0.02)
-    first = median([abs(kept[i + 1] - kept[i]) for i in range(len(kept) - 1)]) / 0.9539
-    found, correlation = first, 0.0
+    first = median([abs(recent[i + 1] - recent[i]) for i in range(len(recent) - 1)]) / 0.9539
+    sd, correlation = first, 0.0
     if n >= 4:
-        bends = [abs(kept[i + 2] - 2 * kept[i + 1] + kept[i]) for i in range(len(kept) - 2)]
-        found = min(first, 1.15 * median(bends) / 1.6522)
+        bends = [abs(recent[i + 2] - 2 * recent[i + 1] + recent[i]) for i in range(len(recent) - 2)]
+        sd = min(first, 1.15 * median(bends) / 1.6522)
     if n >= 10 and first > least:
-        ratio = median([abs(kept[i + 2] - kept[i]) for i in range(len(kept) - 2)]) / 0.9539 / first
+        ratio = median([abs(recent[i + 2] - recent[i]) for i in range(len(recent) - 2)]) / 0.9539 / first
         correlation = min(max(ratio * ratio - 1, 0.0), 0.7) * (n - 2) / (n + 8)
     correlation = min(correlation + 0.4 * 10 / (n + 10), 0.8)
-    return max(found * (1 + 2 / n), least, known), math.sqrt((1 + correlation) / (1 - correlation))
+    return max(sd * (1 + 2 / n), least, known), math.sqrt((1 + correlation) / (1 - correlation))
 
 
 class Blocks:
-    """The blocks of the eval score and proxy so far, halved in number whenever there are 128."""
+    """Block means of the eval and the proxy; at 128 blocks, neighbors are merged."""
 
     def __init__(self) -> None:
         self.size, self.open, self.eval_scores, self.proxy, self.steps = 1, 0, [0.0], [0.0], list[int]()
 
     def add(self, eval_scores: float, proxy: float, step: int) -> bool:
-        """Whether a block is full now; the last of the lists is the open one."""
+        """Add an eval to the open block, the last of the lists; returns whether the block is full."""
         self.eval_scores[-1] += eval_scores
         self.proxy[-1] += proxy
         self.open += 1
@@ -63,7 +62,7 @@ class Blocks:
         self.steps.append(step)
         return True
 
-    def begin(self) -> None:
+    def open_block(self) -> None:
         if len(self.steps) == 128:
             self.eval_scores = [(a + b) / 2 for a, b in zip(self.eval_scores[::2], self.eval_scores[1::2], strict=True)]
             self.proxy = [(a + b) / 2 for a, b in zip(self.proxy[::2], self.proxy[1::2], strict=True)]
@@ -71,34 +70,34 @@ class Blocks:
         self.open, self.eval_scores, self.proxy = 0, [*self.eval_scores, 0.0], [*self.proxy, 0.0]
 
 
-def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[Evidence]:
+def compute_reference_evidence(detector: PlateauDrop, observations: Sequence[Observation]) -> list[Evidence]:
     """The evidence after each observation."""
     eval_scores, stderrs, proxy, pending = list[float](), list[float | None](), list[float](), list[float]()
     eval_origin = proxy_origin = 0.0
-    blocks, evidence, found = Blocks(), Evidence(Kind.STATISTIC, 0.0, None, "no evals yet"), list[Evidence]()
-    counted_from_first = list[float]()
+    blocks, evidence, collected = Blocks(), Evidence(Kind.STATISTIC, 0.0, None, "no evals yet"), list[Evidence]()
+    relative_proxy = list[float]()
     for item in observations:
         if math.isfinite(item.value) and item.role is MetricRole.PROXY:
             proxy_origin = proxy_origin if proxy or pending else clip(item.value)
             pending.append(clip(clip(item.value) - proxy_origin))
         elif math.isfinite(item.value):
-            before = (list(eval_scores), list(stderrs), list(counted_from_first))
+            before = (list(eval_scores), list(stderrs), list(relative_proxy))
             eval_origin = eval_origin if eval_scores else clip(item.value)
             eval_scores.append(clip(clip(item.value) - eval_origin))
             stderrs.append(item.stderr)
             if pending:
                 proxy.append(sum(pending) / len(pending))
-                # Counted twice: from its first value, and from the first mean of some.
-                counted_from_first.append(clip(clip(proxy[-1]) - clip(proxy[0])))
+                # Relative to the first proxy value, and again to the first mean of several values.
+                relative_proxy.append(clip(clip(proxy[-1]) - clip(proxy[0])))
                 pending.clear()
-            if blocks.add(eval_scores[-1], counted_from_first[-1] if counted_from_first else 0.0, item.step):
-                evidence = weigh(detector, eval_scores, bool(proxy), blocks, item.progress, *before)
-                blocks.begin()
-        found.append(evidence)
-    return found
+            if blocks.add(eval_scores[-1], relative_proxy[-1] if relative_proxy else 0.0, item.step):
+                evidence = compute_evidence(detector, eval_scores, bool(proxy), blocks, item.progress, *before)
+                blocks.open_block()
+        collected.append(evidence)
+    return collected
 
 
-def weigh(
+def compute_evidence(
     detector: PlateauDrop,
     eval_scores: Sequence[float],
     proxy_seen: bool,
@@ -108,12 +107,13 @@ def weigh(
     known_stderrs: Sequence[float | None],
     known_proxy: Sequence[float],
 ) -> Evidence:
-    """The evidence after a block was filled; what is `known` was so before the last eval."""
+    """The evidence after a full block; the `known` values exclude the last eval."""
     if len(eval_scores) < 6:
         return Evidence(
             Kind.STATISTIC, 0.0, None, f"needs {6 - len(eval_scores)} more eval{'s' if len(eval_scores) < 5 else ''}"
         )
-    (sd, inflation), (proxy_sd, proxy_inflation) = noise(known_eval, known_stderrs), noise(known_proxy)
+    sd, inflation = estimate_noise(known_eval, known_stderrs)
+    proxy_sd, proxy_inflation = estimate_noise(known_proxy)
     if sd == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
     threes = [sum(eval_scores[end - 3 : end]) / 3 for end in range(3, len(eval_scores))]
@@ -149,7 +149,7 @@ def weigh(
     value, length, depth, end, rises = best
     if value == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
-    if slopes_up(g, 2 * inflation * sd / math.sqrt(size)):
+    if is_rising(g, 2 * inflation * sd / math.sqrt(size)):
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
     proxy = "not seen" if not proxy_seen else "rising" if rises > 0 else "not falling alike"
     note = (
@@ -160,7 +160,7 @@ def weigh(
     return Evidence(Kind.STATISTIC, value, blocks.steps[end], note)
 
 
-def slopes_up(eval_scores: Sequence[float], bound: float) -> bool:
+def is_rising(eval_scores: Sequence[float], bound: float) -> bool:
     for span in SPANS:
         x = [index - (span - 1) / 2 for index in range(span)]
         norm = math.sqrt(sum(a * a for a in x))

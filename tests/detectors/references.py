@@ -1,4 +1,4 @@
-"""Each detector once more, slow and obvious: the whole history in, the number and the turn out."""
+"""Slow and simple references of detectors: value and turn step computed from the whole history."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 
-from tests.detectors.plateau_drop_reference import clip, noise
+from tests.detectors.plateau_drop_reference import clip, estimate_noise
 
-Answer = tuple[float, int | None]
+Reference = tuple[float, int | None]
 
 
-def finite(history: Sequence[Observation]) -> list[Observation]:
+def drop_non_finite(history: Sequence[Observation]) -> list[Observation]:
     return [item for item in history if not (math.isnan(item.value) or math.isinf(item.value))]
 
 
-def k_decline(detector: KDecline, history: Sequence[Observation]) -> Answer:
-    evals = finite(history)
+def k_decline(detector: KDecline, history: Sequence[Observation]) -> Reference:
+    evals = drop_non_finite(history)
     falls = [
         index >= max(1, detector.warmup_evals) and item.value < evals[index - 1].value - detector.min_delta
         for index, item in enumerate(evals)
     ]
-    length = trailing(falls)
+    length = count_trailing(falls)
     return (length, evals[-length - 1].step) if length else (0, None)
 
 
-def k_below_best(detector: KBelowBest, history: Sequence[Observation]) -> Answer:
-    evals = finite(history)
+def k_below_best(detector: KBelowBest, history: Sequence[Observation]) -> Reference:
+    evals = drop_non_finite(history)
     below = [
         index >= max(1, detector.warmup_evals)
         and item.value < max(earlier.value for earlier in evals[:index]) - detector.tolerance
         for index, item in enumerate(evals)
     ]
-    length = trailing(below)
+    length = count_trailing(below)
     highest = max((item.value for item in evals), default=0)
     return (length, min(item.step for item in evals if item.value == highest)) if length else (0, None)
 
 
-def loss_plateau(detector: LossPlateau, history: Sequence[Observation]) -> Answer:
-    losses = finite(history)
+def loss_plateau(detector: LossPlateau, history: Sequence[Observation]) -> Reference:
+    losses = drop_non_finite(history)
     if not losses:
         return 0, None
     best = last_improvement([item.value for item in losses], detector.min_delta)
@@ -55,45 +55,45 @@ def loss_plateau(detector: LossPlateau, history: Sequence[Observation]) -> Answe
 
 
 def last_improvement(values: Sequence[float], min_delta: float) -> int:
-    """The index of the last value that beat the improvement before it; the first value is one."""
+    """The index of the last value above the previous improvement by more than `min_delta`; the first value counts."""
     if len(values) == 1:
         return 0
-    earlier = last_improvement(values[:-1], min_delta)
-    return len(values) - 1 if values[-1] > values[earlier] + min_delta else earlier
+    previous = last_improvement(values[:-1], min_delta)
+    return len(values) - 1 if values[-1] > values[previous] + min_delta else previous
 
 
-def fixed_progress(detector: FixedProgress, history: Sequence[Observation]) -> Answer:
-    told = [item.progress for item in history if item.progress is not None and math.isfinite(item.progress)]
-    return min(max([0.0, *told]), 1.0), None
+def fixed_progress(detector: FixedProgress, history: Sequence[Observation]) -> Reference:
+    progresses = [item.progress for item in history if item.progress is not None and math.isfinite(item.progress)]
+    return min(max([0.0, *progresses]), 1.0), None
 
 
-def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Answer:
-    length = trailing([not math.isfinite(item.value) for item in history])
+def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Reference:
+    length = count_trailing([not math.isfinite(item.value) for item in history])
     before = history[: len(history) - length]
     return length, before[-1].step if length and before else None
 
 
-def floor(detector: Floor, history: Sequence[Observation]) -> Answer:
-    evals = finite(history)
+def floor(detector: Floor, history: Sequence[Observation]) -> Reference:
+    evals = drop_non_finite(history)
     eval_scores = [clip(clip(item.value) - clip(evals[0].value)) for item in evals]
     if len(eval_scores) < 3 + detector.k:
         return 0, None
     threes = [sum(eval_scores[max(end - 3, 0) : end]) / min(end, 3) for end in range(3, len(eval_scores) + 1)]
-    sd, _ = noise(eval_scores[:-1], [item.stderr for item in evals[:-1]])
+    sd, _ = estimate_noise(eval_scores[:-1], [item.stderr for item in evals[:-1]])
     allowed = max(detector.sigmas * sd * math.sqrt(4 / 3), detector.share * (max(threes) - threes[0]))
     value = min(max((threes[0] - max(eval_scores[-detector.k :])) / allowed, 0.0), 1e6) if allowed else 0.0
     return value, evals[0].step if value else None
 
 
-def trailing(facts: Sequence[bool]) -> int:
-    """How many facts at the end are true in a row."""
+def count_trailing(flags: Sequence[bool]) -> int:
+    """How many flags at the end are true in a row."""
     length = 0
-    while length < len(facts) and facts[len(facts) - 1 - length]:
+    while length < len(flags) and flags[len(flags) - 1 - length]:
         length += 1
     return length
 
 
-REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Answer]] = {
+REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Reference]] = {
     "fixed_progress": fixed_progress,
     "floor": floor,
     "k_below_best": k_below_best,

@@ -1,4 +1,4 @@
-"""What the tests of the detectors draw: parameters, values from flat to absurd, runs of roles, and policies."""
+"""Hypothesis strategies: parameters of detectors, values from constant to extreme, series of observations, policies."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from hypothesis import strategies as st
 
 AnyDetector = Detector[Any]
 
-ABSURD = [math.nan, math.inf, -math.inf, sys.float_info.max, -sys.float_info.max, 5e-324, -5e-324, 0.0, -0.0]
-ABSURD += [0.1, 0.2, 0.1 + 0.2, 0.3, 1.0, math.nextafter(1.0, 2.0), 1e16, 1e16 + 2]
+EXTREME_VALUES = [math.nan, math.inf, -math.inf, sys.float_info.max, -sys.float_info.max, 5e-324, -5e-324, 0.0, -0.0]
+EXTREME_VALUES += [0.1, 0.2, 0.1 + 0.2, 0.3, 1.0, math.nextafter(1.0, 2.0), 1e16, 1e16 + 2]
 
 small_counts = st.integers(1, 5)
 warmups = st.integers(0, 4)
-roles = st.sampled_from(list(MetricRole))
+any_role = st.sampled_from(list(MetricRole))
 amounts = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 5e-324, sys.float_info.max]) | st.floats(
     0, allow_infinity=False, allow_nan=False
 )
 
-RIVER: list[tuple[str, dict[str, bool | int | float | str]]] = [
+RIVER_PARAMETERS: list[tuple[str, dict[str, bool | int | float | str]]] = [
     ("ADWIN", {"delta": 0.9, "clock": 1, "min_window_length": 1, "grace_period": 1}),
     ("PageHinkley", {"min_instances": 2, "threshold": 1}),
     ("PageHinkley", {"min_instances": 1, "threshold": 0.1, "delta": 0.0, "mode": "down"}),
     ("KSWIN", {"window_size": 8, "stat_size": 3, "alpha": 0.9}),
     ("DummyDriftDetector", {"trigger_method": "random", "t_0": 3, "w": 2}),
 ]
-"""Detectors of river with parameters that let them call drifts in short runs."""
+"""Detectors of River with parameters for which they detect drifts in short runs."""
 
 
-DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
+DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
     "bocpd": st.builds(
         Bocpd,
         level_evals=st.sampled_from([1.5, 10.0, 100.0]),
@@ -80,7 +80,7 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
         weight=st.sampled_from([1e-300, 0.1, 0.3, 1.0]),
         min_delta=amounts,
         warmup_evals=warmups,
-        role=roles,
+        role=any_role,
     ),
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
@@ -91,10 +91,10 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
         least_fall=st.sampled_from([0.0, 0.1, 1e6]),
         misfit=st.sampled_from([1.0, 2.0, 1e6]),
     ),
-    "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, role=roles),
-    "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, role=roles),
+    "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, role=any_role),
+    "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, role=any_role),
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
-    "non_finite": st.builds(NonFinite, role=roles),
+    "non_finite": st.builds(NonFinite, role=any_role),
     "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
     "posterior": st.builds(
         Posterior,
@@ -102,14 +102,14 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     ),
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
-        st.sampled_from(RIVER),
+        st.sampled_from(RIVER_PARAMETERS),
         st.sampled_from(["value", "minus_mean", "minus_best"]),
         st.sampled_from([16, 1024]),
     ),
 }
 
-any_value = st.sampled_from(ABSURD) | st.floats()
-finite_values = st.sampled_from([x for x in ABSURD if math.isfinite(x)]) | st.floats(
+any_value = st.sampled_from(EXTREME_VALUES) | st.floats()
+finite_values = st.sampled_from([x for x in EXTREME_VALUES if math.isfinite(x)]) | st.floats(
     allow_nan=False, allow_infinity=False
 )
 round_values = st.integers(-4, 4).map(float)
@@ -119,87 +119,89 @@ progress_values = st.none() | st.floats(0, 1) | st.sampled_from([math.nan, math.
 stderr_values = st.none() | st.floats(0, 10)
 
 
-Drawn = tuple[int, MetricRole, float, float | None, float | None]
+DrawnObservation = tuple[int, MetricRole, float, float | None, float | None]
 
 
 def series(
-    shown: Iterable[MetricRole], drawn_values: st.SearchStrategy[float] = values, max_size: int = 16
+    roles: Iterable[MetricRole], drawn_values: st.SearchStrategy[float] = values, max_size: int = 16
 ) -> st.SearchStrategy[list[Observation]]:
-    """Observations of some of the roles: as drawn, all of one value, or falling.
+    """Observations of these roles in step order, with values as drawn, constant, or falling.
 
-    Steps have gaps of 0 (another role of the same step) to a thousand million.
+    The gaps between steps are from 0 (another role at the same step) to 10**9.
     """
     gaps = st.sampled_from([1, 1, 0, 2, 15, 10**9])
-    drawn = st.tuples(gaps, st.sampled_from(sorted(shown)), drawn_values, stderr_values, progress_values)
+    drawn = st.tuples(gaps, st.sampled_from(sorted(roles)), drawn_values, stderr_values, progress_values)
     shapes = st.sampled_from(["drawn", "drawn", "drawn", "falling", "constant"])
-    return st.builds(in_order, st.lists(drawn, max_size=max_size), shapes)
+    return st.builds(build_observations, st.lists(drawn, max_size=max_size), shapes)
 
 
-def in_order(drawn: Sequence[Drawn], shape: str) -> list[Observation]:
-    scores = [item[2] for item in drawn]
+def build_observations(drawn: Sequence[DrawnObservation], shape: str) -> list[Observation]:
+    values = [item[2] for item in drawn]
     if shape == "constant":
-        scores = scores[:1] * len(scores)
+        values = values[:1] * len(values)
     if shape == "falling":
-        scores.sort(reverse=True)
+        values.sort(reverse=True)
     observations: dict[tuple[int, int], Observation] = {}
     step = 0
-    for (gap, role, _, stderr, progress), score in zip(drawn, scores, strict=True):
+    for (gap, role, _, stderr, progress), value in zip(drawn, values, strict=True):
         step += gap
-        observation = Observation(role, step, score, stderr, progress)
+        observation = Observation(role, step, value, stderr, progress)
         observations[observation.order] = observation
     return sorted(observations.values(), key=lambda observation: observation.order)
 
 
 @st.composite
 def policies(draw: st.DrawFn, eval_required: bool | None = None) -> Policy:
-    """Policies of one to four detectors, most of them quick to stop, many weighted, some with a gate."""
-    detectors = draw(st.lists(st.one_of(*DETECTORS_DRAWN.values()), min_size=1, max_size=4))
-    weights = draw(st.just([1.0] * len(detectors)) | weightings(len(detectors)))
+    """Policies of 1 to 4 detectors that mostly stop early, many with weights, some with a gate."""
+    detectors = draw(st.lists(st.one_of(*DETECTOR_STRATEGIES.values()), min_size=1, max_size=4))
+    weights = draw(st.just([1.0] * len(detectors)) | weight_lists(len(detectors)))
     ids = draw(st.just([None] * len(detectors)) | st.permutations([None, "first", "b", "k_decline"]))
     members = tuple(
-        Member(detector, draw(thresholds(detector)), weight, own)
-        for detector, weight, own in zip(detectors, weights, ids, strict=False)
+        Member(detector, draw(thresholds(detector)), weight, member_id)
+        for detector, weight, member_id in zip(detectors, weights, ids, strict=False)
     )
     policy = Policy(
         name=draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)),
         members=members,
-        at_least=draw(reachable(weights)),
+        at_least=draw(reachable_sums(weights)),
         eval_required=draw(st.booleans()) if eval_required is None else eval_required,
         min_evals=draw(st.sampled_from([0, 0, 3])),
         warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
         stops_despite=tuple(draw(st.lists(st.sampled_from(GuardKind), max_size=3))),
-        suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable(weights)),
+        suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable_sums(weights)),
         evaluate_now=draw(st.none() | st.just(EvalRequests(at=0.2, multiplier=2))),
     )
-    can_open = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
-    gate = draw(st.just([]) | st.lists(st.sampled_from(can_open), unique=True, max_size=2)) if can_open else []
+    gate_members = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
+    gate = draw(st.just([]) | st.lists(st.sampled_from(gate_members), unique=True, max_size=2)) if gate_members else []
     return msgspec.structs.replace(policy, gate=tuple(gate))
 
 
-def weightings(size: int) -> st.SearchStrategy[list[float]]:
-    """The weights of so many members, at least one of them above 0."""
+def weight_lists(size: int) -> st.SearchStrategy[list[float]]:
+    """Weights of `size` members, at least one of them above 0."""
     return st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0, 2.0]), min_size=size, max_size=size).filter(any)
 
 
-def reachable(weights: Sequence[float]) -> st.SearchStrategy[float]:
-    """What may be asked of members of these weights: any of their sums, or something between."""
+def reachable_sums(weights: Sequence[float]) -> st.SearchStrategy[float]:
+    """Values of `at_least` that these weights can reach."""
     ends = [1.0] if sum(weights) >= 1 else []
     return st.sampled_from([*filter(None, weights), sum(weights), sum(weights) / 2, *ends])
 
 
 @st.composite
 def thresholds(draw: st.DrawFn, detector: AnyDetector) -> Thresholds:
-    """Those that the parameters imply, or a policy's own."""
-    own = st.none() | st.sampled_from([value for value in (0.5, 1.0, 2.0, 7.5) if value <= detector.kind.upper_bound])
-    return draw(st.just(default_thresholds(detector)) | st.builds(Thresholds, suspect_at=own, stop_at=own))
+    """Default thresholds of the detector, or others that its evidence can reach."""
+    threshold = st.none() | st.sampled_from(
+        [value for value in (0.5, 1.0, 2.0, 7.5) if value <= detector.kind.upper_bound]
+    )
+    return draw(st.just(default_thresholds(detector)) | st.builds(Thresholds, suspect_at=threshold, stop_at=threshold))
 
 
-def alone(detector: AnyDetector) -> Policy:
-    """A policy of this one detector that it may stop by itself."""
-    return Policy("alone", (Member(detector, default_thresholds(detector)),), eval_required=False)
+def single_member_policy(detector: AnyDetector) -> Policy:
+    """A policy of this detector alone, which may stop a run without an eval."""
+    return Policy("single", (Member(detector, default_thresholds(detector)),), eval_required=False)
 
 
 def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:
-    """Evals at consecutive steps."""
+    """Eval observations at consecutive steps."""
     return [Observation(MetricRole.EVAL, start + index, value) for index, value in enumerate(scores)]

@@ -1,4 +1,4 @@
-"""The pruned recursion is the direct computation over all run lengths, and says where the level fell."""
+"""bocpd: the pruned recursion equals the direct computation over all run lengths, and locates a fall."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def fold(detector: Bocpd, values: Sequence[float]) -> tuple[BocpdState, Evidence
     return state, evidence
 
 
-def in_units(values: Sequence[float]) -> list[float] | None:
-    """Counted from the mean of the first 8 in units of their noise; None: they do not move."""
+def normalize(values: Sequence[float]) -> list[float] | None:
+    """Values relative to the mean of the first 8, in units of their noise; None if the noise is 0."""
     noise = NoiseState()
     for value in values[:8]:
         noise = advance(noise, value)
@@ -45,7 +45,7 @@ def in_units(values: Sequence[float]) -> list[float] | None:
 
 
 class Level:
-    """What the values of one level say of it: a Normal-Gamma posterior, from all of them at once."""
+    """The Normal-Gamma posterior of a level, computed from all its values at once."""
 
     def __init__(self, detector: Bocpd, values: Sequence[float]) -> None:
         prior = detector.spread_sigmas**-2
@@ -58,59 +58,62 @@ class Level:
             spread = sum((value - average) ** 2 for value in values)
             self.beta += spread / 2 + prior * count * average**2 / (2 * self.kappa)
 
-    def density(self, value: float) -> float:
+    def predict_density(self, value: float) -> float:
         scale = math.sqrt(self.beta * (self.kappa + 1) / (self.alpha * self.kappa))
         return float(stats.t.pdf(value, 2 * self.alpha, self.mean, scale))
 
-    def below(self, level: float) -> float:
+    def probability_below(self, level: float) -> float:
         scale = math.sqrt(self.beta / (self.alpha * self.kappa))
         return float(stats.t.cdf(level, 2 * self.alpha, self.mean, scale))
 
 
-def directly(detector: Bocpd, values: Sequence[float]) -> tuple[dict[int, float], float]:
-    """The probability of every run length, by the index of its first value, and the evidence: nothing pruned."""
+def compute_directly(detector: Bocpd, values: Sequence[float]) -> tuple[dict[int, float], float]:
+    """Without pruning: the probability of each run length, by the index of its first value, and the evidence."""
     hazard = 1 / detector.level_evals
-    begins: dict[int, float] = {0: 1.0}
-    best: dict[int, float | None] = {0: None}
+    probabilities: dict[int, float] = {0: 1.0}
+    best_levels: dict[int, float | None] = {0: None}
     lower: dict[int, float] = {0: 0.0}
     evidence = 0.0
     for now, value in enumerate(values):
-        joint = {first: mass * Level(detector, values[first:now]).density(value) for first, mass in begins.items()}
+        joint = {
+            first: mass * Level(detector, values[first:now]).predict_density(value)
+            for first, mass in probabilities.items()
+        }
         total = sum(joint.values())
         new_best, evidence = 0.0, 0.0
         for first, mass in joint.items():
-            level, known = Level(detector, values[first : now + 1]), best[first]
-            own = now + 1 - first >= detector.least_evals
+            level, known = Level(detector, values[first : now + 1]), best_levels[first]
+            is_long = now + 1 - first >= detector.least_evals
             if known is None:
-                top, now_lower = level.mean, 0.0 if own else lower[first]
+                top, now_lower = level.mean, 0.0 if is_long else lower[first]
             else:
-                top = max(known, level.mean) if own else known
-                now_lower = level.below(known - detector.margin_sigmas) if own else lower[first]
+                top = max(known, level.mean) if is_long else known
+                now_lower = level.probability_below(known - detector.margin_sigmas) if is_long else lower[first]
             new_best += mass / total * top
             evidence += mass / total * now_lower
-        begins = {first: mass / total * (1 - hazard) for first, mass in joint.items()} | {now + 1: hazard}
-        best[now + 1], lower[now + 1] = new_best, evidence
-    return begins, evidence
+        probabilities = {first: mass / total * (1 - hazard) for first, mass in joint.items()} | {now + 1: hazard}
+        best_levels[now + 1], lower[now + 1] = new_best, evidence
+    return probabilities, evidence
 
 
 @given(detector=detectors, values=scores)
-def test_it_is_the_direct_computation(detector: Bocpd, values: list[float]) -> None:
-    """The probabilities of all run lengths and the evidence are those of an unpruned computation from the values."""
-    units = in_units(values)
+def test_recursion_equals_direct_computation(detector: Bocpd, values: list[float]) -> None:
+    """Run length probabilities and evidence equal those of the computation without pruning."""
+    units = normalize(values)
     state, evidence = fold(detector, values)
     if units is None:
         return
-    begins, expected = directly(detector, units)
-    found = {len(values) - item.evals: item.probability for item in state.run_lengths}
-    assert found == pytest.approx({first: begins[first] for first in found}, rel=1e-4, abs=1e-7)
-    # A run length that was dropped at 1e-9 may grow again by what comes later.
-    assert sum(begins.values()) - sum(begins[first] for first in found) < 1e-4
+    probabilities, expected = compute_directly(detector, units)
+    kept = {len(values) - item.evals: item.probability for item in state.run_lengths}
+    assert kept == pytest.approx({first: probabilities[first] for first in kept}, rel=1e-4, abs=1e-7)
+    # A run length that was dropped at 1e-9 could have become likely again.
+    assert sum(probabilities.values()) - sum(probabilities[first] for first in kept) < 1e-4
     assert evidence.value == pytest.approx(expected, abs=3e-3)
 
 
 @given(detector=detectors, values=scores)
 def test_probabilities_sum_to_one(detector: Bocpd, values: list[float]) -> None:
-    """After pruning too the run lengths hold all the probability there is."""
+    """The probabilities of the kept run lengths sum to 1, also after pruning."""
     few = msgspec.structs.replace(detector, run_lengths=4)
     for item in (detector, few):
         state, _ = fold(item, values)
@@ -118,67 +121,67 @@ def test_probabilities_sum_to_one(detector: Bocpd, values: list[float]) -> None:
         assert not state.unit or sum(each.probability for each in state.run_lengths) == pytest.approx(1)
 
 
-def test_32_run_lengths_are_as_good_as_all() -> None:
-    """On noisy runs with and without a fall the cap moves the evidence by a few hundredths at most."""
+def test_32_run_lengths_suffice() -> None:
+    """With at most 32 run lengths, the evidence differs by at most 0.03 from that without a limit."""
     for seed in range(6):
-        chance = random.Random(seed)
-        values = [chance.gauss(0, 1) - (0.8 * seed if index > 60 else 0) for index in range(120)]
+        rng = random.Random(seed)
+        values = [rng.gauss(0, 1) - (0.8 * seed if index > 60 else 0) for index in range(120)]
         state, whole = Bocpd().start(), Bocpd(run_lengths=1000)
         other = whole.start()
         for item in eval_series(values):
-            state, ours = Bocpd().step(state, item)
-            other, theirs = whole.step(other, item)
-            assert ours.value == pytest.approx(theirs.value, abs=0.03)
+            state, limited = Bocpd().step(state, item)
+            other, full = whole.step(other, item)
+            assert limited.value == pytest.approx(full.value, abs=0.03)
 
 
-def test_it_places_a_fall() -> None:
-    """A fall by 4 standard deviations is all but certain after ten evals, and placed; noise alone is not suspect."""
+def test_fall_is_found_and_placed() -> None:
+    """Ten evals after a fall by 4 sd the probability is above 0.9 and the turn near; noise alone is not suspect."""
     for seed in range(10):
-        chance = random.Random(seed)
-        noise = [chance.gauss(0, 1) for _ in range(110)]
-        _, found = fold(Bocpd(), [value - (4 if index >= 100 else 0) for index, value in enumerate(noise)])
-        assert found.value > 0.9
-        assert found.turn_step is not None
-        assert 97 <= found.turn_step <= 102
+        rng = random.Random(seed)
+        noise = [rng.gauss(0, 1) for _ in range(110)]
+        _, evidence = fold(Bocpd(), [value - (4 if index >= 100 else 0) for index, value in enumerate(noise)])
+        assert evidence.value > 0.9
+        assert evidence.turn_step is not None
+        assert 97 <= evidence.turn_step <= 102
         _, flat = fold(Bocpd(), noise)
         assert not flat.reaches(Bocpd().thresholds.suspect_at)
 
 
-def test_a_rise_is_a_change_but_no_evidence() -> None:
-    """Steps upward are levels that change and do not fall."""
-    chance = random.Random(0)
-    _, found = fold(Bocpd(), [index // 40 * 5 + chance.gauss(0, 1) for index in range(200)])
-    assert found.value < 0.01
+def test_rise_is_no_evidence() -> None:
+    """Upward steps give a probability below 0.01."""
+    rng = random.Random(0)
+    _, evidence = fold(Bocpd(), [index // 40 * 5 + rng.gauss(0, 1) for index in range(200)])
+    assert evidence.value < 0.01
 
 
-def test_the_best_level_is_remembered_over_levels_between() -> None:
-    """After two falls and a rise in part, the eval score is still below its best."""
-    chance = random.Random(0)
+def test_best_level_is_remembered() -> None:
+    """After a fall and a partial rise the probability stays high; back at the best level it is below 0.5."""
+    rng = random.Random(0)
     levels = [10.0] * 40 + [0.0] * 20 + [4.0] * 20
-    assert fold(Bocpd(), [level + chance.gauss(0, 1) for level in levels])[1].value > 0.99
-    assert fold(Bocpd(), [level + chance.gauss(0, 1) for level in [*levels, *[10.0] * 20]])[1].value < 0.5
+    assert fold(Bocpd(), [level + rng.gauss(0, 1) for level in levels])[1].value > 0.99
+    assert fold(Bocpd(), [level + rng.gauss(0, 1) for level in [*levels, *[10.0] * 20]])[1].value < 0.5
 
 
-def test_one_high_eval_is_no_best_level() -> None:
-    """A level of one eval sets no standard for those to come."""
-    chance = random.Random(4)
-    values = [chance.gauss(0, 1) for _ in range(80)]
+def test_single_high_eval_sets_no_best_level() -> None:
+    """An outlier upward does not count as a level that was lost later."""
+    rng = random.Random(4)
+    values = [rng.gauss(0, 1) for _ in range(80)]
     values[40] = 15.0
     assert fold(Bocpd(), values)[1].value < 0.1
 
 
-def test_the_notes_say_what_is_missing() -> None:
-    """Before there is a unit the note says why there is no number."""
+def test_note_explains_a_missing_value() -> None:
+    """Until the noise is known, the note says why there is no value."""
     notes = [fold(Bocpd(), [1.0] * count)[1].note for count in (1, 8)]
     assert notes == ["needs 7 more evals", "the eval score has not moved yet"]
     assert fold(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith("probability that the eval score's level has fallen")
 
 
-def test_its_state_stays_small() -> None:
-    """Its state does not grow with the run."""
-    chance = random.Random(1)
+def test_state_stays_small() -> None:
+    """Over 3,000 evals the stored state stays below 8,000 bytes."""
+    rng = random.Random(1)
     state, largest = Bocpd().start(), 0
-    for item in eval_series([chance.gauss(0, 1) for _ in range(3000)]):
+    for item in eval_series([rng.gauss(0, 1) for _ in range(3000)]):
         state, _ = Bocpd().step(state, item)
         largest = max(largest, len(msgspec.json.encode(state)))
     assert largest < 8000

@@ -1,4 +1,4 @@
-"""What holds of one detector and not of every other: its parameters' laws, and small runs worked out by hand."""
+"""Properties of single detectors: the effect of their parameters, and short runs computed by hand."""
 
 from __future__ import annotations
 
@@ -16,69 +16,62 @@ from evalstop_detectors.detectors.non_finite import NonFinite
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.detectors.evidence import collect_values
 from tests.detectors.strategies import AnyDetector, amounts, eval_series, series
 
 evals = series({MetricRole.EVAL})
-counting = st.sampled_from([KDecline(), KBelowBest()])
+counting_detectors = st.sampled_from([KDecline(), KBelowBest()])
 
 
-def counts(detector: AnyDetector, observations: list[Observation]) -> list[float]:
-    state, found = detector.start(), []
-    for observation in observations:
-        state, evidence = detector.step(state, observation)
-        found.append(evidence.value)
-    return found
-
-
-def never_more(stricter: AnyDetector, detector: AnyDetector, observations: list[Observation]) -> bool:
-    pairs = zip(counts(stricter, observations), counts(detector, observations), strict=True)
-    return all(ours <= theirs for ours, theirs in pairs)
+def is_never_higher(stricter: AnyDetector, detector: AnyDetector, observations: list[Observation]) -> bool:
+    pairs = zip(collect_values(stricter, observations), collect_values(detector, observations), strict=True)
+    return all(strict_value <= value for strict_value, value in pairs)
 
 
 @given(observations=evals, small=amounts, large=amounts)
-def test_a_larger_min_delta_counts_no_more_declines(
-    observations: list[Observation], small: float, large: float
-) -> None:
-    """Asking for larger falls never lengthens a run of declines."""
+def test_larger_min_delta_counts_no_more_declines(observations: list[Observation], small: float, large: float) -> None:
+    """With a larger `min_delta`, the number of consecutive declines is never higher."""
     small, large = sorted([small, large])
-    assert never_more(KDecline(min_delta=large), KDecline(min_delta=small), observations)
+    assert is_never_higher(KDecline(min_delta=large), KDecline(min_delta=small), observations)
 
 
 @given(observations=evals, small=amounts, large=amounts)
-def test_a_larger_tolerance_counts_no_more_values_below_the_best(
+def test_larger_tolerance_counts_no_more_values_below_best(
     observations: list[Observation], small: float, large: float
 ) -> None:
-    """A wider band under the best never lengthens a run of values below it."""
+    """With a larger tolerance, the number of values below the best is never higher."""
     small, large = sorted([small, large])
-    assert never_more(KBelowBest(tolerance=large), KBelowBest(tolerance=small), observations)
+    assert is_never_higher(KBelowBest(tolerance=large), KBelowBest(tolerance=small), observations)
 
 
-@given(observations=evals, detector=counting, short=st.integers(0, 20), more=st.integers(0, 20))
-def test_a_longer_warm_up_counts_no_more(
+@given(observations=evals, detector=counting_detectors, short=st.integers(0, 20), more=st.integers(0, 20))
+def test_longer_warmup_counts_no_more(
     observations: list[Observation], detector: KDecline | KBelowBest, short: int, more: int
 ) -> None:
-    """A longer warm-up never lengthens a count."""
+    """With a longer warm-up, the count is never higher."""
     longer = msgspec.structs.replace(detector, warmup_evals=short + more)
-    assert never_more(longer, msgspec.structs.replace(detector, warmup_evals=short), observations)
+    assert is_never_higher(longer, msgspec.structs.replace(detector, warmup_evals=short), observations)
 
 
-@given(observations=evals, detector=counting, k=st.integers(1, 20))
-def test_k_is_a_threshold_only(observations: list[Observation], detector: KDecline | KBelowBest, k: int) -> None:
-    """k changes when a count is grounds to stop, never the count."""
-    assert counts(detector, observations) == counts(msgspec.structs.replace(detector, k=k), observations)
+@given(observations=evals, detector=counting_detectors, k=st.integers(1, 20))
+def test_k_does_not_change_the_count(observations: list[Observation], detector: KDecline | KBelowBest, k: int) -> None:
+    """k changes only the threshold, never the count."""
+    assert collect_values(detector, observations) == collect_values(
+        msgspec.structs.replace(detector, k=k), observations
+    )
 
 
 @given(observations=evals)
-def test_a_run_of_declines_lies_below_the_best(observations: list[Observation]) -> None:
-    """Whatever the level rule with no tolerance misses, consecutive declines miss too."""
-    assert never_more(KDecline(), KBelowBest(), observations)
+def test_consecutive_declines_never_exceed_values_below_best(observations: list[Observation]) -> None:
+    """The count of k_decline is at most that of k_below_best without a tolerance."""
+    assert is_never_higher(KDecline(), KBelowBest(), observations)
 
 
 @given(observations=series({MetricRole.PROXY, MetricRole.LOSS}))
-def test_progress_never_goes_back(observations: list[Observation]) -> None:
-    """The share of planned steps that are done only grows."""
-    seen = counts(FixedProgress(), observations)
-    assert seen == sorted(seen)
+def test_progress_never_decreases(observations: list[Observation]) -> None:
+    """The evidence of fixed_progress never decreases."""
+    values = collect_values(FixedProgress(), observations)
+    assert values == sorted(values)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +91,9 @@ def test_progress_never_goes_back(observations: list[Observation]) -> None:
         (NonFinite(), [math.nan, 1, math.inf, math.nan, 0], [1, 0, 1, 2, 0]),
     ],
 )
-def test_small_runs(detector: AnyDetector, scores: list[float], expected: list[float]) -> None:
-    """Counts over short runs are those that one gets on paper."""
-    assert counts(detector, eval_series(scores)) == expected
+def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float], expected: list[float]) -> None:
+    """The counts equal those computed by hand, also with NaN, infinities and warm-up."""
+    assert collect_values(detector, eval_series(scores)) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,12 +108,12 @@ def test_small_runs(detector: AnyDetector, scores: list[float], expected: list[f
     ],
 )
 def test_thresholds_follow_from_the_parameters(detector: AnyDetector, expected: Thresholds) -> None:
-    """One short of k is grounds to suspect, k to stop; the strawmen only stop; a NaN is only suspect."""
+    """Counting detectors suspect at k - 1 and stop at k; baselines only stop; non_finite only suspects."""
     assert detector.thresholds == expected
 
 
-def test_a_run_without_planned_steps_makes_no_progress() -> None:
-    """Progress that was never said, or is no number, counts as unknown and is noted."""
+def test_missing_progress_is_noted() -> None:
+    """Missing or non-finite progress gives a value of 0 and a note."""
     detector = FixedProgress()
     for progress in (None, math.nan, math.inf):
         _, evidence = detector.step(detector.start(), Observation(MetricRole.PROXY, 1, 0.0, progress=progress))
@@ -129,8 +122,8 @@ def test_a_run_without_planned_steps_makes_no_progress() -> None:
 
 
 @pytest.mark.parametrize("detector", [KDecline(warmup_evals=2), KBelowBest(warmup_evals=2)])
-def test_a_warm_up_is_noted(detector: AnyDetector) -> None:
-    """While a detector warms up its note says how far it is, and afterwards what it counts."""
+def test_warmup_is_noted(detector: AnyDetector) -> None:
+    """During the warm-up the note counts the values; afterwards it describes the count."""
     state, notes = detector.start(), []
     for observation in eval_series([5, 4, 3, 2]):
         state, evidence = detector.step(state, observation)
@@ -143,15 +136,15 @@ def test_a_warm_up_is_noted(detector: AnyDetector) -> None:
     ("kind", "value", "reached"),
     [(Kind.COUNT, 3, True), (Kind.COUNT, 2, False), (Kind.FRACTION, 3.5, True), (Kind.P_VALUE, 2, True)],
 )
-def test_alarm_has_a_direction(kind: Kind, value: float, reached: bool) -> None:
-    """Counts and fractions alarm when large, p-values when small, and a threshold of None is never reached."""
+def test_threshold_comparison_depends_on_the_kind(kind: Kind, value: float, reached: bool) -> None:
+    """Counts and fractions reach a threshold from below, p-values from above; None is never reached."""
     assert Evidence(kind, value).reaches(3) is reached
     assert not Evidence(kind, value).reaches(None)
     assert Evidence(kind, 3).reaches(3)
 
 
-def test_observations_are_plain_numbers() -> None:
-    """Integers and numpy's scalars become plain numbers on entry, so that every state can be stored."""
+def test_observation_converts_numpy_scalars() -> None:
+    """Integers and NumPy scalars become plain numbers, so that every state can be stored."""
     observation = Observation(MetricRole.EVAL, 7, np.float64(0.5), np.float64(1), np.float64(0.25))
     assert [type(item) for item in msgspec.structs.astuple(observation)[1:5]] == [int, float, float, float]
     assert Observation(MetricRole.EVAL, 1, 2**53 + 1).value == 2.0**53

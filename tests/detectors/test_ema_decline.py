@@ -1,4 +1,4 @@
-"""Declines of a moving average: what smoothing buys, and that without it the rule is the published one."""
+"""ema_decline: equal to its definition, to k_decline without smoothing, and better on slow declines."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.strategies import AnyDetector, eval_series, round_values, series
-
-
-def counts(detector: AnyDetector, observations: list[Observation]) -> list[float]:
-    state, found = detector.start(), []
-    for observation in observations:
-        state, evidence = detector.step(state, observation)
-        found.append(evidence.value)
-    return found
+from tests.detectors.evidence import collect_values
+from tests.detectors.strategies import eval_series, round_values, series
 
 
 @given(observations=series({MetricRole.EVAL}, round_values))
-def test_with_all_weight_on_the_new_value_it_is_k_decline(observations: list[Observation]) -> None:
-    """An average of the newest value alone declines where the values do."""
-    assert counts(EmaDecline(weight=1.0), observations) == counts(KDecline(), observations)
+def test_weight_of_one_equals_k_decline(observations: list[Observation]) -> None:
+    """With weight 1 the average is the last value, so the counts equal those of k_decline."""
+    assert collect_values(EmaDecline(weight=1.0), observations) == collect_values(KDecline(), observations)
 
 
 @given(
@@ -35,18 +28,18 @@ def test_with_all_weight_on_the_new_value_it_is_k_decline(observations: list[Obs
     warmup_evals=st.integers(0, 4),
     observations=series({MetricRole.EVAL}, round_values | st.just(math.nan), max_size=12),
 )
-def test_it_equals_its_definition(
+def test_evidence_equals_exact_fractions(
     weight: float, min_delta: float, warmup_evals: int, observations: list[Observation]
 ) -> None:
-    """Where fractions are exact, the count and the turn are those of weighted means of the whole history."""
+    """Count and turn equal those of weighted means of the whole history in exact fractions."""
     detector = EmaDecline(weight=weight, min_delta=min_delta, warmup_evals=warmup_evals)
     state = detector.start()
     for count, observation in enumerate(observations, start=1):
         state, evidence = detector.step(state, observation)
-        assert (evidence.value, evidence.turn_step) == declines(detector, observations[:count])
+        assert (evidence.value, evidence.turn_step) == count_declines_exactly(detector, observations[:count])
 
 
-def declines(detector: EmaDecline, history: list[Observation]) -> tuple[int, int | None]:
+def count_declines_exactly(detector: EmaDecline, history: list[Observation]) -> tuple[int, int | None]:
     evals, averages = [item for item in history if math.isfinite(item.value)], list[Fraction]()
     for count in range(1, len(evals) + 1):
         shares = [Fraction(1 - detector.weight) ** (count - 1 - index) for index in range(count)]
@@ -61,14 +54,14 @@ def declines(detector: EmaDecline, history: list[Observation]) -> tuple[int, int
     return (length, evals[-length - 1].step) if length else (0, None)
 
 
-def test_one_upward_step_does_not_end_a_slow_fall() -> None:
-    """A fall with single upward steps goes on in the average, where the plain rule starts anew."""
+def test_single_upward_steps_do_not_reset_the_count() -> None:
+    """In a slow decline with single upward steps the average keeps declining, while k_decline starts again."""
     scores = [10, 9, 8, 8.2, 7, 6, 6.2, 5, 4]
-    assert counts(EmaDecline(weight=0.3), eval_series(scores))[-1] == 8
-    assert counts(KDecline(), eval_series(scores))[-1] == 2
+    assert collect_values(EmaDecline(weight=0.3), eval_series(scores))[-1] == 8
+    assert collect_values(KDecline(), eval_series(scores))[-1] == 2
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.3, 0.9])
-def test_the_first_values_do_not_pull_the_average_to_nothing(weight: float) -> None:
-    """Bias-corrected, the average of a constant is the constant: it neither rises nor falls."""
-    assert not any(counts(EmaDecline(weight=weight), eval_series([7.3] * 30)))
+def test_average_is_bias_corrected(weight: float) -> None:
+    """The average of a constant series is that constant, so that it never declines."""
+    assert not any(collect_values(EmaDecline(weight=weight), eval_series([7.3] * 30)))

@@ -1,4 +1,4 @@
-"""The examples in docstrings run and give what they show."""
+"""The examples in docstrings run and print what they show."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MODULES = [info.name for info in pkgutil.walk_packages(evalstop_detectors.__path
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_hold(name: str) -> None:
+def test_docstring_examples_pass(name: str) -> None:
     """Every example of the module prints what its docstring says."""
     assert doctest.testmod(importlib.import_module(name), raise_on_error=True).failed == 0
 
 
 @pytest.mark.parametrize("item", [*DETECTORS.values(), Policy, advance, SmoothedMaximum])
-def test_there_is_an_example(item: object) -> None:
-    """Every detector, the policy, the monitor and the choice of the best checkpoint show an example."""
+def test_docstring_has_an_example(item: object) -> None:
+    """Every detector, Policy, advance and SmoothedMaximum have an example."""
     assert ">>> " in (item.__doc__ or "")

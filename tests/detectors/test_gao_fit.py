@@ -1,5 +1,4 @@
-"""The fit of the eval score over distance: it finds and foretells the peak of its own forms, and is silent on
-others."""
+"""gao_fit: it finds and predicts the peak of Gao's forms, and abstains on other curves."""
 
 from __future__ import annotations
 
@@ -19,49 +18,49 @@ from scipy import stats
 
 from tests.detectors.strategies import series
 
-Form = Callable[[float], float]
+Curve = Callable[[float], float]
 
 
-def rl(d: float) -> float:
-    """Peak at 3."""
+def rl_curve(d: float) -> float:
+    """Gao's curve with its peak at a distance of 3."""
     return d * (1 + math.log(3) - math.log(d)) if d > 0 else 0.0
 
 
-def bon(d: float) -> float:
-    """Peak at 3."""
+def best_of_n_curve(d: float) -> float:
+    """Gao's curve with its peak at a distance of 3."""
     return d * (1 - d / 6)
 
 
-def run(
-    form: Form, distances: Sequence[float], sd: float, seed: int = 0, stderr: float | None = None
+def run_detector(
+    curve: Curve, distances: Sequence[float], sd: float, seed: int = 0, stderr: float | None = None
 ) -> list[Evidence]:
-    """The evidence after each eval; steps are tens."""
-    chance, detector = random.Random(seed), GaoFit()
-    state, found = detector.start(), []
+    """The evidence after each eval; the eval at index i has step 10 * i."""
+    rng, detector = random.Random(seed), GaoFit()
+    state, collected = detector.start(), []
     for index, d in enumerate(distances):
         state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
-        eval_scores = Observation(MetricRole.EVAL, 10 * index, form(d) + chance.gauss(0, sd), stderr)
+        eval_scores = Observation(MetricRole.EVAL, 10 * index, curve(d) + rng.gauss(0, sd), stderr)
         state, evidence = detector.step(state, eval_scores)
-        found.append(evidence)
-    return found
+        collected.append(evidence)
+    return collected
 
 
-def upto(last: float, n: int = 60) -> list[float]:
+def spread_distances(last: float, n: int = 60) -> list[float]:
     return [last * index / (n - 1) for index in range(n)]
 
 
-def told_peak(evidence: Evidence) -> tuple[float, float]:
+def read_peak(evidence: Evidence) -> tuple[float, float]:
     match = re.search(r"peak at sqrt\(KL\) = (\S+) ± ([^\s,;]+)", evidence.note)
     assert match is not None
     return float(match[1]), float(match[2])
 
 
-@pytest.mark.parametrize(("form", "words"), [(rl, "reinforcement learning"), (bon, "best-of-n")])
+@pytest.mark.parametrize(("curve", "words"), [(rl_curve, "reinforcement learning"), (best_of_n_curve, "best-of-n")])
 @pytest.mark.parametrize("stderr", [None, 0.02])
-def test_it_finds_the_peak_of_its_forms(form: Form, words: str, stderr: float | None) -> None:
-    """Past the peak of either form it names the form, places the peak and the turn there, and is sure."""
-    last = run(form, upto(6), 0.02, stderr=stderr)[-1]
-    peak, error = told_peak(last)
+def test_peak_is_found(curve: Curve, words: str, stderr: float | None) -> None:
+    """After the peak of either curve the note names the curve and the peak, and the probability is near 1."""
+    last = run_detector(curve, spread_distances(6), 0.02, stderr=stderr)[-1]
+    peak, error = read_peak(last)
     assert words in last.note
     assert abs(peak - 3) < max(3 * error, 0.1)
     assert last.value > 0.999
@@ -69,11 +68,10 @@ def test_it_finds_the_peak_of_its_forms(form: Form, words: str, stderr: float | 
     assert abs(last.turn_step - 295) <= 30
 
 
-@pytest.mark.parametrize("form", [rl, bon])
-def test_before_the_peak_it_foretells_it(form: Form) -> None:
-    """While the eval score rises the slope is not negative, and the note says near which step the peak is to be
-    expected."""
-    last = run(form, upto(2.4), 0.002)[-1]
+@pytest.mark.parametrize("curve", [rl_curve, best_of_n_curve])
+def test_peak_is_predicted(curve: Curve) -> None:
+    """Before the peak the probability is below 0.01, and the note says near which step the peak is expected."""
+    last = run_detector(curve, spread_distances(2.4), 0.002)[-1]
     assert last.value < 0.01
     assert last.turn_step is None
     match = re.search(r"expected near step (\d+)", last.note)
@@ -81,70 +79,70 @@ def test_before_the_peak_it_foretells_it(form: Form) -> None:
     assert abs(int(match[1]) - 10 * 59 * 3 / 2.4) < 150
 
 
-def test_the_interval_holds_the_peak() -> None:
-    """Over 60 runs the peak of the form lies in the told interval nine times in ten and more."""
-    held = 0
+def test_interval_covers_the_peak() -> None:
+    """In at least 54 of 60 runs the peak is within the interval of the note."""
+    covered = 0
     for seed in range(60):
-        peak, error = told_peak(run(rl, upto(6), 0.1, seed)[-1])
-        held += abs(peak - 3) <= error
-    assert held >= 54
+        peak, error = read_peak(run_detector(rl_curve, spread_distances(6), 0.1, seed)[-1])
+        covered += abs(peak - 3) <= error
+    assert covered >= 54
 
 
-def test_the_eval_score_that_falls_while_kl_stands_still_is_not_judged() -> None:
-    """Where the eval score goes on falling at one distance, the forms do not apply, and the note says so."""
-    distances = [*upto(4, 40), *(4 + 0.001 * index for index in range(40))]
-    chance = random.Random(0)
-    eval_scores = [rl(d) - 0.2 * max(index - 40, 0) + chance.gauss(0, 0.05) for index, d in enumerate(distances)]
-    found = iter(eval_scores)
-    evidence = run(lambda _: next(found), distances, 0.0)
+def test_fall_at_constant_kl_gives_no_evidence() -> None:
+    """If the eval keeps falling while KL is constant, the value is 0 and the note says that the fit fails."""
+    distances = [*spread_distances(4, 40), *(4 + 0.001 * index for index in range(40))]
+    rng = random.Random(0)
+    eval_scores = [rl_curve(d) - 0.2 * max(index - 40, 0) + rng.gauss(0, 0.05) for index, d in enumerate(distances)]
+    remaining = iter(eval_scores)
+    evidence = run_detector(lambda _: next(remaining), distances, 0.0)
     assert evidence[-1].value == 0
     assert "do not fit" in evidence[-1].note
 
 
-def test_a_form_that_does_not_fit_is_not_judged() -> None:
-    """The eval score that swings over distance is fitted by neither form: it abstains."""
-    evidence = run(lambda d: math.sin(4 * d), upto(6, 100), 0.01)
+def test_other_curves_give_no_evidence() -> None:
+    """If neither curve fits, the value is 0 and the note says that the fit is not used."""
+    evidence = run_detector(lambda d: math.sin(4 * d), spread_distances(6, 100), 0.01)
     assert {item.value for item in evidence[60:]} == {0.0}
     assert "not used" in evidence[-1].note
 
 
 @pytest.mark.parametrize("kl", [[0.0], [-0.1, -3.0], [5.0], [1e300, 1e-300], []])
-def test_a_useless_kl_is_told(kl: list[float]) -> None:
-    """Zero, negative, constant, absurd and missing KL give no evidence, a note, and no exception."""
-    detector, chance = GaoFit(), random.Random(0)
+def test_unusable_kl_gives_a_note(kl: list[float]) -> None:
+    """Zero, negative, constant, extreme and missing KL give a value of 0 and a note."""
+    detector, rng = GaoFit(), random.Random(0)
     state, evidence = detector.start(), None
     for index in range(40):
         if kl:
             state, _ = detector.step(state, Observation(MetricRole.KL, index, kl[index % len(kl)]))
-        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, chance.gauss(0, 1)))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, rng.gauss(0, 1)))
     assert evidence is not None
     assert evidence.value == 0
     assert evidence.note
 
 
-def test_a_kl_of_an_earlier_step_will_do() -> None:
-    """Where KL is logged at other steps than evals, the latest before the eval is taken."""
-    detector, found = GaoFit(), []
+def test_latest_earlier_kl_is_used() -> None:
+    """If KL is logged at other steps than the evals, the latest KL before an eval is used."""
+    detector, final_values = GaoFit(), []
     for lag in (0, 3):
         state, value = detector.start(), 0.0
-        for index, d in enumerate(upto(6)):
+        for index, d in enumerate(spread_distances(6)):
             state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
-            state, evidence = detector.step(state, Observation(MetricRole.EVAL, 10 * index + lag, rl(d)))
+            state, evidence = detector.step(state, Observation(MetricRole.EVAL, 10 * index + lag, rl_curve(d)))
             value = evidence.value
-        found.append(value)
-    assert found[0] == found[1] > 0.99
+        final_values.append(value)
+    assert final_values[0] == final_values[1] > 0.99
 
 
-def test_an_outlier_does_not_pass_for_a_turn() -> None:
-    """One eval score far below the others neither alarms nor silences for long."""
-    eval_scores = [rl(d) for d in upto(2.5, 80)]
+def test_single_outlier_is_no_turn() -> None:
+    """One eval far below the others keeps the probability below 0.9."""
+    eval_scores = [rl_curve(d) for d in spread_distances(2.5, 80)]
     eval_scores[60] -= 5
-    found = iter(eval_scores)
-    assert max(item.value for item in run(lambda _: next(found), upto(2.5, 80), 0.0)) < 0.9
+    remaining = iter(eval_scores)
+    assert max(item.value for item in run_detector(lambda _: next(remaining), spread_distances(2.5, 80), 0.0)) < 0.9
 
 
-def test_the_state_stays_small() -> None:
-    """After thousands of evals the state is as large as after a few hundred."""
+def test_state_stays_small() -> None:
+    """After 3,000 evals the stored state is at most 1.3 times as large as after 300."""
     detector, state, sizes = GaoFit(), GaoFit().start(), []
     for index in range(3000):
         state, _ = detector.step(state, Observation(MetricRole.KL, index, index / 100))
@@ -155,8 +153,8 @@ def test_the_state_stays_small() -> None:
 
 
 @given(observations=series({MetricRole.KL, MetricRole.EVAL}, max_size=30), least=st.integers(5, 6))
-def test_it_is_a_probability(observations: list[Observation], least: int) -> None:
-    """Whatever arrives, the evidence lies between 0 and 1, and a turn is told only of more than one half."""
+def test_evidence_is_a_probability(observations: list[Observation], least: int) -> None:
+    """For any observations the value is between 0 and 1, and a turn requires a value above 0.5."""
     detector = GaoFit(least_evals=least)
     state = detector.start()
     for observation in observations:
@@ -165,37 +163,37 @@ def test_it_is_a_probability(observations: list[Observation], least: int) -> Non
         assert evidence.turn_step is None or evidence.value > 0.5
 
 
-def test_it_never_stops_a_run_by_itself() -> None:
-    """The forms fit a peak to plateaus: by itself the fit is grounds to suspect at most."""
+def test_detector_has_no_stop_threshold() -> None:
+    """The curves also fit a peak to plateaus, so that the fit alone may only suspect."""
     assert GaoFit().thresholds.stop_at is None
 
 
 @given(rows=st.lists(st.lists(st.integers(-9, 9).map(float), min_size=3, max_size=3), min_size=4, max_size=9))
-def test_the_inverse_is_one(rows: list[list[float]]) -> None:
-    """The inverse of a sum of products is what numpy's is, or told to be close to singular."""
+def test_matrix_inverse_is_correct(rows: list[list[float]]) -> None:
+    """The result is an inverse of the matrix, or None if it is nearly singular."""
     gram = np.array(rows).T @ np.array(rows)
-    found = _inverted(gram.tolist())
-    if found is not None:
-        assert np.allclose(np.array(found) @ gram, np.eye(3), atol=1e-4)
+    inverse = _inverted(gram.tolist())
+    if inverse is not None:
+        assert np.allclose(np.array(inverse) @ gram, np.eye(3), atol=1e-4)
 
 
 @given(t=st.floats(-8, 8), dof=st.integers(2, 200))
-def test_the_posterior_is_that_of_t(t: float, dof: int) -> None:
-    """The probability to lie below zero agrees with the t distribution to two digits."""
+def test_probability_equals_t_distribution(t: float, dof: int) -> None:
+    """The probability below zero differs from that of the t distribution by at most 0.02."""
     assert _below_zero(t, 1.0, dof) == pytest.approx(float(stats.t.cdf(-t, dof)), abs=0.02)
 
 
-def test_a_plateau_does_not_pass_for_a_peak() -> None:
-    """Of 20 plateaus, which a gentle peak fits, few would be suspected; by the slope alone most would."""
-    reached = {0.0: 0, 0.1: 0}
-    for least_fall in reached:
+def test_plateau_is_rarely_suspect() -> None:
+    """Of 20 plateaus at most 6 reach 0.99 with `least_fall` at 0.1, more without a least fall."""
+    suspect_counts = {0.0: 0, 0.1: 0}
+    for least_fall in suspect_counts:
         for seed in range(20):
-            chance, detector = random.Random(seed), GaoFit(least_fall=least_fall)
+            rng, detector = random.Random(seed), GaoFit(least_fall=least_fall)
             state, highest = detector.start(), 0.0
-            for index, d in enumerate(upto(4, 80)):
+            for index, d in enumerate(spread_distances(4, 80)):
                 state, _ = detector.step(state, Observation(MetricRole.KL, index, d * d))
-                eval_scores = min(d / 2, 1.0) + chance.gauss(0, 0.1)
+                eval_scores = min(d / 2, 1.0) + rng.gauss(0, 0.1)
                 state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, eval_scores))
                 highest = max(highest, evidence.value)
-            reached[least_fall] += highest >= 0.99
-    assert reached[0.1] <= 6 < reached[0.0]
+            suspect_counts[least_fall] += highest >= 0.99
+    assert suspect_counts[0.1] <= 6 < suspect_counts[0.0]

@@ -1,4 +1,4 @@
-"""Paired evaluations: when they are asked for, what an answer does to the probability, and what no answer does."""
+"""Paired evaluations on request: when the posterior asks for them, and the effect of an answer or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from evalstop_detectors import (
     POLICIES,
     EvalRequests,
-    Evidence,
     InvalidPolicy,
     MetricRole,
     Observation,
@@ -29,26 +28,20 @@ from evalstop_detectors.posterior.paired import Answer, describe_answer, log_cer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.detectors.evidence import collect_evidence
+
 ASKING = Posterior(requests=EvalRequests(at=0.3))
 NOISY_FALL = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4 * math.sin(7 * at * at) for at in range(45)]
 
 
-def observed(scores: list[float]) -> list[Observation]:
-    return [Observation(MetricRole.EVAL, at, score, progress=at / 80) for at, score in enumerate(scores)]
+def build_observations(scores: list[float]) -> list[Observation]:
+    return [Observation(MetricRole.EVAL, index, score, progress=index / 80) for index, score in enumerate(scores)]
 
 
-def follow(detector: Posterior, observations: list[Observation]) -> list[Evidence]:
-    state, found = detector.start(), []
-    for item in observations:
-        state, evidence = detector.step(state, item)
-        found.append(evidence)
-    return found
-
-
-def answered(scores: list[float], difference: float, stderr: float = 0.5) -> tuple[float, float]:
-    """The probability at the first request of a run, and after this answer."""
+def answer_first_request(scores: list[float], difference: float, stderr: float = 0.5) -> tuple[float, float]:
+    """The probability at the first request of a run, and after this answer to it."""
     state = ASKING.start()
-    for item in observed(scores):
+    for item in build_observations(scores):
         state, evidence = ASKING.step(state, item)
         if ASKING.find_open_request(state):
             break
@@ -56,22 +49,24 @@ def answered(scores: list[float], difference: float, stderr: float = 0.5) -> tup
     return evidence.value, after.value
 
 
-def test_an_answer_moves_the_probability_its_way() -> None:
-    """A confirmed fall makes a turn more likely, no difference makes it less likely, and neither decides alone."""
-    before, fell = answered(NOISY_FALL, -8.0)
-    _, stood = answered(NOISY_FALL, 0.0)
-    assert stood < before < fell
-    log_odds = [math.log(p / (1 - p)) for p in (before, fell)]
+def test_answer_moves_the_probability() -> None:
+    """A confirmed fall raises the probability by a bounded amount, and an answer of no difference lowers it."""
+    before, after_fall = answer_first_request(NOISY_FALL, -8.0)
+    _, after_no_difference = answer_first_request(NOISY_FALL, 0.0)
+    assert after_no_difference < before < after_fall
+    log_odds = [math.log(p / (1 - p)) for p in (before, after_fall)]
     assert log_odds[1] - log_odds[0] <= paired.MOST + 1e-3
 
 
-def test_a_new_best_makes_answers_of_before_worthless() -> None:
-    """Once the run is at a new best, it is judged as one that never had an answer."""
-    healed = [*NOISY_FALL, *(40.0 + at for at in range(12))]
-    plain = observed(healed)
-    asked = follow(Posterior(), [*plain[:45], Observation(MetricRole.PAIRED, 44, -20.0, 0.1), *plain[45:]])
-    assert asked[45].value > follow(Posterior(), plain)[44].value
-    assert asked[-1].value == follow(Posterior(), plain)[-1].value
+def test_new_best_discards_earlier_answers() -> None:
+    """After a new best the evidence equals that of a run without an answer."""
+    scores = [*NOISY_FALL, *(40.0 + at for at in range(12))]
+    plain = build_observations(scores)
+    with_answer = collect_evidence(
+        Posterior(), [*plain[:45], Observation(MetricRole.PAIRED, 44, -20.0, 0.1), *plain[45:]]
+    )
+    assert with_answer[45].value > collect_evidence(Posterior(), plain)[44].value
+    assert with_answer[-1].value == collect_evidence(Posterior(), plain)[-1].value
 
 
 @given(
@@ -79,72 +74,70 @@ def test_a_new_best_makes_answers_of_before_worthless() -> None:
     at=st.sampled_from([1e-6, 0.01, 0.3]),
     most=st.integers(1, 4),
 )
-def test_a_request_that_nobody_answers_changes_nothing(scores: list[float], at: float, most: int) -> None:
-    """Evidence is that of a detector that never asks, but for the evals at which a sudden fall is held."""
-    silent = follow(Posterior(), observed(scores))
-    asking = follow(Posterior(requests=EvalRequests(at=at, most=most)), observed(scores))
-    held = [(a.value, b.value) for a, b in zip(silent, asking, strict=True) if a != b]
+def test_unanswered_request_changes_little(scores: list[float], at: float, most: int) -> None:
+    """Without an answer the evidence equals that without requests, except at evals where a sudden fall is held."""
+    without_requests = collect_evidence(Posterior(), build_observations(scores))
+    with_requests = collect_evidence(Posterior(requests=EvalRequests(at=at, most=most)), build_observations(scores))
+    held = [(a.value, b.value) for a, b in zip(without_requests, with_requests, strict=True) if a != b]
     assert len(held) <= most * HELD_EVALS
     assert all(b == at < a for a, b in held)
 
 
-def test_a_sudden_fall_is_held_for_two_evals_at_the_most() -> None:
-    """While the answer is awaited a fall that came all at once calls for no stop; then it does, answered or not."""
+def test_sudden_fall_is_held_for_at_most_two_evals() -> None:
+    """After a sudden fall the value is held below the threshold for up to two evals while an answer is awaited."""
     scores = [math.sqrt(at) + 0.02 * ((7 * at) % 5) for at in range(30)] + [
         1.0 + 0.02 * ((7 * at) % 5) for at in range(20)
     ]
-    silent = [item.value for item in follow(Posterior(), observed(scores))]
-    asking = [item.value for item in follow(ASKING, observed(scores))]
-    held = [index for index, (a, b) in enumerate(zip(silent, asking, strict=True)) if a != b]
+    without_requests = [item.value for item in collect_evidence(Posterior(), build_observations(scores))]
+    with_requests = [item.value for item in collect_evidence(ASKING, build_observations(scores))]
+    held = [index for index, (a, b) in enumerate(zip(without_requests, with_requests, strict=True)) if a != b]
     assert 1 <= len(held) <= HELD_EVALS
-    assert silent[held[-1] + 1 :] == asking[held[-1] + 1 :]
+    assert without_requests[held[-1] + 1 :] == with_requests[held[-1] + 1 :]
 
 
-def test_requests_are_few_and_lie_apart() -> None:
-    """It asks again once the last is answered and the run has been below its best 1.6 times as long, and not often."""
-    state, asked = ASKING.start(), list[int]()
-    for item in observed([min(at, 30.0) - 0.2 * max(0, at - 30) for at in range(80)]):
+def test_requests_are_limited_and_spaced() -> None:
+    """The next request needs an answer to the last and 1.6 times as long below the best; 3 requests at most."""
+    state, request_steps = ASKING.start(), list[int]()
+    for item in build_observations([min(at, 30.0) - 0.2 * max(0, at - 30) for at in range(80)]):
         state, _ = ASKING.step(state, item)
         request = ASKING.find_open_request(state)
         if request is not None:
-            asked.append(request.step)
-            assert (request.step, request.number, request.multiplier) == (item.step, len(asked), 4)
+            request_steps.append(request.step)
+            assert (request.step, request.number, request.multiplier) == (item.step, len(request_steps), 4)
             state, _ = ASKING.step(state, Observation(MetricRole.PAIRED, item.step, -0.1, 1.0))
             assert ASKING.find_open_request(state) is None
-    assert len(asked) == 3
-    assert all(later - 30 >= 1.6 * (earlier - 30) - 2 for earlier, later in pairwise(asked))
+    assert len(request_steps) == 3
+    assert all(later - 30 >= 1.6 * (earlier - 30) - 2 for earlier, later in pairwise(request_steps))
 
 
 @pytest.mark.parametrize(
     ("share", "progress", "affordable"), [(0.0, None, True), (0.02, 0.0, False), (0.01, 0.1, True), (0.01, 0.3, False)]
 )
-def test_it_asks_for_no_more_than_a_tenth_of_what_is_left(
-    share: float, progress: float | None, affordable: bool
-) -> None:
-    """Two evaluations of four times the prompts cost eight evals; without a plan all of the run is left."""
+def test_request_costs_at_most_a_tenth_of_the_rest(share: float, progress: float | None, affordable: bool) -> None:
+    """A request costs 8 evals, which must be at most a tenth of the rest; without a plan the whole run counts."""
     assert EvalRequests(eval_share=share).are_affordable(progress) is affordable
 
 
-def test_a_policy_asks_only_where_somebody_can_answer() -> None:
-    """`early` asks nobody until it is told that a run's checkpoints are evaluated on request; `paper` never asks."""
+def test_policy_asks_only_with_an_evaluator() -> None:
+    """`early` requests evaluations only for runs with an evaluator; `paper` never does."""
     assert POLICIES["paper"].with_evaluator(0.0) is POLICIES["paper"]
     policy = POLICIES["early"].with_evaluator(0.0)
     assert policy is POLICIES["early"].with_evaluator(0.0)
-    seen = []
-    for judge in (policy, POLICIES["early"]):
-        state = start(judge)
-        for item in observed(NOISY_FALL):
-            state, _ = step(judge, state, item)
-            seen.append(find_request(judge, state))
-    assert any(seen[: len(NOISY_FALL)])
-    assert not any(seen[len(NOISY_FALL) :])
+    requests = []
+    for judging_policy in (policy, POLICIES["early"]):
+        state = start(judging_policy)
+        for item in build_observations(NOISY_FALL):
+            state, _ = step(judging_policy, state, item)
+            requests.append(find_request(judging_policy, state))
+    assert any(requests[: len(NOISY_FALL)])
+    assert not any(requests[len(NOISY_FALL) :])
 
 
-def test_a_policy_says_when_it_asks() -> None:
-    """The key is read with its defaults, and a bad value is refused with what may stand there."""
+def test_evaluate_now_is_read_and_validated() -> None:
+    """`evaluate_now` is read with its defaults, and an invalid value is refused by its path."""
     members = [{"detector": "posterior"}]
-    read = policy_from_document({"name": "a", "members": members, "evaluate_now": {"most": 1}})
-    assert read.evaluate_now == EvalRequests(most=1)
+    policy = policy_from_document({"name": "a", "members": members, "evaluate_now": {"most": 1}})
+    assert policy.evaluate_now == EvalRequests(most=1)
     with pytest.raises(InvalidPolicy, match=r"evaluate_now\.most"):
         policy_from_document({"name": "a", "members": members, "evaluate_now": {"most": 0}})
 
@@ -155,10 +148,10 @@ def test_a_policy_says_when_it_asks() -> None:
     ),
     scores=st.lists(st.lists(st.floats(-5, 5), min_size=12, max_size=12), min_size=4, max_size=4),
 )
-def test_answers_of_one_run_and_of_many_are_the_same_bits(
+def test_answer_features_are_equal_for_one_run_and_many(
     falls: list[tuple[float, float, float, int]], scores: list[list[float]]
 ) -> None:
-    """Plain floats and numpy's arrays describe an answer alike."""
+    """Python floats and NumPy arrays give the same bits."""
     count = len(falls)
     columns = np.array([[float(item) for item in row] for row in zip(*falls, strict=True)])
     together, states = FeatureState(), [FeatureState() for _ in falls]
@@ -169,14 +162,16 @@ def test_answers_of_one_run_and_of_many_are_the_same_bits(
         for index in range(count):
             states[index], _ = advance(ONE, states[index], Given(scores[index][at], *(0.0,) * 8))
     with np.errstate(over="ignore"):
-        of_many = describe_answer(MANY, together, Answer(columns[0], columns[1], columns[2], columns[3], zero, zero))
+        batch_features = describe_answer(
+            MANY, together, Answer(columns[0], columns[1], columns[2], columns[3], zero, zero)
+        )
     for index, (fall, stderr, curve_fall, since) in enumerate(falls):
-        one = describe_answer(ONE, states[index], Answer(fall, stderr, curve_fall, float(since)))
-        assert [float(np.broadcast_to(item, (count,))[index]) for item in of_many] == one
+        single_features = describe_answer(ONE, states[index], Answer(fall, stderr, curve_fall, float(since)))
+        assert [float(np.broadcast_to(item, (count,))[index]) for item in batch_features] == single_features
 
 
-def test_no_sum_of_the_layer_leaves_the_whole_numbers() -> None:
-    """The file is the one that was shipped, and its largest sum stays far below 2^53."""
+def test_layer_sums_stay_below_2_to_53() -> None:
+    """The shipped file has its known hash, and its largest possible sum is exact in float64."""
     data = resources.files("evalstop_detectors.posterior").joinpath("gru-1.paired.int16").read_bytes()
     assert hashlib.sha256(data).hexdigest() in paired.HASHES.values()
     inner, offset, outer, last = paired.decode_layer(data)
@@ -185,8 +180,8 @@ def test_no_sum_of_the_layer_leaves_the_whole_numbers() -> None:
     assert np.abs(outer).sum() * network.STATE_ONE + abs(last) < 2**53
 
 
-def test_the_certificate_is_the_mean_of_four_bets() -> None:
-    """One answer two standard errors below the negligible: the mean of exp(2 b - b^2/2)."""
+def test_certificate_is_the_mean_of_four_bets() -> None:
+    """For an answer 2 standard errors below a negligible fall, it is the mean of exp(2 b - b^2 / 2)."""
     bets = raise_bets((), fall=0.25, stderr=0.1, gain=1.0)
     expected = np.mean([math.exp(2 * b - b * b / 2) for b in paired.BETS])
     assert log_certificate(bets) == pytest.approx(math.log10(expected))

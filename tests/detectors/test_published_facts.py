@@ -1,4 +1,4 @@
-"""What is known of k-decline from elsewhere: how often it stops flat runs, and how it does on real ones."""
+"""Known results of k_decline and k_below_best: how often they stop flat runs, and how they do on recorded runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FLAT_EVALS = 50
 SIMULATED_RUNS = 2000
 
 
-def k_decline_policy(k: int) -> Policy:
+def build_k_decline_policy(k: int) -> Policy:
     return policy_from_document({"name": f"k{k}", "members": [{"detector": "k_decline", "params": {"k": k}}]})
 
 
-def share_of_orders_with_a_fall(n: int, k: int) -> float:
-    """The share of all orders of n distinct values with k declines in a row somewhere.
+def share_of_orders_with_k_declines(n: int, k: int) -> float:
+    """The share of the orders of n distinct values that contain k consecutive declines.
 
     Orders without them have the exponential generating function 1 / sum_j (x^(jm) / (jm)! - x^(jm+1) / (jm+1)!) with
     m = k + 1 (David and Barton, Combinatorial Chance, 1962).
@@ -39,48 +39,48 @@ def share_of_orders_with_a_fall(n: int, k: int) -> float:
     return float(1 - inverse[n])
 
 
-@pytest.mark.parametrize(("k", "known"), [(3, 0.83), (5, 0.053)])
-def test_flat_runs_are_stopped_by_chance_alone(k: int, known: float) -> None:
-    """Of runs of 50 flat noisy evals k = 3 stops .83 and k = 5 .05, as orders are counted and as simulated."""
-    exact = share_of_orders_with_a_fall(FLAT_EVALS, k)
-    assert exact == pytest.approx(known, abs=0.0005)
+@pytest.mark.parametrize(("k", "published"), [(3, 0.83), (5, 0.053)])
+def test_share_of_flat_runs_stopped_by_k_decline(k: int, published: float) -> None:
+    """Of flat noisy runs of 50 evals, k = 3 stops 83 % and k = 5 stops 5 %, by counting orders and by simulation."""
+    exact = share_of_orders_with_k_declines(FLAT_EVALS, k)
+    assert exact == pytest.approx(published, abs=0.0005)
     scores = np.random.default_rng(20260101).normal(size=(SIMULATED_RUNS, FLAT_EVALS))
-    stopped = sum(replay(k_decline_policy(k), eval_series(run.tolist())).verdict.stops for run in scores)
+    stopped = sum(replay(build_k_decline_policy(k), eval_series(run.tolist())).verdict.stops for run in scores)
     four_standard_errors = 4 * math.sqrt(exact * (1 - exact) / SIMULATED_RUNS)
     assert stopped / SIMULATED_RUNS == pytest.approx(exact, abs=four_standard_errors)
 
 
-def test_the_size_of_the_noise_does_not_matter() -> None:
-    """On a plateau k-decline stops the same runs at the same step, be the noise large or small."""
+def test_k_decline_is_invariant_to_the_noise_size() -> None:
+    """On a plateau k_decline stops the same runs at the same step for any noise size."""
     scores = np.random.default_rng(7).normal(size=(50, FLAT_EVALS))
     for run in scores:
-        loud, quiet = (
+        large, small = (
             replay(POLICIES["paper"], eval_series((run * scale).tolist())).verdict for scale in (2**9, 2**-9)
         )
-        assert (loud.verdict, loud.step, loud.turn_step) == (quiet.verdict, quiet.step, quiet.turn_step)
+        assert (large.verdict, large.step, large.turn_step) == (small.verdict, small.step, small.turn_step)
 
 
-def test_the_level_rule_needs_a_tolerance() -> None:
-    """Without a tolerance the level rule stops every flat noisy run; with five times the noise it stops none."""
-    tolerant = level_policy(5.0)
+def test_k_below_best_needs_a_tolerance() -> None:
+    """Without a tolerance k_below_best stops every flat noisy run; with 5 sd it stops none."""
+    tolerant = build_k_below_best_policy(5.0)
     for run in np.random.default_rng(11).normal(size=(100, FLAT_EVALS)):
         evals = eval_series(run.tolist())
-        assert replay(level_policy(0.0), evals).verdict.stops
+        assert replay(build_k_below_best_policy(0.0), evals).verdict.stops
         assert not replay(tolerant, evals).verdict.stops
 
 
-def level_policy(tolerance: float) -> Policy:
+def build_k_below_best_policy(tolerance: float) -> Policy:
     member = {"detector": "k_below_best", "params": {"k": 5, "tolerance": tolerance}}
     return policy_from_document({"name": "tolerant", "members": [member]})
 
 
 @pytest.fixture(scope="module")
-def real_runs() -> list[dict[str, Any]]:
+def recorded_runs() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RUNS.read_text().splitlines()]
 
 
-def stop_index(run: dict[str, Any], policy: Policy) -> int | None:
-    """At which eval the policy stops the logged run, counted from 0."""
+def find_stop_index(run: dict[str, Any], policy: Policy) -> int | None:
+    """The index of the eval at which the policy stops a recorded run, or None."""
     log = run["log"]
     observations = [
         Observation(role, step, value)
@@ -95,18 +95,20 @@ def stop_index(run: dict[str, Any], policy: Policy) -> int | None:
     ("policy", "expected"),
     [
         (POLICIES["paper"], (47, 7, 69)),
-        (level_policy(0.0), (45, 11, 95)),
-        (level_policy(0.1), (50, 6, 71)),
-        (level_policy(0.2), (53, 2, 31)),
-        (level_policy(0.3), (48, 1, 20)),
-        (level_policy(0.5), (40, 0, 3)),
+        (build_k_below_best_policy(0.0), (45, 11, 95)),
+        (build_k_below_best_policy(0.1), (50, 6, 71)),
+        (build_k_below_best_policy(0.2), (53, 2, 31)),
+        (build_k_below_best_policy(0.3), (48, 1, 20)),
+        (build_k_below_best_policy(0.5), (40, 0, 3)),
     ],
 )
-def test_stops_of_real_runs(real_runs: list[dict[str, Any]], policy: Policy, expected: tuple[int, int, int]) -> None:
-    """Of 56 real runs that turn, so many are stopped from the peak on and before it, and of 97 others so many."""
-    found = [(run["truth_label"], stop_index(run, policy)) for run in real_runs]
-    turned = [(label["peak_eval"], stop) for label, stop in found if label["label"] == "hacking"]
-    others = [stop for label, stop in found if label["label"] != "hacking"]
+def test_stops_of_recorded_runs(
+    recorded_runs: list[dict[str, Any]], policy: Policy, expected: tuple[int, int, int]
+) -> None:
+    """The numbers of stops from the peak on and before it in 56 runs that turn, and in 97 others."""
+    outcomes = [(run["truth_label"], find_stop_index(run, policy)) for run in recorded_runs]
+    turned = [(label["peak_eval"], stop) for label, stop in outcomes if label["label"] == "hacking"]
+    others = [stop for label, stop in outcomes if label["label"] != "hacking"]
     right = sum(stop is not None and stop >= peak for peak, stop in turned)
     too_early = sum(stop is not None and stop < peak for peak, stop in turned)
     assert (len(turned), len(others)) == (56, 97)

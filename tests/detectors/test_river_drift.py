@@ -1,4 +1,4 @@
-"""The adapter counts what river itself calls, goes on exactly from any stored state, and refuses what river would."""
+"""river_drift: it counts the drifts that River detects, continues from a stored state, and validates parameters."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from river import drift
 
-from tests.detectors.strategies import RIVER, eval_series
+from tests.detectors.strategies import RIVER_PARAMETERS, eval_series
 
 detectors = st.builds(
     lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
-    st.sampled_from(RIVER),
+    st.sampled_from(RIVER_PARAMETERS),
     st.sampled_from(["value", "minus_mean", "minus_best"]),
     st.sampled_from([16, 32, 1024]),
 )
@@ -39,23 +39,23 @@ detectors = st.builds(
 def fold(
     detector: RiverDrift, values: Sequence[float], stored: frozenset[int] = frozenset()
 ) -> tuple[list[Evidence], RiverDriftState]:
-    """The evidence after each eval; at the given places the state goes through JSON."""
-    state, found = detector.start(), []
+    """The evidence after each eval; before the evals at the given indices the state is stored as JSON and read back."""
+    state, collected = detector.start(), []
     for index, item in enumerate(eval_series(values)):
         if index in stored:
             state = msgspec.json.decode(msgspec.json.encode(state), type=RiverDriftState)
         state, evidence = detector.step(state, item)
-        found.append(evidence)
-    return found, state
+        collected.append(evidence)
+    return collected, state
 
 
-def run(seed: int, levels: Sequence[float] = (0, 4, 0, -4, 0, 2)) -> list[float]:
-    chance = random.Random(seed)
-    return [level + chance.gauss(0, 1) for level in levels for _ in range(20)]
+def create_scores(seed: int, levels: Sequence[float] = (0, 4, 0, -4, 0, 2)) -> list[float]:
+    rng = random.Random(seed)
+    return [level + rng.gauss(0, 1) for level in levels for _ in range(20)]
 
 
-def by_hand(live: Any, values: Sequence[float]) -> list[int]:
-    """River's object fed with the role in units of its noise, and a count kept beside it."""
+def count_drifts(river_detector: Any, values: Sequence[float]) -> list[int]:
+    """Feed a River detector with the values in units of their noise, and count its downward drifts."""
     counts, count, since, noise, unit = [], 0, 0, NoiseState(), 0.0
     for index, value in enumerate(values):
         noise = advance(noise, value)
@@ -65,10 +65,10 @@ def by_hand(live: Any, values: Sequence[float]) -> list[int]:
         if index == 7:
             unit = estimate(noise).sd
             for early in values[:8]:
-                live.update((early - values[0]) / unit)
+                river_detector.update((early - values[0]) / unit)
             continue
-        live.update((value - values[0]) / unit)
-        if live.drift_detected:
+        river_detector.update((value - values[0]) / unit)
+        if river_detector.drift_detected:
             change, _ = largest_change([(item - values[0]) / unit for item in values[since : index + 1]])
             count = max(0, count + (1 if change < 0 else -1))
             since, unit = index + 1, estimate(noise).sd
@@ -85,92 +85,92 @@ def by_hand(live: Any, values: Sequence[float]) -> list[int]:
         ("KSWIN", {"window_size": 20, "stat_size": 8, "seed": 1}),
     ],
 )
-def test_it_counts_what_river_calls(name: str, params: dict[str, Param]) -> None:
-    """One object of river, fed by hand and left to reset itself, calls the same drifts."""
-    expected = by_hand(vars(drift)[name](**params), run(7))
-    found, _ = fold(RiverDrift(detector=name, params=params), run(7))
-    assert [item.value for item in found] == expected
+def test_count_equals_drifts_of_river(name: str, params: dict[str, Param]) -> None:
+    """A River detector that is fed directly and resets itself detects the same drifts."""
+    expected = count_drifts(vars(drift)[name](**params), create_scores(7))
+    evidence, _ = fold(RiverDrift(detector=name, params=params), create_scores(7))
+    assert [item.value for item in evidence] == expected
     assert max(expected) > 0
 
 
 @settings(max_examples=40)
-@given(detector=detectors, seed=st.integers(0, 1000), places=st.sets(st.integers(0, 119), max_size=8))
-def test_it_goes_on_from_any_stored_state(detector: RiverDrift, seed: int, places: set[int]) -> None:
-    """A run that is stored and read back anywhere, also past what it remembers, ends as the run that never was."""
-    values = run(seed)
-    assert fold(detector, values, frozenset(places)) == fold(detector, values)
+@given(detector=detectors, seed=st.integers(0, 1000), indices=st.sets(st.integers(0, 119), max_size=8))
+def test_stored_state_continues_exactly(detector: RiverDrift, seed: int, indices: set[int]) -> None:
+    """A state that is stored and read back at any evals gives the same evidence and final state."""
+    values = create_scores(seed)
+    assert fold(detector, values, frozenset(indices)) == fold(detector, values)
 
 
-@pytest.mark.parametrize(("name", "params"), RIVER)
-def test_drifts_occur_in_these_tests(name: str, params: dict[str, Param]) -> None:
-    """The parameters that the laws are tried with let each detector call a downward drift."""
-    assert max(item.value for item in fold(RiverDrift(detector=name, params=params), run(3))[0]) > 0
+@pytest.mark.parametrize(("name", "params"), RIVER_PARAMETERS)
+def test_parameters_of_these_tests_detect_drifts(name: str, params: dict[str, Param]) -> None:
+    """With the parameters of these tests, each River detector detects a downward drift."""
+    assert max(item.value for item in fold(RiverDrift(detector=name, params=params), create_scores(3))[0]) > 0
 
 
 @given(detector=detectors, seed=st.integers(0, 1000), cut=st.integers(1, 100))
 @settings(max_examples=30)
-def test_a_state_may_be_gone_on_from_twice(detector: RiverDrift, seed: int, cut: int) -> None:
-    """Two futures of one state do not meet in the object of river that it carried."""
-    values = run(seed)
+def test_state_can_be_continued_twice(detector: RiverDrift, seed: int, cut: int) -> None:
+    """Two continuations of one state do not share the River object that the state caches."""
+    values = create_scores(seed)
     _, state = fold(detector, values[:cut])
-    futures = []
+    continuations = []
     for _ in range(2):
-        now, found = state, []
+        current, collected = state, []
         for item in eval_series(values[cut:], cut):
-            now, evidence = detector.step(now, item)
-            found.append(evidence)
-        futures.append((found, now))
-    assert futures[0] == futures[1]
-    assert futures[0][0] == fold(detector, values)[0][cut:]
+            current, evidence = detector.step(current, item)
+            collected.append(evidence)
+        continuations.append((collected, current))
+    assert continuations[0] == continuations[1]
+    assert continuations[0][0] == fold(detector, values)[0][cut:]
 
 
-def test_a_state_is_not_tied_to_an_object() -> None:
-    """Copies carry no object of river, and parameters other than those that it was made with do not use it."""
-    values = run(1)
-    ours, other = RiverDrift(params={"threshold": 10.0}), RiverDrift(params={"threshold": 1e9})
-    _, state = fold(ours, values[:60])
+def test_state_does_not_depend_on_its_river_object() -> None:
+    """A copied state has no River object, and a detector with other parameters ignores the cached one."""
+    values = create_scores(1)
+    detector, other = RiverDrift(params={"threshold": 10.0}), RiverDrift(params={"threshold": 1e9})
+    _, state = fold(detector, values[:60])
     copied = copy.deepcopy(state)
     assert copied == state
     assert not vars(copied)
     for item in eval_series(values[60:], 60):
         state, evidence = other.step(state, item)
-        copied, again = other.step(copied, item)
-        assert evidence == again
+        copied, evidence_of_copy = other.step(copied, item)
+        assert evidence == evidence_of_copy
     assert state == copied
-    assert state != fold(ours, values)[1]
+    assert state != fold(detector, values)[1]
 
 
-def test_a_rise_is_no_evidence() -> None:
-    """Drifts upward count for nothing, and take off one that went down."""
+def test_rise_is_no_evidence() -> None:
+    """An upward drift leaves the count at 0, or lowers it by 1 after a downward drift."""
     detector = RiverDrift(params={"min_instances": 5, "threshold": 10.0})
-    rising, _ = fold(detector, run(2, (0, 4, 8, 12)))
+    rising, _ = fold(detector, create_scores(2, (0, 4, 8, 12)))
     assert {item.value for item in rising} == {0.0}
-    dipped, _ = fold(detector, run(2, (8, 0, 8)))
+    dipped, _ = fold(detector, create_scores(2, (8, 0, 8)))
     assert dipped[39].value == 1
     assert dipped[59].value == 0
     assert dipped[59].turn_step is None
 
 
-def test_it_places_the_fall() -> None:
-    """The turn is the last eval before the means part."""
-    found, _ = fold(RiverDrift(params={"threshold": 10.0}), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
-    assert (found[-1].value, found[-1].turn_step) == (1, 39)
+def test_turn_is_placed_at_the_fall() -> None:
+    """The turn is the last eval before the change of the mean."""
+    evidence, _ = fold(RiverDrift(params={"threshold": 10.0}), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
+    assert (evidence[-1].value, evidence[-1].turn_step) == (1, 39)
 
 
 @given(inputs=st.lists(st.integers(-3, 3).map(float), max_size=20), split=st.integers(1, 10), fall=st.integers(1, 10))
-def test_the_largest_change_has_the_sign_of_the_change(inputs: list[float], split: int, fall: int) -> None:
-    """Of no change there is none; of a step it is the step, and turned upside down its opposite."""
+def test_largest_change_is_signed(inputs: list[float], split: int, fall: int) -> None:
+    """The change is 0 for a constant, the step for a step, and its negative for negated values."""
     assert largest_change([1.0] * len(inputs)) == (0.0, 0)
-    change, where = largest_change([0.0] * split + [-float(fall)] * 7)
-    assert where == split
+    change, index = largest_change([0.0] * split + [-float(fall)] * 7)
+    assert index == split
     assert change == pytest.approx(-fall * math.sqrt(split * 7 / (split + 7)))
-    change, where = largest_change(inputs)
-    assert largest_change([-item for item in inputs]) == (-change, where)
+    change, index = largest_change(inputs)
+    assert largest_change([-item for item in inputs]) == (-change, index)
 
 
 @pytest.mark.parametrize("memory", [16, 64])
-def test_its_state_is_bounded(memory: int) -> None:
-    """Without a drift the inputs are cut to the later half when there are `memory` of them."""
+def test_state_size_is_bounded(memory: int) -> None:
+    """Without a drift, the older half of the inputs is dropped when `memory` is reached."""
     detector = RiverDrift(params={"threshold": 1e9, "min_instances": 8}, memory=memory)
     state, sizes = detector.start(), []
     for item in eval_series([math.sin(index) for index in range(300)]):
@@ -180,12 +180,12 @@ def test_its_state_is_bounded(memory: int) -> None:
     assert min(sizes[memory:]) == memory // 2
 
 
-def test_every_detector_of_river_for_scores_is_there() -> None:
-    """ADWIN, KSWIN and PageHinkley are, and so is whatever else river has, as it comes."""
+def test_every_river_detector_runs() -> None:
+    """ADWIN, KSWIN, PageHinkley and every other detector of River runs with its defaults and a fixed seed."""
     assert {"ADWIN", "KSWIN", "PageHinkley"} <= set(drift_detectors())
     for name in drift_detectors():
-        found, _ = fold(RiverDrift(detector=name), run(1))
-        assert all(math.isfinite(item.value) for item in found)
+        evidence, _ = fold(RiverDrift(detector=name), create_scores(1))
+        assert all(math.isfinite(item.value) for item in evidence)
     assert begun("KSWIN", {}, ()).seed == 1  # type: ignore[attr-defined]
 
 
@@ -217,17 +217,17 @@ def test_every_detector_of_river_for_scores_is_there() -> None:
         ),
     ],
 )
-def test_bad_parameters_are_refused(params: dict[str, Any], words: list[str]) -> None:
-    """What river would refuse, now or when its window is full, is refused when the policy is read, and where."""
+def test_invalid_parameters_are_refused(params: dict[str, Any], words: list[str]) -> None:
+    """Parameters that River would refuse now or later are refused with their path when the policy is read."""
     document = {"name": "p", "members": [{"detector": "river_drift", "params": params}]}
-    with pytest.raises(InvalidPolicy) as refused:
+    with pytest.raises(InvalidPolicy) as error:
         policy_from_document(document)
-    assert refused.value.path[:3] == ("members", 0, "params")
-    assert all(word in str(refused.value) for word in words), str(refused.value)
+    assert error.value.path[:3] == ("members", 0, "params")
+    assert all(word in str(error.value) for word in words), str(error.value)
 
 
-def test_a_policy_with_it_is_a_document() -> None:
-    """Its parameters, those of river among them, are read back as they were written."""
+def test_parameters_survive_the_document() -> None:
+    """All parameters, those of the River detector included, are read back as written."""
     params = {"detector": "KSWIN", "params": {"alpha": 0.01, "window_size": 40, "stat_size": 10, "seed": 3}}
     policy = policy_from_document({"name": "p", "members": [{"detector": "river_drift", "params": params}]})
     stored = msgspec.json.decode(msgspec.json.encode(policy_to_document(policy)))
@@ -247,9 +247,9 @@ except InvalidPolicy as error:
 """
 
 
-def test_without_river_it_says_what_to_install() -> None:
-    """Where river is not installed all other detectors are there, and naming this one says what to run."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_RIVER], capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
-    assert "pip install 'evalstop-detectors[river]'" in done.stdout
-    assert "`$.members[0].detector`" in done.stdout
+def test_missing_river_names_the_extra_to_install() -> None:
+    """Without River the other detectors work, and a policy with river_drift is refused with the command to run."""
+    completed = subprocess.run([sys.executable, "-c", WITHOUT_RIVER], capture_output=True, text=True, timeout=120)
+    assert completed.stderr == ""
+    assert "pip install 'evalstop-detectors[river]'" in completed.stdout
+    assert "`$.members[0].detector`" in completed.stdout

@@ -1,4 +1,4 @@
-"""Policies as JSON: there and back, and a helpful refusal of everything else."""
+"""Policies as JSON: read back as written, and refused with an exact message otherwise."""
 
 from __future__ import annotations
 
@@ -52,24 +52,25 @@ json_values = st.recursive(
 )
 
 
-def paths(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a document."""
+def list_paths(tree: Any, path_so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in a document."""
     children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [here, *(path for key, child in children for path in paths(child, (*here, key)))]
+    return [path_so_far, *(path for key, child in children for path in list_paths(child, (*path_so_far, key)))]
 
 
-def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+def replace_at(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     if not path:
         return value
     document = copy.deepcopy(document)
-    place = document
+    parent = document
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        parent = parent[key]
+    parent[path[-1]] = value
     return document
 
 
-def reads_or_refuses(document: Any) -> None:
+def check_read_or_refused(document: Any) -> None:
+    """Check that a document is refused with a message, or read as a policy that is written and read back equal."""
     refusal, policy = None, None
     try:
         policy = policy_from_document(document)
@@ -82,15 +83,15 @@ def reads_or_refuses(document: Any) -> None:
 
 
 @given(policy=policies())
-def test_a_policy_survives_its_document(policy: Policy) -> None:
-    """A policy written as JSON and read back is the same policy, and is written the same again."""
+def test_policy_survives_its_document(policy: Policy) -> None:
+    """A policy that is written as JSON and read back is equal, and so is its document."""
     document = policy_to_document(policy)
     assert policy_from_document(json.loads(json.dumps(document, allow_nan=False))) == policy
     assert policy_to_document(policy_from_document(document)) == document
 
 
-def test_a_document_is_written_out_in_full() -> None:
-    """Defaults are spelt out, so that another release's defaults cannot change a stored policy."""
+def test_document_contains_all_defaults() -> None:
+    """Defaults are written out, so that changed defaults of a later release do not change a stored policy."""
     document = policy_to_document(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}))
     (member,) = document["members"]
     assert member["params"] == {"k": 3, "min_delta": 0.0, "warmup_evals": 0, "role": "eval"}
@@ -99,29 +100,31 @@ def test_a_document_is_written_out_in_full() -> None:
 
 
 @pytest.mark.parametrize("name", ["posterior", "bocpd", "gao_fit", "fixed_progress"])
-def test_thresholds_that_evidence_cannot_reach_are_refused(name: str) -> None:
-    """A probability or share has no threshold above 1, by a risk neither; a policy stored with one is still read."""
+def test_unreachable_thresholds_are_refused(name: str) -> None:
+    """A threshold above 1 for a probability or share is refused, except in a stored policy."""
     member = {"detector": name, "stop_at": 1}
     assert policy_from_document({"name": "p", "members": [member]}).members[0].thresholds.stop_at == 1
     unreachable = {"name": "p", "members": [member | {"stop_at": 1.7}]}
     with pytest.raises(InvalidPolicy, match=r"1\.7.*from 0 to 1"):
         policy_from_document(unreachable)
-    own = [{"detector": name, "params": {}, "thresholds": [{"rate": 0.123, "threshold": 1.7}]}]
+    calibration = [{"detector": name, "params": {}, "thresholds": [{"rate": 0.123, "threshold": 1.7}]}]
     with pytest.raises(InvalidPolicy, match=r"1\.7.*from 0 to 1"):
-        policy_from_document({"name": "p", "members": [member | {"stop_at": {"risk": 0.123}}], "calibration": own})
+        policy_from_document(
+            {"name": "p", "members": [member | {"stop_at": {"risk": 0.123}}], "calibration": calibration}
+        )
     assert policy_from_document(unreachable, stored=True).members[0].thresholds.stop_at == 1.7
 
 
-def test_null_thresholds_mean_never() -> None:
-    """A threshold of null is never reached; one that is left out is the detector's own."""
+def test_null_threshold_is_never_reached() -> None:
+    """A null threshold means never; an omitted one is the detector's default."""
     members = [{"detector": "k_decline", "stop_at": None}, {"detector": "k_decline"}]
     policy = policy_from_document({"name": "p", "members": members})
     assert [member.thresholds.stop_at for member in policy.members] == [None, 3]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_shipped_policies_load(name: str) -> None:
-    """Each shipped policy reads back from its document, needs the eval score to stop a run and says what it does."""
+def test_shipped_policy_is_valid(name: str) -> None:
+    """Each shipped policy is read back equal, requires the eval, has a description and can stop a run."""
     policy = POLICIES[name]
     assert policy.name == name
     assert policy_from_document(policy_to_document(policy)) == policy
@@ -130,26 +133,26 @@ def test_shipped_policies_load(name: str) -> None:
     assert any(member.thresholds.stop_at is not None and member.sees_eval for member in policy.members)
 
 
-def test_a_document_without_reservations_reads_as_before() -> None:
-    """A policy that says nothing of reservations has none lifted, and is written without the key, as it always was."""
+def test_stops_despite_is_empty_by_default() -> None:
+    """Without `stops_despite` a policy ignores no guard, and its document omits the key."""
     policy = policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]})
     assert policy.stops_despite == ()
     assert "stops_despite" not in policy_to_document(policy)
 
 
-def test_what_a_policy_stops_despite_is_read_and_does_not_touch_kept_states() -> None:
-    """A state kept under a policy is good under the same policy that stops despite more."""
+def test_stops_despite_does_not_invalidate_states() -> None:
+    """`stops_despite` is read, and a stored state stays valid when only this key changes."""
     document = {"name": "p", "members": [{"detector": "k_decline"}]}
     plain = policy_from_document(document)
-    bold = policy_from_document(document | {"stops_despite": ["no_checkpoint", "stale"]})
-    assert bold.stops_despite == (GuardKind.NO_CHECKPOINT, GuardKind.STALE)
-    assert state_from_json(bold, state_to_json(plain, start(plain))) == start(bold)
+    changed = policy_from_document(document | {"stops_despite": ["no_checkpoint", "stale"]})
+    assert changed.stops_despite == (GuardKind.NO_CHECKPOINT, GuardKind.STALE)
+    assert state_from_json(changed, state_to_json(plain, start(plain))) == start(changed)
 
 
-def test_only_the_paper_stops_without_a_checkpoint() -> None:
-    """The published rule asks for declines alone; the others do not stop a run of which nothing would be left."""
-    lifted = {name: policy.stops_despite for name, policy in POLICIES.items() if policy.stops_despite}
-    assert lifted == {"paper": (GuardKind.NO_CHECKPOINT,)}
+def test_only_paper_stops_without_a_checkpoint() -> None:
+    """Of the shipped policies only `paper`, the published rule, stops a run without a checkpoint."""
+    ignored_guards = {name: policy.stops_despite for name, policy in POLICIES.items() if policy.stops_despite}
+    assert ignored_guards == {"paper": (GuardKind.NO_CHECKPOINT,)}
 
 
 @pytest.mark.parametrize(
@@ -169,31 +172,27 @@ def test_only_the_paper_stops_without_a_checkpoint() -> None:
         ),
     ],
 )
-def test_a_policy_stops_on_the_signals_of_those_that_can_call_for_a_stop(
-    document: dict[str, Any], roles: set[str]
-) -> None:
-    """Members that may only suspect, or whose call weighs nothing, do not count; the eval score does where it is
-    required."""
+def test_stopping_roles_are_those_of_stopping_members(document: dict[str, Any], roles: set[str]) -> None:
+    """`stopping_roles` omits members that only suspect or have weight 0, and includes a required eval."""
     assert policy_from_document({"name": "p"} | document).stopping_roles == roles
 
 
 @given(document=json_values)
 def test_any_json_is_read_or_refused(document: Any) -> None:
-    """No JSON value whatever raises anything but InvalidPolicy."""
-    reads_or_refuses(document)
+    """Any JSON value is read as a policy or raises InvalidPolicy."""
+    check_read_or_refused(document)
 
 
-@given(path=st.sampled_from(paths(VALID)), value=json_values)
-def test_a_policy_with_one_thing_changed_is_read_or_refused(path: tuple[Any, ...], value: Any) -> None:
-    """A good policy with anything at all in any one place is read or refused with InvalidPolicy."""
-    reads_or_refuses(changed(VALID, path, value))
+@given(path=st.sampled_from(list_paths(VALID)), value=json_values)
+def test_any_changed_value_is_read_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    """A valid policy with any value at any path is read or raises InvalidPolicy."""
+    check_read_or_refused(replace_at(VALID, path, value))
 
 
-@given(path=st.sampled_from([path for path in paths(VALID) if path]), key=texts, value=json_values)
-def test_a_policy_with_one_key_added_is_read_or_refused(path: tuple[Any, ...], key: str, value: Any) -> None:
-    """A key that nobody knows is refused wherever it stands, however it is spelt."""
-    place = changed(VALID, path, {key: value})
-    reads_or_refuses(place)
+@given(path=st.sampled_from([path for path in list_paths(VALID) if path]), key=texts, value=json_values)
+def test_any_added_key_is_read_or_refused(path: tuple[Any, ...], key: str, value: Any) -> None:
+    """A valid policy with a single-key object at any path is read or raises InvalidPolicy."""
+    check_read_or_refused(replace_at(VALID, path, {key: value}))
 
 
 CALIBRATED: dict[str, Any] = {
@@ -269,9 +268,9 @@ PARAMS = (*FIRST, "params")
         (("surprise",), 1, ["`surprise`", "min_evals", "warmup_steps"]),
     ],
 )
-def test_a_refusal_names_the_key_and_what_it_may_hold(path: tuple[Any, ...], value: Any, named: list[str]) -> None:
-    """Whatever is wrong, the message says where it stands and what would be right there."""
-    with pytest.raises(InvalidPolicy) as refusal:
-        policy_from_document(changed(VALID, path, value))
+def test_refusal_names_path_and_allowed_values(path: tuple[Any, ...], value: Any, named: list[str]) -> None:
+    """The message names the path of the error and the allowed values."""
+    with pytest.raises(InvalidPolicy) as error:
+        policy_from_document(replace_at(VALID, path, value))
     for words in named:
-        assert words in str(refusal.value)
+        assert words in str(error.value)

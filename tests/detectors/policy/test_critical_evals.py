@@ -1,4 +1,4 @@
-"""Critical evals: each is guarded by itself, beside the watched score."""
+"""Critical evals: each can stop the run by itself, in addition to the combined score."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from msgspec.structs import replace
 PAPER = POLICIES["paper"]
 GUARDED = PAPER.with_critical(["math", "code"])
 
-values = st.lists(st.tuples(*[st.integers(-2, 2).map(float)] * 4), max_size=15)
+row_lists = st.lists(st.tuples(*[st.integers(-2, 2).map(float)] * 4), max_size=15)
 
 
 def to_observations(rows: Sequence[tuple[float, ...]]) -> list[Observation]:
-    """At each step a KL, the watched score and the critical evals."""
+    """Observations of each row: a KL, the combined score and two critical evals."""
     return [
         item
         for step, (kl, *scores) in enumerate(rows)
@@ -37,32 +37,34 @@ def to_observations(rows: Sequence[tuple[float, ...]]) -> list[Observation]:
     ]
 
 
-def alone(rows: Sequence[tuple[float, ...]], place: int) -> int | None:
-    """The step at which the plain policy stops on one of the series."""
-    state, _ = advance(PAPER, start(PAPER), [Observation(MetricRole.EVAL, s, row[place]) for s, row in enumerate(rows)])
+def find_stop_step(rows: Sequence[tuple[float, ...]], column: int) -> int | None:
+    """The step at which the policy stops a run with this series only, or None."""
+    state, _ = advance(
+        PAPER, start(PAPER), [Observation(MetricRole.EVAL, s, row[column]) for s, row in enumerate(rows)]
+    )
     return state.verdict.step if state.verdict.stops else None
 
 
-@given(rows=values)
-def test_the_first_that_turns_stops_the_run(rows: Sequence[tuple[float, ...]]) -> None:
-    """The run is stopped at the first step at which any of its series would be by itself, the watched score first."""
+@given(rows=row_lists)
+def test_first_series_that_turns_stops_the_run(rows: Sequence[tuple[float, ...]]) -> None:
+    """The run stops at the first step at which any series would stop it by itself; ties go to the combined score."""
     state, _ = advance(GUARDED, start(GUARDED), to_observations(rows))
-    stops = [(step, place) for place in (1, 2, 3) if (step := alone(rows, place)) is not None]
-    found = (state.verdict.step, state.verdict.critical) if state.verdict.stops else None
-    assert found == (None if not stops else (min(stops)[0], (None, "math", "code")[min(stops)[1] - 1]))
+    stops = [(step, column) for column in (1, 2, 3) if (step := find_stop_step(rows, column)) is not None]
+    actual = (state.verdict.step, state.verdict.critical) if state.verdict.stops else None
+    assert actual == (None if not stops else (min(stops)[0], (None, "math", "code")[min(stops)[1] - 1]))
 
 
-def test_the_reason_names_the_eval() -> None:
-    """A stop on a critical eval says which, however well the others do."""
+def test_reason_names_the_critical_eval() -> None:
+    """A stop because of a critical eval names it, also if the other evals rise."""
     rows = [(0.0, float(step), 0.0, -float(step)) for step in range(6)]
     state, verdicts = advance(GUARDED, start(GUARDED), to_observations(rows))
     assert state.verdict.reason == "critical eval code: k_decline: 3 consecutive declines of eval, k = 3"
     assert [(verdict.verdict, verdict.step) for verdict in verdicts] == [(Call.SUSPECT, 2), (Call.STOP, 3)]
 
 
-@given(rows=values, data=st.data())
-def test_stored_and_cut_anywhere(rows: Sequence[tuple[float, ...]], data: st.DataObject) -> None:
-    """Cut into batches, with the state stored and read back in between, the run is judged alike."""
+@given(rows=row_lists, data=st.data())
+def test_stored_batches_give_the_same_state(rows: Sequence[tuple[float, ...]], data: st.DataObject) -> None:
+    """Batches of any size, with the state stored and read back in between, give the same state."""
     observations = to_observations(rows)
     whole, _ = advance(GUARDED, start(GUARDED), observations)
     state = start(GUARDED)
@@ -73,8 +75,8 @@ def test_stored_and_cut_anywhere(rows: Sequence[tuple[float, ...]], data: st.Dat
     assert state == whole
 
 
-def test_levelling_off_is_no_fall() -> None:
-    """A policy that stops what levels off does so on the watched score; of a critical eval only a turn counts."""
+def test_levelling_off_of_a_critical_eval_does_not_stop() -> None:
+    """Levelling off counts for the combined score only; a critical eval stops a run only by a turn."""
     document = {"name": "p", "members": [{"detector": "posterior"}], "stop_on": ["levelled_off"]}
     policy = policy_from_document(document)
     assert policy.with_critical(["math"]) is policy

@@ -1,4 +1,4 @@
-"""The monitor: one run's observations under one policy, folded into a verdict that stays."""
+"""The monitor: the observations of a run under a policy give a verdict; a stop is final."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from evalstop_detectors.detectors.non_finite import NonFinite
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.detectors.strategies import alone, eval_series, policies, round_values, series
+from tests.detectors.strategies import eval_series, policies, round_values, series, single_member_policy
 
 runs = series(set(MetricRole), max_size=25)
-blind_runs = series({MetricRole.PROXY, MetricRole.KL, MetricRole.LOSS}, round_values, max_size=25)
+runs_without_eval = series({MetricRole.PROXY, MetricRole.KL, MetricRole.LOSS}, round_values, max_size=25)
 
 
-def fold(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
+def collect_states(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
     states = [start(policy)]
     for observation in observations:
         states.append(step(policy, states[-1], observation)[0])
     return states
 
 
-def one_by_one(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
-    """The states as the words have it: every member is shown what it watches, every verdict judged anew."""
+def compute_reference_states(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
+    """Slow reference: every member steps on the roles it watches, and every verdict is judged again."""
     states = [start(policy)]
     for item in observations:
         before = states[-1]
@@ -69,8 +69,8 @@ def one_by_one(policy: Policy, observations: list[Observation]) -> list[MonitorS
 
 
 def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call, int | None]:
-    """The call and the turn that the policy's text gives this history, leaving aside earlier verdicts."""
-    stopping, alarmed, called = [], [], set()
+    """The call and the turn step that the policy's definition gives for this history, without earlier verdicts."""
+    stopping, alarmed, stop_ids = [], [], set()
     for name, member in zip(policy.ids, policy.members, strict=True):
         state, evidence = member.detector.start(), None
         for item in history:
@@ -80,31 +80,30 @@ def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call,
             continue
         sees_eval = MetricRole.EVAL in member.detector.roles
         if evidence.reaches(member.thresholds.stop_at):
-            called.add(name)
+            stop_ids.add(name)
             stopping.append((member.weight, sees_eval, evidence.turn_step))
         if evidence.reaches(member.thresholds.stop_at) or evidence.reaches(member.thresholds.suspect_at):
             alarmed.append((member.weight, sees_eval, evidence.turn_step))
     evals = [item for item in history if item.role is MetricRole.EVAL and math.isfinite(item.value)]
     enough = sum(weight for weight, *_ in stopping) + 1e-6 >= policy.at_least
-    eval_scores = any(weight and sees_eval for weight, sees_eval, _ in stopping) or not policy.eval_required
-    free = eval_scores and set(policy.gate) <= called and len(evals) >= policy.min_evals
-    if enough and free and history[-1].step >= policy.warmup_steps:
-        return Call.STOP, earliest(turn for weight, _, turn in stopping if weight)
+    has_eval = any(weight and sees_eval for weight, sees_eval, _ in stopping) or not policy.eval_required
+    is_allowed = has_eval and set(policy.gate) <= stop_ids and len(evals) >= policy.min_evals
+    if enough and is_allowed and history[-1].step >= policy.warmup_steps:
+        return Call.STOP, find_earliest(turn for weight, _, turn in stopping if weight)
     if enough or sum(weight for weight, *_ in alarmed) + 1e-6 >= policy.suspect_at_least:
-        return Call.SUSPECT, earliest(turn for weight, _, turn in alarmed if weight)
+        return Call.SUSPECT, find_earliest(turn for weight, _, turn in alarmed if weight)
     return Call.CONTINUE, None
 
 
-def earliest(turns: Iterable[int | None]) -> int | None:
+def find_earliest(turns: Iterable[int | None]) -> int | None:
     return min((turn for turn in turns if turn is not None), default=None)
 
 
 @given(policy=policies(), observations=runs)
-def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[Observation]) -> None:
-    """Every verdict up to the first stop follows from at_least, the eval score, min_evals and warmup_steps by their
-    words."""
+def test_verdict_follows_the_definition_of_the_policy(policy: Policy, observations: list[Observation]) -> None:
+    """Every verdict up to the first stop equals that of the slow reference."""
     watched = [item for item in observations if item.role in policy.roles]
-    for count, state in enumerate(fold(policy, watched)[1:], start=1):
+    for count, state in enumerate(collect_states(policy, watched)[1:], start=1):
         assert (state.verdict.verdict, state.verdict.turn_step) == reference_verdict(policy, watched[:count])
         assert state.verdict.step == watched[count - 1].step
         if state.verdict.stops:
@@ -112,35 +111,33 @@ def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[
 
 
 @given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs)
-def test_what_did_not_change_is_as_if_judged_anew(policy: Policy, observations: list[Observation]) -> None:
-    """Step by step the states are those of a monitor that judges after every observation."""
-    assert fold(policy, observations) == one_by_one(policy, observations)
+def test_skipped_judgments_change_nothing(policy: Policy, observations: list[Observation]) -> None:
+    """The states equal those of a monitor that judges after every observation."""
+    assert collect_states(policy, observations) == compute_reference_states(policy, observations)
 
 
 @given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs, data=st.data())
-def test_batches_change_nothing(policy: Policy, observations: list[Observation], data: st.DataObject) -> None:
-    """Advanced in batches cut anywhere, a run comes to the same state, and to the same changes of the word."""
-    states = one_by_one(policy, observations)
-    state, begin = states[0], 0
+def test_batches_give_the_same_states(policy: Policy, observations: list[Observation], data: st.DataObject) -> None:
+    """Batches of any size give the same states and the same changes of the verdict."""
+    states = compute_reference_states(policy, observations)
+    state, first = states[0], 0
     for end in [*sorted(data.draw(st.sets(st.integers(0, len(observations))))), len(observations)]:
-        passed = states[begin : end + 1]
-        state, verdicts = advance(policy, state, iter(observations[begin:end]))
+        passed = states[first : end + 1]
+        state, verdicts = advance(policy, state, iter(observations[first:end]))
         changed = [b.verdict for a, b in pairwise(passed) if a.verdict.verdict is not b.verdict.verdict]
         assert state == states[end]
         assert verdicts[-1] == state.verdict
         assert verdicts == changed or verdicts[:-1] == changed
-        begin = end
+        first = end
 
 
 @given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs, data=st.data())
-def test_columns_are_the_same_observations(
-    policy: Policy, observations: list[Observation], data: st.DataObject
-) -> None:
-    """Given as columns by role, batches cut anywhere come to the same states and verdicts as lists of observations."""
+def test_columns_give_the_same_states(policy: Policy, observations: list[Observation], data: st.DataObject) -> None:
+    """Batches as columns by role give the same states and verdicts as lists of observations."""
     by_list = by_columns = start(policy)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(observations)))))
-    for begin, end in pairwise([0, *cuts, len(observations)]):
-        batch = observations[begin:end]
+    for first, end in pairwise([0, *cuts, len(observations)]):
+        batch = observations[first:end]
         by_list, verdicts = advance(policy, by_list, batch)
         by_columns, same = advance(policy, by_columns, to_columns(batch))
         assert (by_columns, same) == (by_list, verdicts)
@@ -148,7 +145,7 @@ def test_columns_are_the_same_observations(
 
 @given(policy=policies(), observations=runs)
 def test_late_columns_are_refused(policy: Policy, observations: list[Observation]) -> None:
-    """A column that begins at or before what was seen, or whose steps do not ascend, is refused."""
+    """A column that starts at or before the last step, or has steps that do not ascend, raises OutOfOrder."""
     watched = [item for item in observations if item.role in policy.roles]
     state = replay(policy, watched)
     for item in watched:
@@ -158,66 +155,68 @@ def test_late_columns_are_refused(policy: Policy, observations: list[Observation
             advance(policy, start(policy), {item.role: Column([item.step, item.step], [item.value, item.value])})
 
 
-@given(policy=policies(), observations=runs, chance=st.randoms(use_true_random=False))
-def test_replay_knows_no_order(policy: Policy, observations: list[Observation], chance: object) -> None:
-    """Replaying a run in any order gives the state of the fold in order."""
+@given(policy=policies(), observations=runs, rng=st.randoms(use_true_random=False))
+def test_replay_is_independent_of_order(policy: Policy, observations: list[Observation], rng: object) -> None:
+    """`replay` gives the same state for observations in any order."""
     shuffled = list(observations)
-    chance.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert replay(policy, shuffled) == fold(policy, observations)[-1]
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert replay(policy, shuffled) == collect_states(policy, observations)[-1]
     assert replay(policy, iter(shuffled)) == replay(policy, observations)
 
 
 @given(policy=policies(), observations=runs)
-def test_a_stop_stays(policy: Policy, observations: list[Observation]) -> None:
-    """Once a verdict is stop it stays word for word, while the detectors go on as if nothing had happened."""
-    states = fold(policy, observations)
+def test_stop_is_final(policy: Policy, observations: list[Observation]) -> None:
+    """After a stop the verdict does not change, while the detectors continue as without a stop."""
+    states = collect_states(policy, observations)
     stops = [state.verdict for state in states if state.verdict.stops]
     assert all(verdict == stops[0] for verdict in stops)
     assert [state.verdict.stops for state in states] == [False] * (len(states) - len(stops)) + [True] * len(stops)
     never = msgspec.structs.replace(
         policy, members=tuple(Member(member.detector, Thresholds(None, None)) for member in policy.members)
     )
-    undecided = fold(never, observations)[-1]
+    undecided = collect_states(never, observations)[-1]
     assert (undecided.states, undecided.evidence) == (states[-1].states, states[-1].evidence)
 
 
-@given(policy=policies(eval_required=True), observations=blind_runs)
-def test_without_an_eval_score_nothing_stops(policy: Policy, observations: list[Observation]) -> None:
-    """Under eval_required no proxy, KL or loss ever stops a run that has no eval scores, NaN or not."""
+@given(policy=policies(eval_required=True), observations=runs_without_eval)
+def test_run_without_eval_is_not_stopped(policy: Policy, observations: list[Observation]) -> None:
+    """With `eval_required`, proxy, KL and loss never stop a run without evals."""
     assert not replay(policy, observations).verdict.stops
 
 
-@given(observations=blind_runs, detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, role=MetricRole.PROXY)]))
-def test_without_an_eval_score_nothing_stops_a_rising_run(
-    observations: list[Observation], detector: LossPlateau | KDecline
-) -> None:
-    """Rising evals beside an alarmed proxy or loss leave it at suspect, and the reason says what is missing."""
-    policy = msgspec.structs.replace(alone(detector), eval_required=True)
+@given(
+    observations=runs_without_eval,
+    detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, role=MetricRole.PROXY)]),
+)
+def test_rising_eval_is_only_suspect(observations: list[Observation], detector: LossPlateau | KDecline) -> None:
+    """With rising evals an alarm of proxy or loss gives suspect, with the missing eval evidence in the reason."""
+    policy = msgspec.structs.replace(single_member_policy(detector), eval_required=True)
     eval_scores = [
         Observation(MetricRole.EVAL, number, float(number)) for number in {item.step for item in observations}
     ]
     verdicts = [
-        state.verdict for state in fold(policy, sorted([*observations, *eval_scores], key=lambda item: item.order))
+        state.verdict
+        for state in collect_states(policy, sorted([*observations, *eval_scores], key=lambda item: item.order))
     ]
     assert not any(verdict.stops for verdict in verdicts)
     suspects = [verdict for verdict in verdicts if verdict.verdict is Call.SUSPECT]
     assert all("no evidence from the eval score" in verdict.reason for verdict in suspects)
-    assert bool(suspects) == replay(alone(detector), observations).verdict.stops
+    assert bool(suspects) == replay(single_member_policy(detector), observations).verdict.stops
 
 
 @given(policy=policies(), observations=runs)
-def test_the_first_suspicion_is_kept(policy: Policy, observations: list[Observation]) -> None:
-    """suspect_step is the first step at which the verdict was more than continue."""
-    verdicts = [state.verdict for state in fold(policy, observations)]
-    alarming = [verdict.step for verdict in verdicts if verdict.verdict is not Call.CONTINUE]
-    assert replay(policy, observations).suspect_step == (alarming[0] if alarming else None)
+def test_suspect_step_is_the_first_alarm(policy: Policy, observations: list[Observation]) -> None:
+    """`suspect_step` is the first step with a verdict other than continue."""
+    verdicts = [state.verdict for state in collect_states(policy, observations)]
+    alarm_steps = [verdict.step for verdict in verdicts if verdict.verdict is not Call.CONTINUE]
+    assert replay(policy, observations).suspect_step == (alarm_steps[0] if alarm_steps else None)
 
 
 @given(policy=policies(), observations=runs)
-def test_unwatched_signals_change_nothing(policy: Policy, observations: list[Observation]) -> None:
-    """With or without the roles that no detector watches, in order or late, the state is the same."""
+def test_unwatched_roles_change_nothing(policy: Policy, observations: list[Observation]) -> None:
+    """Observations of roles that no detector watches, late or not, do not change the state."""
     watched = [item for item in observations if item.role in policy.roles]
-    assert fold(policy, observations)[-1] == fold(policy, watched)[-1]
+    assert collect_states(policy, observations)[-1] == collect_states(policy, watched)[-1]
     state = replay(policy, observations)
     for item in observations:
         assert item.role in policy.roles or step(policy, state, item) == (state, state.verdict)
@@ -225,7 +224,7 @@ def test_unwatched_signals_change_nothing(policy: Policy, observations: list[Obs
 
 @given(policy=policies(), observations=runs)
 def test_late_observations_are_refused(policy: Policy, observations: list[Observation]) -> None:
-    """What belongs before or at the last observation is late, and an error that names it; the state is untouched."""
+    """An observation at or before the last one is late and raises OutOfOrder with its role and step."""
     watched = [item for item in observations if item.role in policy.roles]
     assume(watched)
     state = replay(policy, watched)
@@ -238,8 +237,8 @@ def test_late_observations_are_refused(policy: Policy, observations: list[Observ
 
 
 @given(observations=runs.filter(lambda observations: len(observations) > 1))
-def test_falling_steps_are_out_of_order(observations: list[Observation]) -> None:
-    """A run posted backwards fails at its second observation; replay sorts it."""
+def test_descending_steps_are_refused(observations: list[Observation]) -> None:
+    """Observations in reverse order raise OutOfOrder in `step`; `replay` sorts them."""
     policy = Policy("all", tuple(Member(NonFinite(role), Thresholds(1, None)) for role in MetricRole))
     backwards = observations[::-1]
     state, _ = step(policy, start(policy), backwards[0])
@@ -248,16 +247,16 @@ def test_falling_steps_are_out_of_order(observations: list[Observation]) -> None
     assert replay(policy, backwards) == replay(policy, observations)
 
 
-def test_the_same_point_twice_is_a_broken_promise() -> None:
-    """A repeated (role, step) raises instead of counting one eval twice."""
-    policy = alone(KDecline())
+def test_repeated_observation_is_refused() -> None:
+    """A repeated (role, step) raises OutOfOrder, so that no eval counts twice."""
+    policy = single_member_policy(KDecline())
     with pytest.raises(OutOfOrder):
         replay(policy, [*eval_series([3, 2]), *eval_series([3])])
 
 
-def test_a_stop_has_its_reason_and_numbers() -> None:
-    """The verdict names step, turn, detector, thresholds and what was counted."""
-    verdict = replay(alone(KDecline(k=2)), eval_series([1, 3, 2, 1, 7], start=10)).verdict
+def test_stop_has_reason_and_evidence() -> None:
+    """A stop verdict has its step, turn step, reason, and the detector's value and thresholds."""
+    verdict = replay(single_member_policy(KDecline(k=2)), eval_series([1, 3, 2, 1, 7], start=10)).verdict
     assert (verdict.verdict, verdict.step, verdict.turn_step) == (Call.STOP, 13, 11)
     assert verdict.reason == "k_decline: 2 consecutive declines of eval, k = 2"
     (finding,) = verdict.evidence
@@ -272,9 +271,9 @@ def test_a_stop_has_its_reason_and_numbers() -> None:
         ({"at_least": 2}, "the detectors that call for one weigh 1 of the 2 needed"),
     ],
 )
-def test_a_stop_that_is_held_back_says_why(change: dict[str, int], words: str) -> None:
-    """A stop that the policy does not allow yet is a suspicion with the condition that is missing."""
-    members = (*alone(KDecline(k=2)).members, *alone(LossPlateau()).members)
+def test_withheld_stop_states_the_missing_condition(change: dict[str, int], words: str) -> None:
+    """A stop that the policy does not allow yet is a suspect verdict whose reason names the condition."""
+    members = (*single_member_policy(KDecline(k=2)).members, *single_member_policy(LossPlateau()).members)
     policy = msgspec.structs.replace(Policy("both", members), **change)
     evals = eval_series([9, math.nan, 5, 4, 3], start=1)
     verdict: Verdict = replay(policy, [*evals, Observation(MetricRole.LOSS, 1, 0.0)]).verdict
@@ -282,37 +281,37 @@ def test_a_stop_that_is_held_back_says_why(change: dict[str, int], words: str) -
     assert verdict.reason.endswith(f"no stop: {words}")
 
 
-def test_limits_are_reached_exactly() -> None:
-    """The eval that completes min_evals, and the step that ends the warm-up, may stop a run."""
-    policy = msgspec.structs.replace(alone(KDecline(k=2)), min_evals=4, warmup_steps=4)
-    states = fold(policy, eval_series([9, 5, 4, 3], start=1))
+def test_stop_at_the_exact_limits() -> None:
+    """The eval that completes `min_evals`, at the step that ends the warm-up, stops the run."""
+    policy = msgspec.structs.replace(single_member_policy(KDecline(k=2)), min_evals=4, warmup_steps=4)
+    states = collect_states(policy, eval_series([9, 5, 4, 3], start=1))
     assert [state.verdict.stops for state in states] == [False, False, False, False, True]
 
 
-def test_a_stop_is_held_back_no_longer_than_it_must() -> None:
-    """The end of the warm-up and the last eval that was missing stop a run although no evidence changes with them."""
+def test_withheld_stop_is_issued_when_the_condition_is_met() -> None:
+    """The end of the warm-up or the last missing eval stops the run, although no evidence changes."""
     bad_loss = Member(NonFinite(MetricRole.LOSS), Thresholds(1, 1))
     quiet = Member(NonFinite(MetricRole.PROXY), Thresholds(1, None))
     bad = Observation(MetricRole.LOSS, 1, math.nan)
     for change, role in ({"warmup_steps": 4}, MetricRole.PROXY), ({"min_evals": 3}, MetricRole.EVAL):
         policy = msgspec.structs.replace(Policy("late", (bad_loss, quiet), eval_required=False), **change)
         later = [Observation(role, number, 0.0) for number in range(2, 6)]
-        assert [state.verdict.stops for state in fold(policy, [bad, *later])] == [False] * 4 + [True] * 2
+        assert [state.verdict.stops for state in collect_states(policy, [bad, *later])] == [False] * 4 + [True] * 2
         state, verdicts = advance(policy, start(policy), [bad, *later])
         assert [(verdict.verdict, verdict.step) for verdict in verdicts] == [(Call.SUSPECT, 1), (Call.STOP, 4)]
         assert state.suspect_step == 1
 
 
-def test_the_turn_is_the_earliest_belief() -> None:
-    """Of the detectors that call for a stop, the one that saw the turn first places it."""
-    members = (*alone(KDecline(k=1)).members, *alone(KBelowBest(k=1)).members)
+def test_turn_is_the_earliest_of_the_stopping_detectors() -> None:
+    """The turn step of a stop is the earliest turn step of the detectors that call for it."""
+    members = (*single_member_policy(KDecline(k=1)).members, *single_member_policy(KBelowBest(k=1)).members)
     verdict = replay(Policy("both", members, at_least=2), eval_series([9, 7, 8, 6])[1:]).verdict
     assert (verdict.step, verdict.turn_step) == (3, 2)
     verdict = replay(Policy("both", members, at_least=2, min_evals=4), eval_series([9, 7, 8, 6])).verdict
     assert (verdict.step, verdict.turn_step) == (3, 0)
 
 
-def test_nothing_seen_is_no_verdict_to_act_on() -> None:
-    """Before the first observation the verdict is continue, with no step."""
-    verdict = replay(alone(KDecline()), []).verdict
+def test_run_without_observations_continues() -> None:
+    """Before the first observation the verdict is continue, without a step and evidence."""
+    verdict = replay(single_member_policy(KDecline()), []).verdict
     assert (verdict.verdict, verdict.step, verdict.evidence) == (Call.CONTINUE, None, ())

@@ -1,4 +1,4 @@
-"""Many runs at once get the verdicts, and the evidence to the last bit, of each one step by step to its first stop."""
+"""`replay_runs`: the same verdicts and bits of evidence as each run step by step up to its first stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from tests.detectors.strategies import policies, series
 
 ROLES = {MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL}
-EITHER = Policy(
+TURNED_OR_LEVELLED_OFF = Policy(
     "either",
     (Member(Posterior(), Thresholds(suspect_at=0.05, stop_at=0.3)),),
     stop_on=(Ground.TURNED, Ground.LEVELLED_OFF),
@@ -36,7 +36,7 @@ EITHER = Policy(
 )
 
 
-def step_through(policy: Policy, run: Sequence[Observation]) -> PastRun:
+def replay_stepwise(policy: Policy, run: Sequence[Observation]) -> PastRun:
     state = start(policy)
     for item in run:
         state, verdict = step(policy, state, item)
@@ -46,55 +46,59 @@ def step_through(policy: Policy, run: Sequence[Observation]) -> PastRun:
 
 
 @given(policy=policies(), runs=st.lists(series(set(MetricRole), max_size=25), max_size=3))
-def test_any_policy_on_any_runs(policy: Policy, runs: list[list[Observation]]) -> None:
-    """Whatever the members and the observations are, verdict, first suspicion and evidence are those of the steps."""
-    found = replay_runs(policy, [to_columns(run) for run in runs])
-    assert list(map(repr, found)) == [repr(step_through(policy, run)) for run in runs]
+def test_any_policy_gives_the_same_as_stepwise(policy: Policy, runs: list[list[Observation]]) -> None:
+    """For any policy and runs, verdict, first suspect step and evidence equal those of stepping."""
+    replayed = replay_runs(policy, [to_columns(run) for run in runs])
+    assert list(map(repr, replayed)) == [repr(replay_stepwise(policy, run)) for run in runs]
 
 
 @st.composite
 def walks(draw: st.DrawFn) -> list[Observation]:
-    """A run that rises and falls over up to forty steps, with some of the roles, standard errors and a plan."""
+    """A run of up to 40 steps that rises and falls, with some roles, standard errors and progress."""
     steps, turn = draw(st.integers(1, 40)), draw(st.integers(0, 40))
     noise = st.sampled_from([0.0, 0.0, 0.5, -0.5, 3.0])
     planned = draw(st.none() | st.integers(20, 60))
-    known = draw(st.none() | st.sampled_from([0.0, 0.2]))
+    stderr = draw(st.none() | st.sampled_from([0.0, 0.2]))
     run = []
     for at in range(steps):
         level = min(at, 2 * turn - at)
         progress = None if planned is None else at / planned
         values = {MetricRole.KL: 0.1 * at, MetricRole.PROXY: at + draw(noise), MetricRole.EVAL: level + draw(noise)}
         roles = draw(st.sampled_from([[MetricRole.EVAL], [MetricRole.PROXY], list(values)]))
-        run += [Observation(role, at, values[role], known, progress) for role in values if role in roles]
+        run += [Observation(role, at, values[role], stderr, progress) for role in values if role in roles]
     return run
 
 
-@pytest.mark.parametrize("policy", [POLICIES["default"], POLICIES["reversible"], EITHER], ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "policy", [POLICIES["default"], POLICIES["reversible"], TURNED_OR_LEVELLED_OFF], ids=lambda item: item.name
+)
 @given(runs=st.lists(walks(), min_size=1, max_size=6))
-def test_runs_that_turn(policy: Policy, runs: list[list[Observation]]) -> None:
-    """Runs of unequal lengths that turn, or do not, get the same notes and numbers together as each by itself."""
-    assert replay_runs(policy, [to_columns(run) for run in runs]) == [step_through(policy, run) for run in runs]
+def test_turning_runs_give_the_same_as_stepwise(policy: Policy, runs: list[list[Observation]]) -> None:
+    """Runs of different lengths give the same notes and numbers together as one by one."""
+    assert replay_runs(policy, [to_columns(run) for run in runs]) == [replay_stepwise(policy, run) for run in runs]
 
 
 @given(runs=st.lists(walks() | series(ROLES), min_size=1, max_size=6))
-def test_the_posterior_is_the_same_at_every_eval(runs: list[list[Observation]]) -> None:
-    """Evidence changes at the same observations into the same words and bits, also of values at the edge of floats."""
+def test_posterior_trace_equals_stepwise(runs: list[list[Observation]]) -> None:
+    """The trace of many runs has the same bits and notes after each eval, also for extreme values."""
     detector = Posterior()
     whole = [run for run in runs if run]
     traces = [list(trace) for trace in detector.trace_runs([to_columns(run) for run in whole])]
     assert traces == [fold_steps(detector, detector.start(), None, run)[1] for run in whole]
 
 
-def test_long_and_short_runs_are_not_mixed_up() -> None:
-    """More runs than are held at once, of many lengths, come back each in its place."""
+def test_runs_keep_their_order_across_chunks() -> None:
+    """More runs than are processed at once, of different lengths, are returned in their order."""
     runs = [
         [Observation(MetricRole.EVAL, at, float(min(at, length - at))) for at in range(1, length)]
         for length in (1400, 3, 400, 40, 1400, 2, 700)
         for _ in range(30)
     ]
-    found = replay_runs(POLICIES["default"], [to_columns(run) for run in runs])
-    alone = {length: step_through(POLICIES["default"], run) for length, run in {len(run): run for run in runs}.items()}
-    assert found == [alone[len(run)] for run in runs]
-    assert any(run.verdict.stops for run in found)
-    evidence: list[Evidence | None] = [item for run in found for item in run.evidence]
+    replayed = replay_runs(POLICIES["default"], [to_columns(run) for run in runs])
+    expected = {
+        length: replay_stepwise(POLICIES["default"], run) for length, run in {len(run): run for run in runs}.items()
+    }
+    assert replayed == [expected[len(run)] for run in runs]
+    assert any(run.verdict.stops for run in replayed)
+    evidence: list[Evidence | None] = [item for run in replayed for item in run.evidence]
     assert any(item is not None and item.value > 0 for item in evidence)

@@ -1,4 +1,4 @@
-"""Monitor states as JSON: exact for the policy they were folded under, refused for any other."""
+"""Monitor states as JSON: exact under the policy that computed them, refused under any other."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.policy.test_codec import changed, json_values, paths
-from tests.detectors.strategies import alone, eval_series, policies, series
+from tests.detectors.policy.test_codec import json_values, list_paths, replace_at
+from tests.detectors.strategies import eval_series, policies, series, single_member_policy
 
 PAPER = POLICIES["paper"]
 STORED = state_to_json(PAPER, replay(PAPER, eval_series([1.0, 0.5, 0.25])))
 
 
 @given(policy=policies(), observations=series(set(MetricRole), max_size=20), cut=st.integers(0, 20))
-def test_a_policy_goes_on_from_a_stored_state(policy: Policy, observations: list[Any], cut: int) -> None:
-    """A run of several roles, stored at any point, ends in the state and verdict of the run that never was."""
+def test_run_continues_from_a_stored_state(policy: Policy, observations: list[Any], cut: int) -> None:
+    """A run whose state is stored at any point ends in the same state and JSON as without storing."""
     state = start(policy)
     for index, observation in enumerate(observations):
         if index == cut:
@@ -47,8 +47,8 @@ def test_a_policy_goes_on_from_a_stored_state(policy: Policy, observations: list
 
 
 @given(policy=policies(), other=policies())
-def test_a_state_belongs_to_its_policy(policy: Policy, other: Policy) -> None:
-    """Another policy, be it only in one parameter, cannot go on; what it stops despite is no matter of judging."""
+def test_state_of_another_policy_is_stale(policy: Policy, other: Policy) -> None:
+    """A state is refused under any other policy, unless only `stops_despite` differs."""
     stored = state_to_json(policy, start(policy))
     if policy == msgspec.structs.replace(other, stops_despite=policy.stops_despite):
         assert state_from_json(other, stored) == start(other)
@@ -58,10 +58,13 @@ def test_a_state_belongs_to_its_policy(policy: Policy, other: Policy) -> None:
 
 
 @pytest.mark.parametrize("other", [KDecline(k=4), KDecline(min_delta=0.1), KDecline(role=MetricRole.PROXY)])
-def test_a_changed_parameter_makes_a_state_stale(other: KDecline) -> None:
-    """The same detector with one parameter changed is another policy."""
+def test_changed_parameter_makes_a_state_stale(other: KDecline) -> None:
+    """A state is refused if one parameter of a detector has changed."""
     with pytest.raises(StaleState, match="replaying"):
-        state_from_json(alone(other), state_to_json(alone(KDecline()), start(alone(KDecline()))))
+        state_from_json(
+            single_member_policy(other),
+            state_to_json(single_member_policy(KDecline()), start(single_member_policy(KDecline()))),
+        )
 
 
 @pytest.mark.parametrize(
@@ -81,31 +84,31 @@ def test_a_changed_parameter_makes_a_state_stale(other: KDecline) -> None:
         STORED.replace(b'"previous":0.25', b'"previous":"0.25"'),
     ],
 )
-def test_what_is_not_a_state_is_stale(stored: bytes | str) -> None:
-    """A state that cannot be read is stale: it is rebuilt from the observations, never guessed."""
+def test_unreadable_state_is_stale(stored: bytes | str) -> None:
+    """A state that cannot be read raises StaleState, so that it is rebuilt from the observations."""
     assert stored != STORED
     with pytest.raises(StaleState):
         state_from_json(PAPER, stored)
 
 
-@given(path=st.sampled_from(paths(json.loads(STORED))), value=json_values)
-def test_a_damaged_state_is_read_or_stale(path: tuple[Any, ...], value: Any) -> None:
-    """A stored state with anything in any one place is a state or stale, never another error."""
-    damaged = json.dumps(changed(json.loads(STORED), path, value))
+@given(path=st.sampled_from(list_paths(json.loads(STORED))), value=json_values)
+def test_damaged_state_is_read_or_stale(path: tuple[Any, ...], value: Any) -> None:
+    """A stored state with any value at any path is read or raises StaleState."""
+    damaged = json.dumps(replace_at(json.loads(STORED), path, value))
     with contextlib.suppress(StaleState):
         assert isinstance(state_from_json(PAPER, damaged), MonitorState)
 
 
-@given(path=st.sampled_from(paths(json.loads(STORED))), bad=st.sampled_from(["NaN", "Infinity", "1e999"]))
-def test_a_state_holds_no_non_finite_numbers(path: tuple[Any, ...], bad: str) -> None:
-    """NaN and infinities have no place in a stored state."""
-    damaged = json.dumps(changed(json.loads(STORED), path, "BAD")).replace('"BAD"', bad)
+@given(path=st.sampled_from(list_paths(json.loads(STORED))), bad=st.sampled_from(["NaN", "Infinity", "1e999"]))
+def test_non_finite_number_in_a_state_is_stale(path: tuple[Any, ...], bad: str) -> None:
+    """A stored state with NaN or an infinity raises StaleState."""
+    damaged = json.dumps(replace_at(json.loads(STORED), path, "BAD")).replace('"BAD"', bad)
     with pytest.raises(StaleState):
         state_from_json(PAPER, damaged)
 
 
-def test_a_verdict_is_a_document() -> None:
-    """A verdict as JSON has its call, its reason and the numbers behind it, null where there is none."""
+def test_verdict_as_document() -> None:
+    """A verdict as JSON has its call, its reason and its evidence, with null for missing values."""
     verdict = replay(PAPER, eval_series([1.0, 0.5, 0.25])).verdict
     document = verdict_to_document(verdict)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
@@ -131,8 +134,8 @@ def test_a_verdict_is_a_document() -> None:
     }
 
 
-def test_shipped_policies_are_their_documents() -> None:
-    """A policy read from its stored document accepts the states of the shipped one."""
+def test_shipped_policy_from_its_document_accepts_states() -> None:
+    """A shipped policy that is read from its document accepts states of the original."""
     for policy in POLICIES.values():
         document = msgspec.json.decode(msgspec.json.encode(policy_to_document(policy)))
         assert state_from_json(policy_from_document(document), state_to_json(policy, start(policy))) == start(policy)

@@ -1,4 +1,4 @@
-"""Which share of healthy runs a policy says it stops."""
+"""The stated risk of a policy: the share of healthy runs that it stops at most."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
 
 
 @pytest.mark.parametrize(("name", "risk"), [("default", 0.01), ("early", 0.05), ("cautious", 0.001), ("paper", None)])
-def test_shipped_policies(name: str, risk: float | None) -> None:
-    """Those that come with EvalStop say what their descriptions say, and go on saying it when they were stored."""
+def test_shipped_policies_state_their_risk(name: str, risk: float | None) -> None:
+    """A shipped policy, also when read from its document, has the risk of its description."""
     assert compute_stated_risk(policy_from_document(policy_to_document(POLICIES[name]))) == risk
 
 
@@ -32,9 +32,9 @@ def test_shipped_policies(name: str, risk: float | None) -> None:
         ([DROP, CAREFUL], {"at_least": "all"}, 0.015),
         ([DROP | {"stop_at": 0.2}], {}, None),
     ],
-    ids=["either", "one says nothing", "a gate", "votes", "an own threshold"],
+    ids=["any", "one without a risk", "gate", "all", "custom threshold"],
 )
-def test_members_add_up(members: list[dict[str, Any]], terms: dict[str, Any], risk: float | None) -> None:
-    """Of members that each may stop the risks add up; what none of them bounds is not stated."""
-    found = compute_stated_risk(policy_from_document({"name": "mine", "members": members} | terms))
-    assert found == pytest.approx(risk)
+def test_risks_of_members_add_up(members: list[dict[str, Any]], terms: dict[str, Any], risk: float | None) -> None:
+    """Risks of members that can each stop add up; the result is None if a member without a risk can stop."""
+    stated = compute_stated_risk(policy_from_document({"name": "mine", "members": members} | terms))
+    assert stated == pytest.approx(risk)

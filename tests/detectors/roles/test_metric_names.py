@@ -1,8 +1,8 @@
-"""673 names that trainers and harnesses write, gathered from their code before the rules were written.
+"""673 metric names that trainers and harnesses write, collected from their code before the rules were written.
 
-`data/metric_names.csv` gives each its role and direction by hand (none: it is no candidate), with the repository and
-the file that it was taken from. The hash of a name puts it into half A, at which the rules were written, or half B,
-which was looked at once they stood; what they got wrong there was left so that the figure keeps its meaning.
+`data/metric_names.csv` labels each name with its role and direction (empty: no role), its repository and its file.
+The hash of a name puts it into half A, on which the rules were developed, or half B, which was only used afterwards;
+the errors on half B were not fixed, so that its figure stays an honest test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def find_half(name: str) -> str:
 
 
 def read_logs() -> dict[tuple[str, str], Candidate]:
-    """What each name of the table is taken for, among the names of its log."""
+    """The candidate of each name, read together with the other names of its log."""
     logs = defaultdict(list)
     for row in NAMES:
         logs[row["log"]].append(row["name"])
@@ -37,8 +37,8 @@ def read_logs() -> dict[tuple[str, str], Candidate]:
     }
 
 
-def judge(row: dict[str, str], candidate: Candidate | None) -> str:
-    """`right`, `missed` (no role where one is wanted) or `wrong`."""
+def rate_candidate(row: dict[str, str], candidate: Candidate | None) -> str:
+    """`right`, `missed` (no role although the label has one) or `wrong`."""
     meaning = candidate.meaning if candidate is not None else None
     if meaning is None or meaning.role is None:
         return "missed" if row["role"] else "right"
@@ -51,43 +51,45 @@ CANDIDATES = read_logs()
 
 
 def count_half(half: str) -> Counter[str]:
-    """How many names of a half were judged how."""
+    """Count the ratings of the names of a half."""
     return Counter(
-        judge(row, CANDIDATES.get((row["log"], row["name"]))) for row in NAMES if find_half(row["name"]) == half
+        rate_candidate(row, CANDIDATES.get((row["log"], row["name"])))
+        for row in NAMES
+        if find_half(row["name"]) == half
     )
 
 
-def test_the_table_is_wide() -> None:
-    """Six hundred names from more than thirty repositories, each with its source."""
+def test_table_covers_many_repositories() -> None:
+    """The table has at least 600 names of 30 repositories, each with its source."""
     assert len({row["name"] for row in NAMES}) >= 600
     assert len({row["repository"] for row in NAMES}) >= 30
     assert all(row["repository"] and row["path"] for row in NAMES)
 
 
-def test_no_name_that_may_stop_a_run_is_read_wrongly() -> None:
-    """What is recognized, and may therefore stop a run, has the right role and the right direction."""
+def test_recognized_names_are_never_wrong() -> None:
+    """Recognized names, which may stop a run, all have the right role and direction."""
     wrong = [
         (row["log"], row["name"])
         for row in NAMES
         if (candidate := CANDIDATES.get((row["log"], row["name"]))) is not None
         and candidate.meaning.origin is RoleOrigin.RECOGNIZED
-        and judge(row, candidate) == "wrong"
+        and rate_candidate(row, candidate) == "wrong"
     ]
     assert wrong == []
 
 
-def test_every_trainer_is_among_the_logs() -> None:
-    """A trainer that is added is tried on what it really writes."""
+def test_every_trainer_is_in_the_table() -> None:
+    """Every known trainer is selected by at least one log of the table."""
     logs = defaultdict(list)
     for row in NAMES:
         logs[row["log"]].append(row["name"])
-    found = {trainer.name for names in logs.values() for trainer in select_trainers(sorted(names))[0]}
-    assert {trainer.name for trainer in TRAINERS} <= found
+    selected = {trainer.name for names in logs.values() for trainer in select_trainers(sorted(names))[0]}
+    assert {trainer.name for trainer in TRAINERS} <= selected
 
 
 @pytest.mark.parametrize(("half", "right", "wrong"), [("A", 344, 1), ("B", 317, 5)])
-def test_how_many_names_are_read_rightly(half: str, right: int, wrong: int) -> None:
-    """99 % of the names that the rules were written at, and 97.5 % of those that they had not seen."""
+def test_share_of_correct_names(half: str, right: int, wrong: int) -> None:
+    """99 % of half A and 97.5 % of half B are right."""
     counts = count_half(half)
     assert counts["right"] >= right
     assert counts["wrong"] <= wrong
@@ -105,45 +107,45 @@ def test_how_many_names_are_read_rightly(half: str, right: int, wrong: int) -> N
         ("val/ece", "minimize"),
     ],
 )
-def test_words_are_matched_whole(name: str, direction: str) -> None:
-    """A loss named after a benchmark is a loss, a word within a word is none, and each of these is a guess."""
-    found = recognize_roles([name])
-    assert found.roles[name].direction == direction
-    assert found.origins[name] is RoleOrigin.GUESSED
+def test_only_whole_words_match(name: str, direction: str) -> None:
+    """The direction follows from whole words of the name, and each of these roles is a guess."""
+    recognition = recognize_roles([name])
+    assert recognition.roles[name].direction == direction
+    assert recognition.origins[name] is RoleOrigin.GUESSED
 
 
 @pytest.mark.parametrize("name", ["eval_gsm8k_runtime", "eval_epoch", "eval_math_kl", "eval_samples_per_second"])
-def test_bookkeeping_has_no_role(name: str) -> None:
-    """What counts and times is no quality of the model, whichever benchmark it is named after."""
+def test_counters_and_timings_have_no_role(name: str) -> None:
+    """Counters and timings get no role, also if they are named after a benchmark."""
     assert recognize_roles([name]).roles == {}
 
 
-def test_an_eval_set_is_recognized_by_what_stands_beside_it() -> None:
-    """transformers writes a runtime for each of several eval sets: that tells their losses from other ones."""
+def test_eval_set_is_recognized_by_its_runtime() -> None:
+    """A loss is recognized as that of an eval set if the set also has a runtime, as transformers writes it."""
     names = ["eval_gsm8k_loss", "eval_gsm8k_runtime", "loss", "epoch"]
     assert recognize_roles(names).origins["eval_gsm8k_loss"] == (RoleOrigin.RECOGNIZED)
     assert recognize_roles(["eval_other_loss", "train_runtime"]).origins["eval_other_loss"] == RoleOrigin.GUESSED
 
 
 @pytest.mark.parametrize("names", ["val_loss", "val_loss loss accuracy", "eval_loss train_loss"])
-def test_a_held_out_loss_is_recognized_unless_a_reward_is_optimized(names: str) -> None:
-    """Beside a reward nobody knows whether `val_loss` is the loss of the model, of its values or of an update."""
+def test_held_out_loss_beside_a_reward_is_a_guess(names: str) -> None:
+    """`val_loss` is recognized, but only guessed beside a reward, where it may be the loss of a value model."""
     loss, *others = names.split()
     assert recognize_roles([loss, *others]).origins[loss] is RoleOrigin.RECOGNIZED
     assert recognize_roles([loss, *others, "reward"]).origins[loss] is RoleOrigin.GUESSED
 
 
 @pytest.mark.parametrize("loss", ["eval_loss", "eval_policy_loss", "eval_gsm8k_loss", "eval_math_reward"])
-def test_the_update_loss_of_grpo_is_no_eval(loss: str) -> None:
-    """Its height says nothing, whichever set of prompts it is taken on."""
-    found = recognize_roles(["reward", "frac_reward_zero_std", "eval_gsm8k_runtime", loss])
-    assert found.roles.keys() == {"reward"}
+def test_update_loss_of_grpo_is_no_eval(loss: str) -> None:
+    """The loss of GRPO gets no role on any set of prompts, because its value says nothing about quality."""
+    recognition = recognize_roles(["reward", "frac_reward_zero_std", "eval_gsm8k_runtime", loss])
+    assert recognition.roles.keys() == {"reward"}
 
 
-def test_the_mean_reward_of_a_reward_model_in_training_is_no_proxy() -> None:
-    """TRL's RewardTrainer logs the height of its own scores, which nothing optimizes."""
-    found = recognize_roles(["loss", "mean_reward", "min_reward", "max_reward", "accuracy", "eval_accuracy"])
-    assert found.roles.keys() == {"loss", "eval_accuracy"}
+def test_mean_reward_of_reward_model_training_is_no_proxy() -> None:
+    """TRL's RewardTrainer logs the mean of its own scores, which is not optimized and gets no role."""
+    recognition = recognize_roles(["loss", "mean_reward", "min_reward", "max_reward", "accuracy", "eval_accuracy"])
+    assert recognition.roles.keys() == {"loss", "eval_accuracy"}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_the_mean_reward_of_a_reward_model_in_training_is_no_proxy() -> None:
         ("objective/kl", "kl", RoleOrigin.RECOGNIZED),
     ],
 )
-def test_rewards_and_kl_have_roles_without_further_marks(name: str, role: str, origin: RoleOrigin) -> None:
-    """A run that logs nothing else of its trainer's gets them too."""
-    found = recognize_roles([name])
-    assert (found.roles[name].role, found.origins[name]) == (role, origin)
+def test_reward_or_kl_alone_has_a_role(name: str, role: str, origin: RoleOrigin) -> None:
+    """A reward or KL is recognized or guessed without other metrics of its trainer."""
+    recognition = recognize_roles([name])
+    assert (recognition.roles[name].role, recognition.origins[name]) == (role, origin)

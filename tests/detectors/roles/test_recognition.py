@@ -1,4 +1,4 @@
-"""Roles told from names: what each trainer really logs, and laws that hold for any names."""
+"""Recognition of roles from metric names: the logs of each trainer, and properties for any names."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ LOGS = {
     ),
 }
 
-TRAPS = {
+MISLEADING_NAMES = {
     "objective/rlhf_reward": PPO,
     "policy/approxkl_avg": PPO,
     "val/clipfrac_avg": PPO,
@@ -169,50 +169,51 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_trainer_is_known_by_what_it_logs(log: str) -> None:
-    """Of the names that a trainer really writes, the best candidate gets each role and nothing else gets any."""
+def test_trainer_is_recognized_by_its_metrics(log: str) -> None:
+    """Among the metrics of a trainer, the best candidate gets each role and the trainer is the preset."""
     names, expected = LOGS[log]
-    found = recognize_roles(names.split())
-    assert found.roles == {name: Role(MetricRole(role), direction) for name, (role, direction) in expected.items()}  # type: ignore[arg-type]
-    assert found.preset == (None if log.startswith("nobody") else log.split()[0])
+    recognition = recognize_roles(names.split())
+    roles = {name: (role.role, role.direction) for name, role in recognition.roles.items()}
+    assert roles == {name: (MetricRole(role), direction) for name, (role, direction) in expected.items()}
+    assert recognition.preset == (None if log.startswith("nobody") else log.split()[0])
 
 
-@pytest.mark.parametrize("metric", TRAPS)
-def test_a_trap_is_refused_with_its_reason(metric: str) -> None:
-    """A name that only looks like a role gets none, among its fellows, and it is said why."""
-    found = recognize_roles(TRAPS[metric].split())
-    assert metric not in found.roles
-    assert found.reasons[metric].startswith("no role: ")
+@pytest.mark.parametrize("metric", MISLEADING_NAMES)
+def test_misleading_name_gets_no_role(metric: str) -> None:
+    """A name that only looks like a role gets none among the metrics of its trainer, with a reason."""
+    recognition = recognize_roles(MISLEADING_NAMES[metric].split())
+    assert metric not in recognition.roles
+    assert recognition.reasons[metric].startswith("no role: ")
 
 
 @pytest.mark.parametrize(
     "metric", ["approx_kl", "actor/ppo_kl", "train/vllm_kl", "gen_kl_error", "objective/rlhf_reward"]
 )
-def test_a_trap_alone_is_one_too(metric: str) -> None:
-    """Even where nothing else gives the trainer away."""
+def test_misleading_name_alone_gets_no_role(metric: str) -> None:
+    """A misleading name gets no role even if it is the only metric."""
     assert recognize_roles([metric]).roles == {}
 
 
 @pytest.mark.parametrize(("names", "warned"), [(GRPO, True), (PPO, True), (f"{PPO} eval_win_rate", False), ("", True)])
-def test_a_run_without_an_eval_score_is_warned_of(names: str, warned: bool) -> None:
-    """That it can only be suspect is said, and only then."""
+def test_missing_eval_gives_a_warning(names: str, warned: bool) -> None:
+    """The warning that a run can only be suspect is given if and only if there is no eval."""
     assert (NO_EVAL in recognize_roles(names.split()).warnings) is warned
 
 
-def test_the_eval_score_that_may_be_the_proxy_is_warned_of() -> None:
-    """verl's validation calls the reward function again: a reward model's opinion is no eval score."""
-    found = recognize_roles([*VERL.split(), "val-core/chat/reward/mean@1"])
-    assert found.roles["val-core/chat/reward/mean@1"].role is MetricRole.EVAL
-    assert any("reward model" in warning for warning in found.warnings)
+def test_eval_that_may_be_the_proxy_gives_a_warning() -> None:
+    """verl's validation reward may come from the reward model, so that its use as eval gives a warning."""
+    recognition = recognize_roles([*VERL.split(), "val-core/chat/reward/mean@1"])
+    assert recognition.roles["val-core/chat/reward/mean@1"].role is MetricRole.EVAL
+    assert any("reward model" in warning for warning in recognition.warnings)
 
 
-def test_the_better_of_two_is_named_to_the_other() -> None:
-    """Whoever asks why an eval is not watched reads which one is."""
+def test_reason_names_the_preferred_metric() -> None:
+    """The reason of an eval that is not watched names the one that is preferred."""
     assert "eval_accuracy is preferred as eval" in recognize_roles(["eval_accuracy", "eval_loss"]).reasons["eval_loss"]
 
 
-def test_a_tag_names_the_trainer() -> None:
-    """It decides where names do not, and a name that is none is warned of."""
+def test_preset_tag_selects_the_trainer() -> None:
+    """The tag `evalstop.preset` selects the trainer; an unknown value gives a warning with the known ones."""
     assert recognize_roles(["val/score"]).roles["val/score"].role is MetricRole.EVAL
     assert recognize_roles(["val/score"], {"evalstop.preset": "trl-ppo"}).roles == {}
     unknown = recognize_roles(["val/score"], {"evalstop.preset": "trl"})
@@ -220,8 +221,8 @@ def test_a_tag_names_the_trainer() -> None:
     assert "trl-ppo" in unknown.warnings[0]
 
 
-def test_patterns_of_a_project_give_roles() -> None:
-    """The first that fits decides; MLflow's spelling of @ fits too."""
+def test_first_matching_project_pattern_gives_the_role() -> None:
+    """The first matching pattern gives the role; `@` also matches MLflow's `_at_`."""
     patterns = [
         {"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"},
         {"pattern": "*/nll", "role": "eval", "direction": "minimize"},
@@ -240,39 +241,39 @@ some_names = st.lists(st.sampled_from(KNOWN) | st.text(max_size=12), max_size=30
 
 
 @given(some_names, st.randoms(use_true_random=False))
-def test_the_order_of_names_does_not_matter(names: list[str], random: object) -> None:
-    """Nor does how often a name comes."""
+def test_order_and_repetition_of_names_do_not_matter(names: list[str], random: object) -> None:
+    """Shuffled and repeated names give the same roles."""
     shuffled = names + names[:3]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert recognize_roles(shuffled) == recognize_roles(names)
 
 
 @given(some_names, st.lists(st.text("uvxyz/", min_size=1, max_size=8), max_size=5))
-def test_what_nobody_knows_changes_nothing(names: list[str], unknown: list[str]) -> None:
-    """Metrics that mean nothing to anyone are as if they were not there."""
+def test_unknown_names_change_nothing(names: list[str], unknown: list[str]) -> None:
+    """Names without any known word do not change the result."""
     assert recognize_roles([*names, *unknown]) == recognize_roles(names)
 
 
 @given(some_names)
-def test_a_role_has_one_metric_at_most(names: list[str]) -> None:
-    """And every metric with a role, or refused one, was logged and has its reason."""
-    found = recognize_roles(names)
-    roles = [role.role for role in found.roles.values()]
+def test_role_has_at_most_one_metric(names: list[str]) -> None:
+    """No two metrics have the same role, and each metric with a role has a reason."""
+    recognition = recognize_roles(names)
+    roles = [role.role for role in recognition.roles.values()]
     assert len(roles) == len(set(roles))
-    assert found.roles.keys() <= found.reasons.keys() <= set(names)
+    assert recognition.roles.keys() <= recognition.reasons.keys() <= set(names)
 
 
 @given(some_names)
-def test_what_is_chosen_stays_when_the_refused_are_gone(names: list[str]) -> None:
-    """Leaving out what lost, or was refused, without changing the trainer, changes no role."""
-    found = recognize_roles(names, {"evalstop.preset": "verl"})
-    assert recognize_roles(found.roles, {"evalstop.preset": "verl"}).roles == found.roles
+def test_roles_stay_without_the_other_metrics(names: list[str]) -> None:
+    """With the same trainer, removing the metrics without a role changes no role."""
+    recognition = recognize_roles(names, {"evalstop.preset": "verl"})
+    assert recognize_roles(recognition.roles, {"evalstop.preset": "verl"}).roles == recognition.roles
 
 
 @given(st.sampled_from([names for names, _ in LOGS.values()]))
-def test_what_loggers_make_of_names_does_not_matter(log: str) -> None:
-    """transformers' loggers write train/x for x and eval/x for eval_x: the roles are the same."""
+def test_prefixes_of_loggers_do_not_matter(log: str) -> None:
+    """Names with the `train/` and `eval/` prefixes of transformers' loggers get the same roles."""
     plain = recognize_roles(log.split())
     written = {name: f"eval/{name[5:]}" if name.startswith("eval_") else name for name in log.split()}
-    found = recognize_roles(written.values())
-    assert {written[name]: role for name, role in plain.roles.items()} == found.roles
+    recognition = recognize_roles(written.values())
+    assert {written[name]: role for name, role in plain.roles.items()} == recognition.roles
