@@ -71,7 +71,7 @@ def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
     decision = project.find_decision(run)
     assert decision is not None
     assert "it diverged (proposed by ada)" in decision.verdict.reason
-    assert list_actions(project, "proposal") == [("proposal.confirmed", "ada"), ("proposal.made", "ada")]
+    assert list_actions(project, "proposal") == [("proposal.confirmed", "ada"), ("proposal.created", "ada")]
 
 
 def test_same_order_by_another_person_confirms_the_first(project: ProjectFixture) -> None:

@@ -54,7 +54,7 @@ SEED = 6
 TICK = timedelta(hours=6)
 """How often the worker's periodic jobs run."""
 
-FILLED = "project.filled"
+FILLED = "project.examples_added"
 """The audit log entry that marks the project as completely filled."""
 
 METRICS: dict[str, MetricFields] = {

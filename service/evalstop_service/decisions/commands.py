@@ -163,7 +163,7 @@ def label_decision(
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         details = {"run": run.name} | _record_label(tx, run, decision.attempt, decision, label)
         subject = f"decision {decision.id}"
-        audit.record_action(tx, project_id, label.actor, "decision.judged", subject, details, label.at, proved)
+        audit.record_action(tx, project_id, label.actor, "decision.labeled", subject, details, label.at, proved)
         return decision
 
 
@@ -173,7 +173,7 @@ def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label, 
         run = _lock_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         details = _record_label(tx, run, run.attempt, decision, label)
-        audit.record_action(tx, project_id, label.actor, "run.judged", f"run {run.name}", details, label.at, proved)
+        audit.record_action(tx, project_id, label.actor, "run.labeled", f"run {run.name}", details, label.at, proved)
         return run
 
 

@@ -136,7 +136,7 @@ def _propose(
         author.at,
     )
     proposals.add_proposal(tx, proposal)
-    author.record(tx, "proposal.made", f"proposal {proposal.id}", {"summary": summary, "reason": reason})
+    author.record(tx, "proposal.created", f"proposal {proposal.id}", {"summary": summary, "reason": reason})
     return proposal
 
 
@@ -155,7 +155,7 @@ def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: s
     if not has_enough_approvals(proposal.approvals, _count_needed_approvals(tx, proposal)):
         proposals.save_approvals(tx, proposal)
         details = {"summary": proposal.summary} | ({"reason": reason} if reason else {})
-        author.record(tx, "proposal.supported", f"proposal {proposal.id}", details)
+        author.record(tx, "proposal.approved", f"proposal {proposal.id}", details)
         return proposal
     _carry_out(tx, author, proposal)
     _close(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed", reason)

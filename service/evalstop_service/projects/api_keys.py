@@ -126,7 +126,7 @@ def _insert_key(
         expires = None if limits.expires_at is None else rfc3339(limits.expires_at)
         ids = list(map(str, limits.endpoint_ids))
         details |= {"expires_at": expires, "networks": list(limits.networks), "endpoint_ids": ids}
-    audit.record_action(tx, project_id or audit.INSTALLATION, actor, "key.made", f"key {name}", details, now)
+    audit.record_action(tx, project_id or audit.INSTALLATION, actor, "key.created", f"key {name}", details, now)
     return key, secret
 
 

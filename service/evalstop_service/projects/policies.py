@@ -101,7 +101,7 @@ def add_policy(database: Database, author: Author, policy: Policy) -> StoredPoli
         stored = add_version(tx, project, policy, author.at)
         if before is None or stored.version != before.version:
             quota_use.require_room(tx, project, Quota.POLICIES, author.at, added=1)
-            author.record(tx, "policy.added", f"policy {stored.reference}", {"id": str(stored.id)})
+            author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
         return stored
 
 

@@ -192,7 +192,7 @@ def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datet
     if not projects.add_project(tx, project):
         raise Conflict(f"a project called {project.name!r} already exists")
     policies.store_referred_policy(tx, project, project.default_policy, now)
-    audit.record_action(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
+    audit.record_action(tx, project.id, actor, "project.created", f"project {project.name}", None, now)
     return project
 
 

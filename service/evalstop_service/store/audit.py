@@ -19,7 +19,7 @@ from evalstop_service.store.tables import audit_log
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One change. `action`: what was done (`key.made`). `subject`: to what (`key trainers`). `details`: how.
+    """One change. `action`: what was done (`key.created`). `subject`: to what (`key trainers`). `details`: how.
 
     `position`, `previous_hash`, `hash`: its place in the project's chain (`store.audit_chain`); None until it is
     chained.

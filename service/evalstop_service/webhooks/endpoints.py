@@ -82,7 +82,7 @@ def create_endpoint(
             now=author.at,
             encryption=encryption,
         )
-        record_endpoint_change(tx, author, "endpoint.made", endpoint)
+        record_endpoint_change(tx, author, "endpoint.created", endpoint)
         return endpoint
 
 
@@ -95,7 +95,7 @@ def create_pull_endpoint(
         endpoint = pull.add_pull_endpoint(
             tx, author.project_id, name=name, event_types=event_types, now=author.at, encryption=encryption
         )
-        record_endpoint_change(tx, author, "endpoint.made", endpoint)
+        record_endpoint_change(tx, author, "endpoint.created", endpoint)
         return endpoint
 
 

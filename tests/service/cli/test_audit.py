@@ -41,7 +41,7 @@ def test_verify_names_the_first_changed_entry(database: Database, capsys: pytest
         tx.execute(audit_log.update().where(audit_log.c.position == 2).values(subject="key b"))
     capsys.readouterr()
     assert cli.main(["audit", "verify"]) == 1
-    assert re.search(r"p: entry 2 \(id [0-9a-f-]+, key.made\) was changed", capsys.readouterr().out)
+    assert re.search(r"p: entry 2 \(id [0-9a-f-]+, key.created\) was changed", capsys.readouterr().out)
     assert cli.main(["audit", "verify", "--project", "nobody"]) == 1
     assert cli.main(["audit", "verify", "--contains", known_hash]) == 1
 
@@ -62,7 +62,7 @@ def test_export_writes_json_lines_or_syslog(database: Database, capsys: pytest.C
         return capsys.readouterr().out.splitlines()
 
     entries = [json.loads(line) for line in export()]
-    assert [entry["action"] for entry in entries] == ["project.made", "key.made", "key.made"]
+    assert [entry["action"] for entry in entries] == ["project.created", "key.created", "key.created"]
     assert len(export("--project", "p")) == 2
     assert export("--since", rfc3339(utc_now() + timedelta(hours=1))) == []
     matches = [SYSLOG.fullmatch(line) for line in export("--format", "syslog")]

@@ -20,12 +20,12 @@ def record_action(database: Database, project_id: UUID, actor: str, action: str,
 def test_log_is_read_by_page_actor_and_action(database: Database) -> None:
     """Entries of a project come newest first, by page, and filtered by actor and action."""
     project_id, other_project_id = new_id(), new_id()
-    for actor, action in (("key a", "key.made"), ("user Dana", "key.revoked"), ("user Dana", "keyring.made")):
+    for actor, action in (("key a", "key.created"), ("user Dana", "key.revoked"), ("user Dana", "keyring.created")):
         record_action(database, project_id, actor, action)
-    record_action(database, other_project_id, "key a", "key.made")
+    record_action(database, other_project_id, "key a", "key.created")
     with database.reading() as tx:
         entries = audit.list_entries(tx, project_id)
-        assert [entry.action for entry in entries] == ["keyring.made", "key.revoked", "key.made"]
+        assert [entry.action for entry in entries] == ["keyring.created", "key.revoked", "key.created"]
         assert (entries[2].actor, entries[2].subject) == ("key a", "key trainers")
         assert entries[2].details == {"scopes": ["ingest"]}
         assert entries[2].at == NOW
@@ -34,5 +34,5 @@ def test_log_is_read_by_page_actor_and_action(database: Database) -> None:
         ) == (entries)
         assert audit.list_entries(tx, project_id, actor="dana") == entries[:2]
         assert audit.list_entries(tx, project_id, action="key") == entries[1:]
-        assert audit.list_entries(tx, project_id, action="key.made") == entries[2:]
+        assert audit.list_entries(tx, project_id, action="key.created") == entries[2:]
         assert audit.list_entries(tx, project_id, action="k_y") == []

@@ -28,7 +28,7 @@ def record_entries(database: Database, project_id: UUID, entries: int, start: da
         moment = start + timedelta(minutes=number)
         with database.transaction() as tx:
             audit.record_action(
-                tx, project_id, "key a", "key.made", f"key {number}", {"share": 0.1, "é": number}, moment
+                tx, project_id, "key a", "key.created", f"key {number}", {"share": 0.1, "é": number}, moment
             )
     audit_trail.chain_waiting(database)
 

@@ -27,7 +27,9 @@ class AuditEntryOut(Answer):
     id: UUID = Field(description="id of the entry; ids ascend with time")
     at: Time = Field(description="time of the change")
     actor: str = Field(description="the authenticated actor: `key NAME`, or `user NAME` who signed in")
-    action: str = Field(description="resource and action, separated by a dot", examples=["decision.vetoed", "key.made"])
+    action: str = Field(
+        description="resource and action, separated by a dot", examples=["decision.vetoed", "key.created"]
+    )
     subject: str = Field(description="the kind and name of what was changed", examples=["key trainers"])
     details: dict[str, Any] = Field(description="the reason, or the values before and after")
     position: int | None = Field(description="position in the project's hash chain; null for a moment after the change")
@@ -59,7 +61,7 @@ def list_audit_entries(
 _LINES = {
     "type": "string",
     "examples": [
-        '{"action":"key.made","actor":"command line","at":"2026-01-31T12:00:00Z","details":{"scopes":["ingest"]},'
+        '{"action":"key.created","actor":"command line","at":"2026-01-31T12:00:00Z","details":{"scopes":["ingest"]},'
         '"hash":"9f2c...","id":"019c12d4-6c00-7000-8000-000000000000","position":2,"previous_hash":"51aa...",'
         '"project_id":"019c12d4-6c00-7000-8000-000000000001","subject":"key trainers"}\n'
     ],

@@ -17,18 +17,18 @@ from tests.service.web.api.conftest import Service
 SLACK = "https://93.184.216.34/services/T0/B0/a-path-that-is-a-secret"
 
 ACTIONS = {
-    ("POST", "/projects"): "project.made",
+    ("POST", "/projects"): "project.created",
     ("PATCH", "/project"): "project.changed",
     ("POST", "/project/pause"): "project.paused",
     ("POST", "/project/resume"): "project.resumed",
-    ("POST", "/keys"): "key.made",
-    ("POST", "/projects/{project_id}/keys"): "key.made",
+    ("POST", "/keys"): "key.created",
+    ("POST", "/projects/{project_id}/keys"): "key.created",
     ("PUT", "/projects/{project_id}/quotas"): "project.quotas_set",
     ("DELETE", "/keys/{key_id}"): "key.revoked",
     ("POST", "/keys/{key_id}/rotate"): "key.rotated",
     ("DELETE", "/sessions/{session_id}"): "session.ended",
     ("POST", "/decisions/{decision_id}/report"): "decision.reported",
-    ("POST", "/policies"): "policy.added",
+    ("POST", "/policies"): "policy.created",
     ("PUT", "/policies/{name}/rollout-stage"): "rollout_stage.set",
     ("DELETE", "/policies/{name}/rollout-stage"): "rollout_stage.removed",
     ("POST", "/policies/{name}/rollout-stage/demote"): "rollout_stage.moved",
@@ -39,20 +39,20 @@ ACTIONS = {
     ("POST", "/decisions/{decision_id}/veto"): "decision.vetoed",
     ("POST", "/decisions/{decision_id}/release"): "decision.released",
     ("POST", "/decisions/{decision_id}/undo"): "decision.undone",
-    ("POST", "/decisions/{decision_id}/outcome"): "decision.judged",
+    ("POST", "/decisions/{decision_id}/outcome"): "decision.labeled",
     ("POST", "/runs/{run_id}/eval-changes"): "run.eval_changed",
     ("POST", "/runs/{run_id}/stop"): "run.stop_ordered",
-    ("POST", "/runs/{run_id}/outcome"): "run.judged",
+    ("POST", "/runs/{run_id}/outcome"): "run.labeled",
     ("POST", "/proposals/{proposal_id}/confirm"): "proposal.confirmed",
     ("POST", "/proposals/{proposal_id}/refuse"): "proposal.refused",
-    ("POST", "/endpoints"): "endpoint.made",
+    ("POST", "/endpoints"): "endpoint.created",
     ("PATCH", "/endpoints/{endpoint_id}"): "endpoint.changed",
     ("DELETE", "/endpoints/{endpoint_id}"): "endpoint.deleted",
     ("POST", "/endpoints/{endpoint_id}/rotate-secret"): "endpoint.secret_rotated",
     ("POST", "/endpoints/{endpoint_id}/replay"): "endpoint.replayed",
     ("POST", "/deliveries/{delivery_id}/replay"): "delivery.replayed",
     ("POST", "/deliveries/{delivery_id}/retry"): "delivery.retried",
-    ("POST", "/pull/endpoints"): "endpoint.made",
+    ("POST", "/pull/endpoints"): "endpoint.created",
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): "delivery.claimed",
     ("POST", "/pull/endpoints/{endpoint_id}/settle"): "delivery.settled",
     ("POST", "/runs"): "run.opened",
@@ -94,7 +94,7 @@ def test_each_change_by_a_key_is_recorded_without_secrets(service: Service) -> N
     secrets.append(expect_json(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["key"])
     secrets.append(expect_json(admin.post(f"/endpoints/{resources.ids['endpoint_id']}/rotate-secret"), 200)["secret"])
     actions_so_far = [entry["action"] for entry in list_entries(admin)]
-    assert actions_so_far[:3] == ["endpoint.secret_rotated", "key.made", "endpoint.made"]
+    assert actions_so_far[:3] == ["endpoint.secret_rotated", "key.created", "endpoint.created"]
     for route in (
         ("PATCH", "/project"),
         ("POST", "/decisions/{decision_id}/outcome"),
@@ -133,8 +133,8 @@ def test_creating_a_project_by_command_is_recorded_in_its_own_log(service: Servi
     for admin in admins:
         items = expect_json(admin.get("/audit"), 200)["items"]
         assert [(entry["actor"], entry["action"]) for entry in items] == [
-            ("command line", "key.made"),
-            ("command line", "project.made"),
+            ("command line", "key.created"),
+            ("command line", "project.created"),
         ]
 
 
@@ -226,7 +226,7 @@ def test_export_lists_entries_in_order_with_chained_hashes(service: Service) -> 
     response = admin.get("/audit/export")
     assert response.headers["content-type"].startswith("application/x-ndjson")
     first, second = map(json.loads, response.text.splitlines())
-    assert (first["position"], first["action"], first["previous_hash"]) == (1, "project.made", "")
+    assert (first["position"], first["action"], first["previous_hash"]) == (1, "project.created", "")
     assert second["previous_hash"] == first["hash"] == expect_json(admin.get("/audit"), 200)["items"][1]["hash"]
     assert admin.get("/audit/export", params={"limit": 1}).text + admin.get(
         "/audit/export", params={"after": 1}

@@ -347,7 +347,7 @@ def test_installation_key_creates_project_keys(service: Service) -> None:
         installation_admin.post(f"/projects/{project}/keys", json={"name": "head", "scopes": ["admin"]}), 201
     )
     project_admin = service.open_client_with_key(admin["key"])
-    entries = expect_json(project_admin.get("/audit", params={"action": "key.made"}), 200)["items"]
+    entries = expect_json(project_admin.get("/audit", params={"action": "key.created"}), 200)["items"]
     assert [(entry["actor"], entry["subject"]) for entry in entries] == [
         ("key test", "key head"),
         ("key test", "key trainers"),

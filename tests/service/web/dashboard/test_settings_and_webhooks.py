@@ -150,7 +150,7 @@ def test_new_endpoint_shows_its_secret_once(pages: AdminPages) -> None:
         text = pages.post("/webhooks/endpoints", 422, **(form | invalid)).text
         assert words in text.replace("&#34;", '"')
         assert f'value="{invalid["url"]}"' in text
-    assert pages.actions() == ["endpoint.made", "endpoint.secret_rotated"]
+    assert pages.actions() == ["endpoint.created", "endpoint.secret_rotated"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -301,7 +301,7 @@ def test_new_key_is_shown_once_and_revoked(pages: AdminPages, now: datetime) -> 
         assert api.get("/api/v1/project").status_code == 401
     pages.post(f"/settings/keys/{key.id}/revoke", 404)
     assert "revoked" in pages.get("/settings")
-    assert pages.actions() == ["key.made", "key.revoked"]
+    assert pages.actions() == ["key.created", "key.revoked"]
 
 
 def test_audit_log_is_filtered_and_paged(pages: AdminPages, now: datetime) -> None:
