@@ -129,7 +129,7 @@ def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: T
     assert [finding.run_id for finding in continued.findings] == run_ids[::-1]
 
 
-def test_invalid_backtest_is_refused(database: Database, tenant: Tenant, now: datetime) -> None:
+def test_invalid_backtest_is_refused(database: Database, tenant: Tenant) -> None:
     """An invalid policy, too many runs, or too many waiting backtests are refused."""
     with pytest.raises(InvalidPolicy):
         request_backtest(database, tenant, {"name": "x", "members": []})

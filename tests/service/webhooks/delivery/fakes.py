@@ -9,8 +9,8 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from evalstop_service.clock import Clock
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import Call, Verdict
@@ -300,23 +301,37 @@ async def deliver_until(
     encryption: Encryption | None = None,
     mail: MailSettings | None = None,
 ) -> None:
-    """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
-    stop = asyncio.Event()
+    """Run a worker until the condition holds; fail after the deadline."""
+    async with run_worker(
+        database,
+        timeout_seconds=timeout_seconds,
+        mail=mail,
+        backoff=backoff or Backoff(first_seconds=0.02),
+        limits=limits or WorkerLimits(poll_seconds=0.02, lease_seconds=20),
+        service_metrics=service_metrics,
+        breaker=breaker or BreakerLimits(failures=1000),  # effectively off, unless the test is about breakers
+        encryption=encryption,
+    ) as running:
+        await wait_until(condition, running)
+
+
+@asynccontextmanager
+async def run_worker(
+    database: Database,
+    *,
+    stop: asyncio.Event | None = None,
+    timeout_seconds: float = 15.0,
+    mail: MailSettings | None = None,
+    clock: Clock = utc_now,
+    **options: Any,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a worker until the block ends, or until `stop` is set; then wait until the worker has ended."""
+    stop = stop or asyncio.Event()
     async with Sender(timeout_seconds=timeout_seconds, address_policy=LOOPBACK, mail=mail) as sender:
-        worker = DeliveryWorker(
-            database,
-            sender,
-            clock=utc_now,
-            chance=random.Random(1),
-            backoff=backoff or Backoff(first_seconds=0.02),
-            limits=limits or WorkerLimits(poll_seconds=0.02, lease_seconds=20),
-            service_metrics=service_metrics,
-            breaker=breaker or BreakerLimits(failures=1000),  # effectively off, unless the test is about breakers
-            encryption=encryption,
-        )
+        worker = DeliveryWorker(database, sender, clock=clock, chance=random.Random(1), **options)
         running = asyncio.create_task(worker.run(stop))
         try:
-            await wait_until(condition, running)
+            yield running
         finally:
             stop.set()
             await asyncio.wait_for(running, DEADLINE_SECONDS)

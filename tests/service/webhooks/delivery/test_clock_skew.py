@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,18 +13,16 @@ from evalstop_service.store.queue.attempts import Delivered
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.webhooks.delivery.clock_skew import ClockSkewRepair
 from evalstop_service.webhooks.delivery.database_clock import DatabaseClock
-from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
+from evalstop_service.webhooks.delivery.worker import WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 from tests.service.webhooks.delivery.fakes import (
-    DEADLINE_SECONDS,
     EPOCH,
-    LOOPBACK,
     FakeEndpoint,
     Reply,
     SeededProject,
     claim_deliveries,
+    run_worker,
     seed_project,
     settle_delivery,
     utc_now,
@@ -108,19 +105,13 @@ def test_setback_neither_stalls_nor_repeats_deliveries(database: Database, proje
                 project.add_event_of_new_run(tx, now=clock())
 
         async def run() -> None:
-            stop = asyncio.Event()
-            async with Sender(timeout_seconds=2.5, address_policy=LOOPBACK) as sender:
-                worker = DeliveryWorker(
-                    database,
-                    sender,
-                    clock=clock,
-                    chance=random.Random(1),
-                    backoff=Backoff(first_seconds=0.4, cap_seconds=1.0),
-                    limits=WorkerLimits(concurrency=2, per_endpoint=2, ahead=0, poll_seconds=0.05, lease_seconds=3.0),
-                )
-                add_event()
-                add_event()
-                running = asyncio.create_task(worker.run(stop))
+            limits = WorkerLimits(concurrency=2, per_endpoint=2, ahead=0, poll_seconds=0.05, lease_seconds=3.0)
+            backoff = Backoff(first_seconds=0.4, cap_seconds=1.0)
+            add_event()
+            add_event()
+            async with run_worker(
+                database, timeout_seconds=2.5, clock=clock, backoff=backoff, limits=limits
+            ) as running:
                 await wait_until(lambda: len(fake.received) == 2, running)
                 add_event()  # dated by the clock before the setback
                 clock.set_back(HOUR)
@@ -130,8 +121,6 @@ def test_setback_neither_stalls_nor_repeats_deliveries(database: Database, proje
                     lambda: "waiting" not in {delivery.state for delivery in list_deliveries(database, project)},
                     running,
                 )
-                stop.set()
-                await asyncio.wait_for(running, DEADLINE_SECONDS)
 
         asyncio.run(run())
     listed = list_deliveries(database, project)
@@ -163,16 +152,10 @@ def read_shifted_clock(offset: timedelta) -> datetime:
 
 
 async def deliver_one_event(database: Database, clock: Clock, fake: FakeEndpoint) -> None:
-    stop = asyncio.Event()
     before = len(fake.received)
-    async with Sender(timeout_seconds=5, address_policy=LOOPBACK) as sender:
-        worker = DeliveryWorker(
-            database, sender, clock=clock, chance=random.Random(1), limits=WorkerLimits(poll_seconds=0.02)
-        )
-        running = asyncio.create_task(worker.run(stop))
+    limits = WorkerLimits(poll_seconds=0.02)
+    async with run_worker(database, timeout_seconds=5, clock=clock, limits=limits) as running:
         await wait_until(lambda: len(fake.received) == before + 1, running)
-        stop.set()
-        await asyncio.wait_for(running, DEADLINE_SECONDS)
 
 
 def list_deliveries(database: Database, project: SeededProject) -> list[Delivery]:

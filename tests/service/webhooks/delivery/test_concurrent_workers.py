@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections import Counter
 
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
-from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
+from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
 from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
     EPOCH,
-    LOOPBACK,
     FakeEndpoint,
     Reply,
     SeededProject,
@@ -24,6 +21,7 @@ from tests.service.webhooks.delivery.fakes import (
     claim_deliveries,
     count_deliveries_by_state,
     deliver_until,
+    run_worker,
     utc_now,
     wait_until,
 )
@@ -103,14 +101,11 @@ def test_stopping_worker_releases_unstarted_deliveries(database: Database, proje
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(timeout_seconds=60, address_policy=LOOPBACK) as sender:
-                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
-                running = asyncio.create_task(worker.run(stop))
+            async with run_worker(database, stop=stop, timeout_seconds=60, limits=limits) as running:
                 await wait_until(lambda: count_claims(database, project) >= 10, running)
                 stop.set()
                 await wait_until(lambda: count_claimable(database, project) >= 8, running)
                 fake.released.set()
-                await asyncio.wait_for(running, DEADLINE_SECONDS)
 
         asyncio.run(run())
         sent_before = len(fake.received)

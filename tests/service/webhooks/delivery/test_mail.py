@@ -166,7 +166,7 @@ def test_mail_is_sent_over_starttls_with_sign_in(
     assert len(server.received) == 1
 
 
-def test_untrusted_certificate_ends_the_connection(embedded_database: Database, tmp_path: Path) -> None:
+def test_untrusted_certificate_ends_the_connection(tmp_path: Path) -> None:
     """With an untrusted certificate the connection ends before the password is sent."""
     with run_mail_server(tls_context=create_tls_context(tmp_path), require_starttls=True) as server:
         mailer = Mailer(server.build_settings(encryption="starttls", user="evalstop", password="secret"), 5.0)

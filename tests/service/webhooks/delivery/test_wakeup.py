@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -14,41 +12,27 @@ import sqlalchemy as sa
 from evalstop_service.store.database import Database
 from evalstop_service.store.wakeup import CHANNEL
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
-from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.wakeup import Wakeup
-from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
+from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
 from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fake_pooler import run_fake_pooler
 from tests.service.webhooks.delivery.fakes import (
-    DEADLINE_SECONDS,
-    LOOPBACK,
     FakeEndpoint,
     Reply,
     SeededProject,
     announce_events,
+    run_worker,
     seed_project,
     utc_now,
     wait_until,
 )
 
 NEVER = 3600.0
-"""A poll interval longer than any test: the worker acts only because it was woken."""
+"""A poll interval longer than any test."""
 
-
-async def run_worker_during(
-    database: Database, limits: WorkerLimits, act: Callable[[asyncio.Task[None]], Awaitable[None]]
-) -> None:
-    """Run a worker with these limits while `act` runs."""
-    stop = asyncio.Event()
-    async with Sender(address_policy=LOOPBACK) as sender:
-        worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
-        running = asyncio.create_task(worker.run(stop))
-        try:
-            await act(running)
-        finally:
-            stop.set()
-            await asyncio.wait_for(running, DEADLINE_SECONDS)
+ONLY_WOKEN = WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER)
+"""A worker with these limits acts only because it was woken."""
 
 
 def has_listener(database: Database) -> bool:
@@ -63,14 +47,15 @@ def test_commit_wakes_the_worker(database: Database, project: SeededProject) -> 
     with FakeEndpoint(Reply(200)) as fake:
         project.add_endpoint(database, fake.url)
 
-        async def act(running: asyncio.Task[None]) -> None:
-            if not database.embedded:
-                await wait_until(lambda: has_listener(database), running)
-            for number in range(3):
-                await asyncio.to_thread(announce_events, database, project)
-                await wait_until(partial(fake.has_received, number + 1), running)
+        async def announce_and_wait() -> None:
+            async with run_worker(database, limits=ONLY_WOKEN) as running:
+                if not database.embedded:
+                    await wait_until(lambda: has_listener(database), running)
+                for number in range(3):
+                    await asyncio.to_thread(announce_events, database, project)
+                    await wait_until(partial(fake.has_received, number + 1), running)
 
-        asyncio.run(run_worker_during(database, WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
+        asyncio.run(announce_and_wait())
 
 
 def test_worker_wakes_when_a_delivery_is_due(database: Database, project: SeededProject) -> None:
@@ -78,13 +63,14 @@ def test_worker_wakes_when_a_delivery_is_due(database: Database, project: Seeded
     with FakeEndpoint(lambda _request, number: Reply(503 if number == 0 else 200)) as fake:
         project.add_endpoint(database, fake.url)
 
-        async def act(running: asyncio.Task[None]) -> None:
-            now = utc_now()
-            with database.transaction() as tx:
-                project.add_event(tx, now=now, due_at=now + timedelta(seconds=0.4))
-            await wait_until(lambda: len(fake.received) == 2, running)
+        async def announce_and_wait() -> None:
+            async with run_worker(database, limits=ONLY_WOKEN) as running:
+                now = utc_now()
+                with database.transaction() as tx:
+                    project.add_event(tx, now=now, due_at=now + timedelta(seconds=0.4))
+                await wait_until(lambda: len(fake.received) == 2, running)
 
-        asyncio.run(run_worker_during(database, WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
+        asyncio.run(announce_and_wait())
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -96,10 +82,10 @@ def test_worker_polls_behind_a_pooler(postgres_database: Database, pooled: bool)
     if "host" not in url.query:
         pytest.skip("the fake pooler reaches only a server on a local socket")
 
-    def open_connection() -> AbstractContextManager[sa.URL]:
+    def open_route() -> AbstractContextManager[sa.URL]:
         return run_fake_pooler(url) if pooled else nullcontext(url)
 
-    with open_connection() as url_used:
+    with open_route() as url_used:
         wakeup = Wakeup()
         listener = NotificationListener(url_used, wakeup.wake, answer_seconds=2.0 if pooled else 20.0)
 
@@ -114,17 +100,17 @@ def test_worker_polls_behind_a_pooler(postgres_database: Database, pooled: bool)
 
         assert asyncio.run(receives_notification()) is not pooled
 
-    with open_connection() as url_used, FakeEndpoint(Reply(200)) as fake:
+    with open_route() as url_used, FakeEndpoint(Reply(200)) as fake:
         project.add_endpoint(database, fake.url)
         database_behind_pooler = Database(url_used.render_as_string(hide_password=False))
 
-        async def act(running: asyncio.Task[None]) -> None:
-            await asyncio.to_thread(announce_events, database, project)
-            await wait_until(lambda: len(fake.received) == 1, running)
+        async def announce_and_wait() -> None:
+            limits = WorkerLimits(poll_seconds=0.1, woken_poll_seconds=NEVER)
+            async with run_worker(database_behind_pooler, limits=limits) as running:
+                await asyncio.to_thread(announce_events, database, project)
+                await wait_until(lambda: len(fake.received) == 1, running)
 
-        asyncio.run(
-            run_worker_during(database_behind_pooler, WorkerLimits(poll_seconds=0.1, woken_poll_seconds=NEVER), act)
-        )
+        asyncio.run(announce_and_wait())
         database_behind_pooler.close()
 
 
@@ -146,11 +132,12 @@ def test_worker_listens_again_after_disconnect(postgres_database: Database, post
     with FakeEndpoint(Reply(200)) as fake:
         project.add_endpoint(database, fake.url)
 
-        async def act(running: asyncio.Task[None]) -> None:
-            for number in range(3):
-                await wait_until(lambda: has_listener(database), running)
-                assert terminate_listener() == 1
-                announce_events(database, project)
-                await wait_until(partial(fake.has_received, number + 1), running)
+        async def announce_and_wait() -> None:
+            async with run_worker(database, limits=ONLY_WOKEN) as running:
+                for number in range(3):
+                    await wait_until(lambda: has_listener(database), running)
+                    assert terminate_listener() == 1
+                    announce_events(database, project)
+                    await wait_until(partial(fake.has_received, number + 1), running)
 
-        asyncio.run(run_worker_during(database, WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
+        asyncio.run(announce_and_wait())

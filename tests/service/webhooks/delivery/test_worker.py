@@ -20,8 +20,6 @@ from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fakes import (
-    DEADLINE_SECONDS,
-    LOOPBACK,
     FakeEndpoint,
     Reply,
     SeededProject,
@@ -30,6 +28,7 @@ from tests.service.webhooks.delivery.fakes import (
     count_deliveries_by_state,
     deliver_until,
     reserve_closed_port,
+    run_worker,
     seed_project,
     utc_now,
     wait_until,
@@ -127,15 +126,12 @@ def test_hanging_endpoint_does_not_delay_others(database: Database, project: See
         def healthy_done() -> bool:
             return len(healthy.received) == 5 and count_deliveries_by_state(database, project)["delivered"] >= 5
 
-        async def run() -> None:
-            def release_when_done() -> bool:
-                if healthy_done():
-                    hanging.released.set()
-                return hanging.released.is_set()
+        def release_when_done() -> bool:
+            if healthy_done():
+                hanging.released.set()
+            return hanging.released.is_set()
 
-            await deliver_until(release_when_done, database, limits=limits, timeout_seconds=30)
-
-        asyncio.run(run())
+        asyncio.run(deliver_until(release_when_done, database, limits=limits, timeout_seconds=30))
         assert hanging.max_open_requests == 4
 
 
@@ -148,16 +144,13 @@ def test_worker_finishes_running_attempts_on_stop(database: Database, project: S
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(address_policy=LOOPBACK) as sender:
-                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1))
-                running = asyncio.create_task(worker.run(stop))
+            async with run_worker(database, stop=stop) as running:
                 await wait_until(lambda: len(fake.received) == 1, running)
                 stop.set()
                 ended, _ = await asyncio.wait({running}, timeout=0.3)
                 assert not ended, "the worker ended before its running attempt"
                 announce_events(database, project)
                 fake.released.set()
-                await asyncio.wait_for(running, DEADLINE_SECONDS)
 
         asyncio.run(run())
         assert len(fake.received) == 1
@@ -200,10 +193,7 @@ def test_worker_survives_a_database_outage(postgres_database: Database, postgres
         announce_events(database, project)
 
         async def run() -> None:
-            stop = asyncio.Event()
-            async with Sender(address_policy=LOOPBACK) as sender:
-                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1))
-                running = asyncio.create_task(worker.run(stop))
+            async with run_worker(database) as running:
                 await wait_until(lambda: len(fake.received) == 1, running)
                 allow_connections(False)
                 fake.released.set()
@@ -212,8 +202,6 @@ def test_worker_survives_a_database_outage(postgres_database: Database, postgres
                 allow_connections(True)
                 announce_events(database, project)
                 await wait_until(all_settled(database, project), running)
-                stop.set()
-                await asyncio.wait_for(running, DEADLINE_SECONDS)
 
         asyncio.run(run())
     assert count_deliveries_by_state(database, project) == {"delivered": 2}
