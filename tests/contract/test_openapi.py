@@ -194,11 +194,11 @@ def check_case(case: Any, url: str, session: requests.Session, keys: tuple[str, 
 
 
 def is_repetition(case: Any, wrong_type_counts: Counter[InputLocation]) -> bool:
-    """Whether two wrong types were already sent at this location, or whether TRACE stands for this unused method."""
+    """Whether to skip a case: a third wrong type at one location, or an undefined method other than TRACE."""
     data = case.meta.phase.data
     scenario = getattr(data, "scenario", None)
     if scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
-        return case.method in ("OPTIONS", "QUERY")  # and not TRACE
+        return case.method in ("OPTIONS", "QUERY")
     if scenario is not CoverageScenario.INCORRECT_TYPE:
         return False
     location = case.operation.label, data.parameter, data.location

@@ -26,8 +26,9 @@ from evalstop_detectors import (
 )
 from evalstop_detectors.checkpoint import noise
 
-DATA = Path(__file__).parent.parent / "data"
-RESULTS_FILE = DATA / "recorded_verdicts.json"
+from tests.fixtures.recorded_runs import build_observations, load_run_records
+
+RESULTS_FILE = Path(__file__).parent.parent / "data" / "recorded_verdicts.json"
 
 SINGLE_DETECTORS = sorted(DETECTORS.keys() - {"river_drift"})
 """Detectors tested in a policy of their own; river_drift is left out, because its arithmetic is River's."""
@@ -42,16 +43,7 @@ def list_policies() -> Iterator[tuple[str, Policy]]:
 
 def load_recorded_runs() -> list[tuple[str, list[Observation]]]:
     """The recorded runs as (id, observations in step order)."""
-    runs = []
-    for line in (DATA / "rlhf_runs_public.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        log, observations = record["log"], []
-        for index, step_number in enumerate(log["step"]):
-            observations.append(Observation(MetricRole.PROXY, step_number, log["proxy"][index], log["proxy_se"][index]))
-            observations.append(Observation(MetricRole.KL, step_number, log["kl"][index]))
-            observations.append(Observation(MetricRole.EVAL, step_number, log["gold"][index], log["gold_se"][index]))
-        runs.append((str(record["run_id"]), sorted(observations, key=lambda item: item.order)))
-    return runs
+    return [(str(record["run_id"]), build_observations(record["log"])) for record in load_run_records()]
 
 
 def compute_verdicts(policy: Policy, observations: list[Observation]) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,8 +27,7 @@ from evalstop_service.store.database import Database
 from msgspec.structs import replace
 
 from tests.fixtures.http_server import start_server
-
-RUNS_FILE = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
+from tests.fixtures.recorded_runs import build_observations, load_run_records
 
 RUN_COUNT = 8
 
@@ -48,20 +45,10 @@ def client(embedded_database: Database) -> Iterator[httpx.Client]:
         yield client
 
 
-def load_recorded_runs() -> list[dict[str, Any]]:
+def load_evenly_spaced_records() -> list[dict[str, Any]]:
     """RUN_COUNT recorded runs, evenly spaced in the file to cover all kinds of runs."""
-    lines = RUNS_FILE.read_text().splitlines()
-    return [json.loads(line) for line in lines[:: len(lines) // RUN_COUNT][:RUN_COUNT]]
-
-
-def build_observations(log: dict[str, list[Any]]) -> list[Observation]:
-    """The observations of a trainer's log, in step order."""
-    observations = []
-    for index, step_number in enumerate(log["step"]):
-        observations.append(Observation(MetricRole.PROXY, step_number, log["proxy"][index], log["proxy_se"][index]))
-        observations.append(Observation(MetricRole.KL, step_number, log["kl"][index]))
-        observations.append(Observation(MetricRole.EVAL, step_number, log["gold"][index], log["gold_se"][index]))
-    return sorted(observations, key=lambda item: item.order)
+    records = load_run_records()
+    return records[:: len(records) // RUN_COUNT][:RUN_COUNT]
 
 
 def to_document(observation: Observation) -> dict[str, Any]:
@@ -84,7 +71,7 @@ def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> N
     """
     rng = random.Random(policy)
     stopped = 0
-    for number, run in enumerate(load_recorded_runs()):
+    for number, run in enumerate(load_evenly_spaced_records()):
         points = build_observations(run["log"])
         run_id = open_run(client, f"{policy}-{number}", policy)
         middle = points[len(points) // 2].step if number % 2 else 2**53 - 1
@@ -110,7 +97,7 @@ def test_verdicts_on_several_evals_over_http_equal_replay(client: httpx.Client, 
     """A run with several evals, posted in random order, is judged by their mean and by the critical eval."""
     rng = random.Random(policy)
     stop_reasons = []
-    for number, run in enumerate(load_recorded_runs()):
+    for number, run in enumerate(load_evenly_spaced_records()):
         log = run["log"]
         series = {"code": [-value for value in log["proxy"]], "math": log["gold"], "tool": log["kl"]}
         roles = {

@@ -28,7 +28,8 @@ detectors = st.builds(
 )
 
 
-def fold(detector: Bocpd, values: Sequence[float]) -> tuple[BocpdState, Evidence]:
+def run_detector(detector: Bocpd, values: Sequence[float]) -> tuple[BocpdState, Evidence]:
+    """The state and the evidence after the last value."""
     state, evidence = detector.start(), Evidence(Kind.POSTERIOR, 0.0)
     for item in eval_series(values):
         state, evidence = detector.step(state, item)
@@ -100,14 +101,16 @@ def compute_directly(detector: Bocpd, values: Sequence[float]) -> tuple[dict[int
 def test_recursion_equals_direct_computation(detector: Bocpd, values: list[float]) -> None:
     """Run length probabilities and evidence equal those of the computation without pruning."""
     units = normalize(values)
-    state, evidence = fold(detector, values)
+    state, evidence = run_detector(detector, values)
     if units is None:
         return
     probabilities, expected = compute_directly(detector, units)
-    kept = {len(values) - item.evals: item.probability for item in state.run_lengths}
-    assert kept == pytest.approx({first: probabilities[first] for first in kept}, rel=1e-4, abs=1e-7)
+    kept_probabilities = {len(values) - item.evals: item.probability for item in state.run_lengths}
+    assert kept_probabilities == pytest.approx(
+        {first: probabilities[first] for first in kept_probabilities}, rel=1e-4, abs=1e-7
+    )
     # A run length that was dropped at 1e-9 could have become likely again.
-    assert sum(probabilities.values()) - sum(probabilities[first] for first in kept) < 1e-4
+    assert sum(probabilities.values()) - sum(probabilities[first] for first in kept_probabilities) < 1e-4
     assert evidence.value == pytest.approx(expected, abs=3e-3)
 
 
@@ -116,7 +119,7 @@ def test_probabilities_sum_to_one(detector: Bocpd, values: list[float]) -> None:
     """The probabilities of the kept run lengths sum to 1, also after pruning."""
     few = msgspec.structs.replace(detector, run_lengths=4)
     for item in (detector, few):
-        state, _ = fold(item, values)
+        state, _ = run_detector(item, values)
         assert len(state.run_lengths) <= item.run_lengths
         assert not state.unit or sum(each.probability for each in state.run_lengths) == pytest.approx(1)
 
@@ -139,18 +142,18 @@ def test_fall_is_found_and_placed() -> None:
     for seed in range(10):
         rng = random.Random(seed)
         noise = [rng.gauss(0, 1) for _ in range(110)]
-        _, evidence = fold(Bocpd(), [value - (4 if index >= 100 else 0) for index, value in enumerate(noise)])
+        _, evidence = run_detector(Bocpd(), [value - (4 if index >= 100 else 0) for index, value in enumerate(noise)])
         assert evidence.value > 0.9
         assert evidence.turn_step is not None
         assert 97 <= evidence.turn_step <= 102
-        _, flat = fold(Bocpd(), noise)
+        _, flat = run_detector(Bocpd(), noise)
         assert not flat.reaches(Bocpd().thresholds.suspect_at)
 
 
 def test_rise_is_no_evidence() -> None:
     """Upward steps give a probability below 0.01."""
     rng = random.Random(0)
-    _, evidence = fold(Bocpd(), [index // 40 * 5 + rng.gauss(0, 1) for index in range(200)])
+    _, evidence = run_detector(Bocpd(), [index // 40 * 5 + rng.gauss(0, 1) for index in range(200)])
     assert evidence.value < 0.01
 
 
@@ -158,8 +161,8 @@ def test_best_level_is_remembered() -> None:
     """After a fall and a partial rise the probability stays high; back at the best level it is below 0.5."""
     rng = random.Random(0)
     levels = [10.0] * 40 + [0.0] * 20 + [4.0] * 20
-    assert fold(Bocpd(), [level + rng.gauss(0, 1) for level in levels])[1].value > 0.99
-    assert fold(Bocpd(), [level + rng.gauss(0, 1) for level in [*levels, *[10.0] * 20]])[1].value < 0.5
+    assert run_detector(Bocpd(), [level + rng.gauss(0, 1) for level in levels])[1].value > 0.99
+    assert run_detector(Bocpd(), [level + rng.gauss(0, 1) for level in [*levels, *[10.0] * 20]])[1].value < 0.5
 
 
 def test_single_high_eval_sets_no_best_level() -> None:
@@ -167,14 +170,16 @@ def test_single_high_eval_sets_no_best_level() -> None:
     rng = random.Random(4)
     values = [rng.gauss(0, 1) for _ in range(80)]
     values[40] = 15.0
-    assert fold(Bocpd(), values)[1].value < 0.1
+    assert run_detector(Bocpd(), values)[1].value < 0.1
 
 
 def test_note_explains_a_missing_value() -> None:
     """Until the noise is known, the note says why there is no value."""
-    notes = [fold(Bocpd(), [1.0] * count)[1].note for count in (1, 8)]
+    notes = [run_detector(Bocpd(), [1.0] * count)[1].note for count in (1, 8)]
     assert notes == ["needs 7 more evals", "the eval score has not moved yet"]
-    assert fold(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith("probability that the eval score's level has fallen")
+    assert run_detector(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith(
+        "probability that the eval score's level has fallen"
+    )
 
 
 def test_state_stays_small() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, policy_from_document, replay
+from evalstop_detectors import POLICIES, Policy, policy_from_document, replay
 
 from tests.detectors.strategies import eval_series
+from tests.fixtures.recorded_runs import build_observations, load_run_records
 
-RUNS = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
 FLAT_EVALS = 50
 SIMULATED_RUNS = 2000
 
@@ -76,19 +74,13 @@ def build_k_below_best_policy(tolerance: float) -> Policy:
 
 @pytest.fixture(scope="module")
 def recorded_runs() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RUNS.read_text().splitlines()]
+    return load_run_records()
 
 
-def find_stop_index(run: dict[str, Any], policy: Policy) -> int | None:
+def find_stop_index(record: dict[str, Any], policy: Policy) -> int | None:
     """The index of the eval at which the policy stops a recorded run, or None."""
-    log = run["log"]
-    observations = [
-        Observation(role, step, value)
-        for role, key in ((MetricRole.EVAL, "gold"), (MetricRole.PROXY, "proxy"), (MetricRole.KL, "kl"))
-        for step, value in zip(log["step"], log[key], strict=True)
-    ]
-    verdict = replay(policy, observations).verdict
-    return log["step"].index(verdict.step) if verdict.stops else None
+    verdict = replay(policy, build_observations(record["log"])).verdict
+    return record["log"]["step"].index(verdict.step) if verdict.stops else None
 
 
 @pytest.mark.parametrize(

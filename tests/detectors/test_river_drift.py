@@ -36,7 +36,7 @@ detectors = st.builds(
 )
 
 
-def fold(
+def run_detector(
     detector: RiverDrift, values: Sequence[float], stored: frozenset[int] = frozenset()
 ) -> tuple[list[Evidence], RiverDriftState]:
     """The evidence after each eval; before the evals at the given indices the state is stored as JSON and read back."""
@@ -88,7 +88,7 @@ def count_drifts(river_detector: Any, values: Sequence[float]) -> list[int]:
 def test_count_equals_drifts_of_river(name: str, params: dict[str, Param]) -> None:
     """A River detector that is fed directly and resets itself detects the same drifts."""
     expected = count_drifts(vars(drift)[name](**params), create_scores(7))
-    evidence, _ = fold(RiverDrift(detector=name, params=params), create_scores(7))
+    evidence, _ = run_detector(RiverDrift(detector=name, params=params), create_scores(7))
     assert [item.value for item in evidence] == expected
     assert max(expected) > 0
 
@@ -98,13 +98,13 @@ def test_count_equals_drifts_of_river(name: str, params: dict[str, Param]) -> No
 def test_stored_state_continues_exactly(detector: RiverDrift, seed: int, indices: set[int]) -> None:
     """A state that is stored and read back at any evals gives the same evidence and final state."""
     values = create_scores(seed)
-    assert fold(detector, values, frozenset(indices)) == fold(detector, values)
+    assert run_detector(detector, values, frozenset(indices)) == run_detector(detector, values)
 
 
 @pytest.mark.parametrize(("name", "params"), RIVER_PARAMETERS)
 def test_parameters_of_these_tests_detect_drifts(name: str, params: dict[str, Param]) -> None:
     """With the parameters of these tests, each River detector detects a downward drift."""
-    assert max(item.value for item in fold(RiverDrift(detector=name, params=params), create_scores(3))[0]) > 0
+    assert max(item.value for item in run_detector(RiverDrift(detector=name, params=params), create_scores(3))[0]) > 0
 
 
 @given(detector=detectors, seed=st.integers(0, 1000), cut=st.integers(1, 100))
@@ -112,7 +112,7 @@ def test_parameters_of_these_tests_detect_drifts(name: str, params: dict[str, Pa
 def test_state_can_be_continued_twice(detector: RiverDrift, seed: int, cut: int) -> None:
     """Two continuations of one state do not share the River object that the state caches."""
     values = create_scores(seed)
-    _, state = fold(detector, values[:cut])
+    _, state = run_detector(detector, values[:cut])
     continuations = []
     for _ in range(2):
         current, collected = state, []
@@ -121,14 +121,14 @@ def test_state_can_be_continued_twice(detector: RiverDrift, seed: int, cut: int)
             collected.append(evidence)
         continuations.append((collected, current))
     assert continuations[0] == continuations[1]
-    assert continuations[0][0] == fold(detector, values)[0][cut:]
+    assert continuations[0][0] == run_detector(detector, values)[0][cut:]
 
 
 def test_state_does_not_depend_on_its_river_object() -> None:
     """A copied state has no River object, and a detector with other parameters ignores the cached one."""
     values = create_scores(1)
     detector, other = RiverDrift(params={"threshold": 10.0}), RiverDrift(params={"threshold": 1e9})
-    _, state = fold(detector, values[:60])
+    _, state = run_detector(detector, values[:60])
     copied = copy.deepcopy(state)
     assert copied == state
     assert not vars(copied)
@@ -137,15 +137,15 @@ def test_state_does_not_depend_on_its_river_object() -> None:
         copied, evidence_of_copy = other.step(copied, item)
         assert evidence == evidence_of_copy
     assert state == copied
-    assert state != fold(detector, values)[1]
+    assert state != run_detector(detector, values)[1]
 
 
 def test_rise_is_no_evidence() -> None:
     """An upward drift leaves the count at 0, or lowers it by 1 after a downward drift."""
     detector = RiverDrift(params={"min_instances": 5, "threshold": 10.0})
-    rising, _ = fold(detector, create_scores(2, (0, 4, 8, 12)))
+    rising, _ = run_detector(detector, create_scores(2, (0, 4, 8, 12)))
     assert {item.value for item in rising} == {0.0}
-    dipped, _ = fold(detector, create_scores(2, (8, 0, 8)))
+    dipped, _ = run_detector(detector, create_scores(2, (8, 0, 8)))
     assert dipped[39].value == 1
     assert dipped[59].value == 0
     assert dipped[59].turn_step is None
@@ -153,7 +153,7 @@ def test_rise_is_no_evidence() -> None:
 
 def test_turn_is_placed_at_the_fall() -> None:
     """The turn is the last eval before the change of the mean."""
-    evidence, _ = fold(RiverDrift(params={"threshold": 10.0}), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
+    evidence, _ = run_detector(RiverDrift(params={"threshold": 10.0}), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
     assert (evidence[-1].value, evidence[-1].turn_step) == (1, 39)
 
 
@@ -184,7 +184,7 @@ def test_every_river_detector_runs() -> None:
     """ADWIN, KSWIN, PageHinkley and every other detector of River runs with its defaults and a fixed seed."""
     assert {"ADWIN", "KSWIN", "PageHinkley"} <= set(drift_detectors())
     for name in drift_detectors():
-        evidence, _ = fold(RiverDrift(detector=name), create_scores(1))
+        evidence, _ = run_detector(RiverDrift(detector=name), create_scores(1))
         assert all(math.isfinite(item.value) for item in evidence)
     assert begun("KSWIN", {}, ()).seed == 1  # type: ignore[attr-defined]
 

@@ -25,9 +25,9 @@ def create_project_and_key(database: Database) -> tuple[ProjectFixture, str]:
     lift_stop_limits(database)
     with database.reading() as tx:
         name = projects.get_project(tx, project.id).name
-    return project, api_keys.create_named_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[
-        1
-    ]
+    scopes = ("ingest", "read", "operate", "admin")
+    _, key = api_keys.create_named_key(database, name, "all", scopes, utc_now())
+    return project, key
 
 
 def find_run(project: ProjectFixture, run_id: str) -> Run:
@@ -72,14 +72,19 @@ def ingest_without_faults(
 
 
 def assert_nothing_lost(
-    project: ProjectFixture, run_id: str, acknowledged: Sequence[Sequence[PostedObservation]], embedded: Database
+    project: ProjectFixture,
+    run_id: str,
+    acknowledged: Sequence[Sequence[PostedObservation]],
+    reference_database: Database,
 ) -> None:
     """Check that exactly the acknowledged observations are stored, and that the run is as without faults."""
     run = find_run(project, run_id)
     assert load_observations(project, run) == sorted(
         (1, p.metric, p.step, p.value) for points in acknowledged for p in points
     )
-    other, expected = ingest_without_faults(embedded, [Observations(tuple(points)) for points in acknowledged])
+    other, expected = ingest_without_faults(
+        reference_database, [Observations(tuple(points)) for points in acknowledged]
+    )
     assert summarize_run(run) == summarize_run(expected)
     assert load_history(project, run) == load_history(other, expected)
 

@@ -85,13 +85,8 @@ class Writer:
     def _write(self) -> None:
         try:
             while not self._stop.is_set():
-                step = self.posted
-                assert (
-                    self.release.post_observations(self.run_id, [{"metric": "loss", "step": step, "value": 1.0}])[
-                        "accepted"
-                    ]
-                    == 1
-                )
+                observation = {"metric": "loss", "step": self.posted, "value": 1.0}
+                assert self.release.post_observations(self.run_id, [observation])["accepted"] == 1
                 self.posted += 1
         except BaseException as error:
             self.failures.append(error)
@@ -116,7 +111,6 @@ def previous_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old(empty_url: str, previous_release: Path, tmp_path: Path) -> Iterator[Release]:
     """The previous release in one process, on a database at that release's head."""
     environment = SHORT_INTERVALS | {
-        "EVALSTOP_MAX_MODE": "enforce",
         "EVALSTOP_DATABASE_URL": empty_url,
         "PYTHONPATH": f"{previous_release}/detectors:{previous_release}/service",
     }

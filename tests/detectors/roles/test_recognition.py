@@ -80,7 +80,7 @@ LOGS = {
         PPO,
         {"objective/scores": ("proxy", MAX), "objective/kl": ("kl", MIN), "loss/policy_avg": ("loss", MIN)},
     ),
-    "trl-ppo as it once was": (
+    "trl-ppo in earlier versions": (
         "env/reward_mean env/reward_std objective/kl objective/kl_coef ppo/mean_scores ppo/mean_non_score_reward"
         " ppo/policy/approxkl ppo/policy/policykl ppo/loss/policy ppo/loss/total ppo/returns/mean ppo/val/error",
         {"ppo/mean_scores": ("proxy", MAX), "objective/kl": ("kl", MIN), "ppo/loss/policy": ("loss", MIN)},
@@ -137,15 +137,15 @@ LOGS = {
         f"loss {HOUSEKEEPING} eval_loss eval_accuracy {EVAL_HOUSEKEEPING} train_runtime train_loss",
         {"loss": ("loss", MIN), "eval_accuracy": ("eval", MAX)},
     ),
-    "nobody's": (
+    "unknown trainer": (
         "gold kl proxy loss lr",
         {"gold": ("eval", MAX), "kl": ("kl", MIN), "proxy": ("proxy", MAX), "loss": ("loss", MIN)},
     ),
-    "nobody's, as Lightning has it": (
+    "unknown trainer with names of Lightning": (
         "train_loss val_loss lr-Adam",
         {"train_loss": ("loss", MIN), "val_loss": ("eval", MIN)},
     ),
-    "nobody's, as Keras has it": (
+    "unknown trainer with names of Keras": (
         "accuracy loss val_accuracy val_loss",
         {"loss": ("loss", MIN), "val_accuracy": ("eval", MAX)},
     ),
@@ -175,7 +175,7 @@ def test_trainer_is_recognized_by_its_metrics(log: str) -> None:
     recognition = recognize_roles(names.split())
     roles = {name: (role.role, role.direction) for name, role in recognition.roles.items()}
     assert roles == {name: (MetricRole(role), direction) for name, (role, direction) in expected.items()}
-    assert recognition.preset == (None if log.startswith("nobody") else log.split()[0])
+    assert recognition.preset == (None if log.startswith("unknown trainer") else log.split()[0])
 
 
 @pytest.mark.parametrize("metric", MISLEADING_NAMES)
