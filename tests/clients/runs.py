@@ -10,7 +10,7 @@ from evalstop_client import Limits, MetricRole, Run
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 
-METRICS: dict[str, MetricRole] = {"gold": {"role": "eval", "direction": "maximize"}, "kl": {"role": "kl"}}
+METRICS: dict[str, MetricRole] = {"score": {"role": "eval", "direction": "maximize"}, "kl": {"role": "kl"}}
 FAST_LIMITS = Limits(flush_seconds=60, poll_seconds=0.05, unauthorized_seconds=0.05)
 
 

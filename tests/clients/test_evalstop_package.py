@@ -92,9 +92,9 @@ def test_on_stop_is_called_once(server: FakeServer, service: FakeService, caplog
 
 def test_notebook_shows_evals_and_link(server: FakeServer, service: FakeService) -> None:
     """A notebook shows verdict, link and a curve of the declared eval, with the name escaped."""
-    with open_run(server, name="<b>&'", metrics={"gold": {"role": "eval"}}) as run:
+    with open_run(server, name="<b>&'", metrics={"score": {"role": "eval"}}) as run:
         for step, value in enumerate((0.0, 1.0, float("nan"), 0.5)):
-            run.log({"gold": value, "other": 9.0}, step=step)
+            run.log({"score": value, "other": 9.0}, step=step)
         assert run.flush()
         html = run._repr_html_()
         assert repr(run) == f"<Run <b>&': shadow, policy default@1, verdict continue, {run.url}>"

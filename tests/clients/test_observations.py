@@ -127,4 +127,4 @@ def test_invalid_step_drops_all_values(step: Any) -> None:
 
 def test_stderr_of_an_unknown_metric_is_a_problem() -> None:
     """A standard error whose metric is not logged is reported, since it may be mistyped."""
-    assert set(read_values({"gold": 1.0}, 0, {"god": 0.1}, NOW).problems) == {"stderr"}
+    assert set(read_values({"score": 1.0}, 0, {"scroe": 0.1}, NOW).problems) == {"stderr"}

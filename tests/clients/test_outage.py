@@ -23,11 +23,11 @@ import os, sys, time
 from evalstop_client import Run
 
 first, last, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-with Run(name="a run", metrics={"gold": {"role": "eval"}}, resume="allow" if first else None) as run:
+with Run(name="a run", metrics={"score": {"role": "eval"}}, resume="allow" if first else None) as run:
     if first:
         run.resume(step=first)
     for step in range(first, last):
-        run.log({"gold": step / 8, "kl": float(step)}, step=step)
+        run.log({"score": step / 8, "kl": float(step)}, step=step)
         if step % 10 == 0:
             run.checkpoint(f"file:///ckpt/{step}", step=step)
         print(step, flush=True)
@@ -59,27 +59,27 @@ def load_posts(record: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def list_steps(record: Path) -> list[tuple[str, int]]:
-    """The steps of gold, checkpoints and resumes in order, without repeats."""
+    """The steps of score, checkpoints and resumes in order, without repeats."""
     steps: list[tuple[str, int]] = []
     for kind, body in load_posts(record):
         if kind == "observations":
-            steps += [("gold", point["step"]) for point in body["observations"] if point["metric"] == "gold"]
+            steps += [("score", point["step"]) for point in body["observations"] if point["metric"] == "score"]
         elif kind in ("checkpoints", "resume"):
             steps.append((kind, body["step"]))
     return list(dict.fromkeys(steps))
 
 
-def list_gold_steps(posts: list[tuple[str, dict[str, Any]]]) -> list[int]:
-    """The steps of gold in `posts`, repeats included."""
+def list_score_steps(posts: list[tuple[str, dict[str, Any]]]) -> list[int]:
+    """The steps of score in `posts`, repeats included."""
     points = [point for kind, body in posts if kind == "observations" for point in body["observations"]]
-    return [point["step"] for point in points if point["metric"] == "gold"]
+    return [point["step"] for point in points if point["metric"] == "score"]
 
 
 def list_expected_steps(first: int, last: int) -> list[tuple[str, int]]:
     """What `TRAINER` posts for these arguments."""
     steps: list[tuple[str, int]] = [("resume", first)] if first else []
     for step in range(first, last):
-        steps += [("gold", step)] + ([("checkpoints", step)] if step % 10 == 0 else [])
+        steps += [("score", step)] + ([("checkpoints", step)] if step % 10 == 0 else [])
     return steps
 
 
@@ -117,7 +117,7 @@ def test_restarted_trainer_sends_the_killed_ones_spool(tmp_path: Path) -> None:
             first.wait()
         (segment,) = spool.glob("*/*.jsonl")
         with segment.open("ab") as file:
-            file.write(b'{"to":"observations","body":{"observations":[{"metric":"go')  # torn in the middle of a write
+            file.write(b'{"to":"observations","body":{"observations":[{"metric":"sc')  # torn in the middle of a write
     with running_fake_service(record, port), start_trainer(url, 100, 160, 0.0) as second:
         read_until(second, "dropped 0")
         assert second.wait(30) == 0
@@ -126,7 +126,7 @@ def test_restarted_trainer_sends_the_killed_ones_spool(tmp_path: Path) -> None:
     assert arrived.index(("resume", 100)) >= len(list_expected_steps(0, 151))
     posts = load_posts(record)
     resumed = max(index for index, (kind, _) in enumerate(posts) if kind == "resume")
-    assert list_gold_steps(posts[resumed:]) == list(range(100, 160))
+    assert list_score_steps(posts[resumed:]) == list(range(100, 160))
     assert posts[-1] == ("finish", {"status": "completed"})
     assert not list(spool.glob("*/*.jsonl"))
 
@@ -147,7 +147,7 @@ def test_trainer_without_a_service_exits_and_keeps_its_spool(tmp_path: Path) -> 
 def test_unfinished_run_is_flushed_at_exit(tmp_path: Path) -> None:
     """A run without a `with` block is flushed at exit, and is not finished."""
     record = tmp_path / "record"
-    script = "from evalstop_client import Run\nRun(name='a run').log({'gold': 1.0}, step=1)"
+    script = "from evalstop_client import Run\nRun(name='a run').log({'score': 1.0}, step=1)"
     with running_fake_service(record) as (_, port):
         with running_script(script, EVALSTOP_URL=f"http://127.0.0.1:{port}", EVALSTOP_KEY=KEY) as child:
             assert child.wait(30) == 0
@@ -163,7 +163,7 @@ silent = socket.create_server(("127.0.0.1", 0))
 with Run(url=f"http://127.0.0.1:{silent.getsockname()[1]}", name="a run", flush_seconds=0) as run:
     began = time.monotonic()
     for step in range(5_000):
-        run.log({"gold": 1.0}, step=step)
+        run.log({"score": 1.0}, step=step)
     print("shorter than a timeout" if time.monotonic() - began < 9 else "waited", flush=True)
 """
     began = time.monotonic()

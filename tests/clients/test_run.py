@@ -24,11 +24,11 @@ def test_calls_arrive_in_order(server: FakeServer, service: FakeService) -> None
     """Opening, observations, checkpoints, resume and finish arrive in the order of the calls."""
     options = {"policy": "paper", "mode": "shadow", "total_steps": 100}
     with open_run(server, metrics=METRICS, labels={"team": "x"}, **options) as run:
-        run.log({"gold": 0.5, "kl": np.float32(0.25)}, step=1, stderr={"gold": 0.125})
+        run.log({"score": 0.5, "kl": np.float32(0.25)}, step=1, stderr={"score": 0.125})
         run.checkpoint(Path("/ckpt/1"), step=1)
-        run.log({"gold": float("nan")}, step=2)
+        run.log({"score": float("nan")}, step=2)
         run.resume(step=1)
-        run.log({"gold": 0.75}, step=2)
+        run.log({"score": 0.75}, step=2)
     posts = list_posts(service)
     assert [kind for kind, _ in posts] == [
         "runs", "observations", "observations", "checkpoints", "observations", "resume", "observations", "finish"
@@ -36,7 +36,7 @@ def test_calls_arrive_in_order(server: FakeServer, service: FakeService) -> None
     assert run.length_known
     fields = {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **options}
     assert {name: value for name, value in posts[0][1].items() if name not in ("job", "opening")} == fields
-    assert posts[1][1].items() >= {"metric": "gold", "step": 1, "value": 0.5, "stderr": 0.125}.items()
+    assert posts[1][1].items() >= {"metric": "score", "step": 1, "value": 0.5, "stderr": 0.125}.items()
     assert posts[4][1]["value"] == "NaN"
     assert service.find_run("a run").checkpoints == {1: "/ckpt/1"}
     assert service.find_run("a run").status == "completed"
@@ -59,7 +59,7 @@ def test_run_without_a_url_is_not_reported(caplog: pytest.LogCaptureFixture) -> 
     """Without a URL, as on a laptop, a run accepts every call, reports nothing, and says so once."""
     with Run("offline", metrics=METRICS) as run:
         for step in range(100):
-            run.log({"gold": 1.0}, step=step)
+            run.log({"score": 1.0}, step=step)
         assert not run.should_stop
         assert run.verdict is None
         assert run.flush()
@@ -77,8 +77,8 @@ def test_run_without_a_url_is_not_reported(caplog: pytest.LogCaptureFixture) -> 
         {"url": "http://x:99999"},
         {"key": "esk_ two"},
         {"key": "esk_é"},
-        {"metrics": {"gold": {"signal": "gold"}}},
-        {"metrics": {"gold": {"role": "eval", "direction": "up"}}},
+        {"metrics": {"score": {"signal": "score"}}},
+        {"metrics": {"score": {"role": "eval", "direction": "up"}}},
         {"metrics": {"a": {"role": "proxy"}, "b": {"role": "proxy"}}},
         {"metrics": {"a": {"role": "eval", "weight": 0}}},
         {"metrics": {"a": {"role": "proxy", "critical": True}}},
@@ -103,10 +103,10 @@ def test_should_stop_is_in_the_answer_to_a_post(server: FakeServer, service: Fak
     """The answer to observations sets should_stop and the verdict."""
     service.stop_at_step = 2
     with open_run(server, limits=Limits(poll_seconds=60)) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert run.flush()
         assert not run.should_stop
-        run.log({"gold": 1.0}, step=2)
+        run.log({"score": 1.0}, step=2)
         wait_until(lambda: run.should_stop)
         assert run.verdict is not None
         assert (run.verdict.verdict, run.verdict.reason, run.verdict.step) == ("stop", "the fake says so", 2)
@@ -133,7 +133,7 @@ def test_guessed_role_is_logged_once(
 def test_idle_run_gets_the_stop_by_heartbeat(server: FakeServer, service: FakeService) -> None:
     """Between evals a run posts heartbeats, and their answers set should_stop."""
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=5)
+        run.log({"score": 1.0}, step=5)
         assert run.flush()
         service.stop_at_step = 5
         wait_until(lambda: run.should_stop)
@@ -162,7 +162,7 @@ def test_calls_after_finish_are_dropped(
     with open_run(server) as run:
         run.finish("failed")
         run.finish()
-        run.log({"gold": 1.0, "kl": 1.0}, step=1)
+        run.log({"score": 1.0, "kl": 1.0}, step=1)
         run.checkpoint("file:///a", step=1)
         run.resume(step=1)
     assert [kind for kind, _ in list_posts(service)] == ["runs", "finish"]
@@ -177,8 +177,8 @@ def test_invalid_arguments_are_dropped_and_logged_once(
     invalid: Any = object()
     with open_run(server) as run:
         for _ in range(3):
-            run.log({"gold": "high", "kl": 1.0, "": 2.0}, step=1)
-            run.log({"gold": 1.0}, step=-1)
+            run.log({"score": "high", "kl": 1.0, "": 2.0}, step=1)
+            run.log({"score": 1.0}, step=-1)
             run.log(invalid, step=1)
             run.checkpoint("", step=1)
             run.checkpoint(invalid, step=2)
@@ -192,7 +192,7 @@ def test_many_observations_are_sent_in_few_requests(server: FakeServer, service:
     """What is logged during a request is sent with the next one, in order."""
     with open_run(server) as run:
         for step in range(5_000):
-            run.log({"gold": float(step)}, step=step)
+            run.log({"score": float(step)}, step=step)
         run.log({f"layer {number}": 1.0 for number in range(2_500)}, step=5_000)
     assert [body["step"] for kind, body in list_posts(service) if kind == "observations"][:5_000] == list(range(5_000))
     assert len(service.find_run("a run").observations) == 7_500
@@ -205,18 +205,18 @@ def test_many_observations_are_sent_in_few_requests(server: FakeServer, service:
 def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, service: FakeService) -> None:
     """A forked child sends its own observations once, and leaving the block there does not finish the run."""
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert run.flush()
         child = os.fork()
         if child == 0:
             try:
-                run.log({"gold": 2.0}, step=2)
+                run.log({"score": 2.0}, step=2)
                 run.__exit__(None, None, None)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
         assert service.find_run("a run").status == "running"
-        run.log({"gold": 3.0}, step=3)
+        run.log({"score": 3.0}, step=3)
     stored = service.find_run("a run")
     assert {step: value for (_, _, step), value in stored.observations.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
     assert stored.duplicates == 0
@@ -226,7 +226,7 @@ def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, se
 def test_two_processes_may_report_to_one_run(server: FakeServer, service: FakeService) -> None:
     """Two Run objects of one name and job share the run, and have their own spools."""
     with open_run(server) as first, open_run(server) as second:
-        first.log({"gold": 1.0}, step=1)
+        first.log({"score": 1.0}, step=1)
         second.log({"kl": 1.0}, step=1)
         assert first.flush()
         assert second.flush()
@@ -238,10 +238,10 @@ def test_second_start_opens_a_new_run(
 ) -> None:
     """Opening a name whose run has ended opens another run, and a warning says its name and how to resume."""
     with open_run(server) as first:
-        first.log({"gold": 1.0}, step=1)
+        first.log({"score": 1.0}, step=1)
     with open_run(server) as second:
         assert second.flush()
-        second.log({"gold": 2.0}, step=1)
+        second.log({"score": 2.0}, step=1)
         assert (first.name, second.name) == ("a run", "a run-2")
     assert list(service.find_run("a run").observations.values()) == [1.0]
     assert list(service.find_run("a run-2").observations.values()) == [2.0]
@@ -255,12 +255,12 @@ def test_resume_option_continues_an_ended_run(
 ) -> None:
     """With `resume` the ended run continues, and later observations form a new attempt."""
     with open_run(server) as first:
-        first.log({"gold": 1.0}, step=1)
+        first.log({"score": 1.0}, step=1)
     with open_run(server, resume=resume) as second:
         second.resume(step=0)
-        second.log({"gold": 2.0}, step=1)
+        second.log({"score": 2.0}, step=1)
     assert second.id == first.id
-    assert service.find_run("a run").observations == {(1, "gold", 1): 1.0, (2, "gold", 1): 2.0}
+    assert service.find_run("a run").observations == {(1, "score", 1): 1.0, (2, "score", 1): 2.0}
     assert list_messages(caplog) == []
 
 
@@ -284,12 +284,12 @@ def test_reporting_to_an_ended_run_is_logged_as_an_error(
 ) -> None:
     """A run that another process has finished logs one error with the next answer."""
     with open_run(server) as first, open_run(server) as second:
-        first.log({"gold": 1.0}, step=1)
+        first.log({"score": 1.0}, step=1)
         assert first.flush()
         assert second.flush()
         second.finish()
         for step in (2, 3):
-            first.log({"gold": 1.0}, step=step)
+            first.log({"score": 1.0}, step=step)
             assert first.flush()
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
@@ -300,7 +300,7 @@ def test_earlier_runs_spool_does_not_stop_the_next_run(server: FakeServer, servi
     """Spooled data of an earlier run is sent to that run, whose stop is not taken over."""
     service.scripted_answers = [answer_on_path("/observations", Answer(503, {}))] * 1000
     first = open_run(server, limits=Limits(flush_seconds=0.2))
-    first.log({"gold": 1.0}, step=7)
+    first.log({"score": 1.0}, step=7)
     first._close()
     stopped = service.find_run("a run")
     assert stopped.observations == {}
@@ -339,7 +339,7 @@ def test_key_is_not_in_log_or_spool(server: FakeServer, tmp_path: Path, caplog: 
     """The key is neither logged nor written to disk."""
     caplog.set_level(logging.DEBUG)
     with open_run(server, key="esk_sentinel", limits=Limits(flush_seconds=1)) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert "sentinel" not in repr(run._settings)
     assert "sentinel" not in caplog.text
     assert not any("sentinel" in path.read_text() for path in (tmp_path / "spool").rglob("*.*") if path.is_file())
@@ -349,19 +349,19 @@ def test_eval_change_is_posted_in_order(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """eval_changed() is posted between the observations around it; without a reason it is dropped."""
-    metrics = {"gold": {"role": "eval", "version": "gsm8k-v1"}}
+    metrics = {"score": {"role": "eval", "version": "gsm8k-v1"}}
     with open_run(server, metrics=metrics) as run:
-        run.log({"gold": 0.5}, step=1)
+        run.log({"score": 0.5}, step=1)
         run.eval_changed(step=2, why="a stricter grader", version="gsm8k-v2")
         run.eval_changed(step=2, why="")
-        run.log({"gold": 0.4}, step=2)
+        run.log({"score": 0.4}, step=2)
     posts = [(kind, body) for kind, body in list_posts(service) if kind not in ("runs", "finish")]
     assert [kind for kind, _ in posts] == ["observations", "eval-changes", "observations"]
     assert posts[1][1] == {"step": 2, "reason": "a stricter grader", "version": "gsm8k-v2"}
     assert any("eval_changed: step 2, why ''" in line for line in caplog.messages)
 
 
-@pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"gold": {"role": "eval", "version": 2}}])
+@pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"score": {"role": "eval", "version": 2}}])
 def test_only_an_eval_has_a_version(server: FakeServer, metrics: Any) -> None:
     """A version of another role, or one that is not a string, is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match="only the eval has one, a text"):

@@ -31,7 +31,7 @@ def test_temporary_errors_are_retried_in_order(server: FakeServer, service: Fake
         answer_on_path(path, answer) for path in ("/runs", "/observations", "/checkpoints") for answer in errors
     ]
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         run.checkpoint("file:///a", step=1)
     assert [kind for kind, _ in list_posts(service)] == ["runs", "observations", "checkpoints", "finish"]
     assert run.dropped == 0
@@ -44,9 +44,9 @@ def test_refused_key_is_logged_once_and_retried(
     unknown = Answer(401, {"title": "who?"}, {"content-type": PROBLEM})
     service.scripted_answers = [unknown] * 4
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         wait_until(lambda: not service.scripted_answers)
-        run.log({"gold": 1.0}, step=2)
+        run.log({"score": 1.0}, step=2)
     assert len(service.find_run("a run").observations) == 2
     assert len([message for message in list_messages(caplog) if "key" in message]) == 1
 
@@ -62,7 +62,7 @@ def test_flush_outlasts_an_answer_in_flight(server: FakeServer, service: FakeSer
 
     service.scripted_answers = [answer_late]
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert request_started.wait(20)
     assert len(service.find_run("a run").observations) == 1
 
@@ -70,7 +70,7 @@ def test_flush_outlasts_an_answer_in_flight(server: FakeServer, service: FakeSer
 def test_refused_key_does_not_delay_the_end(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
     """With a key that is never accepted the run ends soon, and its data stays in the spool."""
     with open_run(server, key="esk_wrong", limits=Limits(flush_seconds=120)) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
     assert list((tmp_path / "spool").glob("*/*.jsonl"))
     assert service.posts == []
 
@@ -87,7 +87,7 @@ def test_refused_observations_are_set_aside(
     service.refuse_metric, service.names_bad_observations = "invalid", names_bad_observations
     with open_run(server) as run:
         for step in range(50):
-            run.log({"gold": 1.0, **({"invalid": 1.0} if step % 20 == 7 else {})}, step=step)
+            run.log({"score": 1.0, **({"invalid": 1.0} if step % 20 == 7 else {})}, step=step)
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     rejected_entries = [json.loads(line) for line in rejected.read_text().splitlines()]
     steps = [point["step"] for entry in rejected_entries for point in entry["body"]["observations"]]
@@ -115,8 +115,8 @@ def test_refused_run_is_logged_and_ends(
     """A run that cannot be opened is logged as not watched, and what it logged is set aside."""
     with open_run(server, metrics=METRICS):
         pass
-    with open_run(server, metrics={"gold": {"role": "proxy"}}, resume="allow", limits=Limits(flush_seconds=60)) as run:
-        run.log({"gold": 1.0}, step=1)
+    with open_run(server, metrics={"score": {"role": "proxy"}}, resume="allow", limits=Limits(flush_seconds=60)) as run:
+        run.log({"score": 1.0}, step=1)
     assert any("NOT being watched" in message and "other metrics" in message for message in list_messages(caplog))
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     assert [json.loads(line)["to"] for line in rejected.read_text().splitlines()] == ["observations", "finish"]
@@ -126,11 +126,11 @@ def test_refused_run_is_logged_and_ends(
 def test_forgotten_run_is_opened_again(server: FakeServer, service: FakeService) -> None:
     """A service restored from an older backup gets the run opened anew."""
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert run.flush()
         with service.lock:
             service.runs.clear()
-        run.log({"gold": 1.0}, step=2)
+        run.log({"score": 1.0}, step=2)
     assert [step for _, _, step in service.find_run("a run").observations] == [2]
 
 
@@ -147,7 +147,7 @@ def test_conflict_is_logged_once(server: FakeServer, caplog: pytest.LogCaptureFi
     """A step logged again with another value is warned about once."""
     with open_run(server) as run:
         for value in (1.0, 2.0, 3.0):
-            run.log({"gold": value}, step=1)
+            run.log({"score": value}, step=1)
     assert len([message for message in list_messages(caplog) if "logged twice" in message]) == 1
 
 
@@ -159,7 +159,7 @@ def test_full_queue_drops_observations_and_warns_once(
     service.scripted_answers = [lambda path, body: Answer(503, {})] * 1_000
     with open_run(server, limits=Limits(queue_entries=10, flush_seconds=0)) as run:
         for step in range(500):
-            run.log({"gold": 1.0}, step=step)
+            run.log({"score": 1.0}, step=step)
         run.checkpoint("file:///a", step=500)
         wait_until(lambda: run.dropped > 0)
         assert run.dropped < 500
@@ -180,7 +180,7 @@ def test_hanging_service_delays_no_call(server: FakeServer, service: FakeService
     with open_run(server) as run:
         assert request_started.wait(60)
         for step in range(2_000):
-            run.log({"gold": float(step)}, step=step)
+            run.log({"score": float(step)}, step=step)
             assert not run.should_stop
         run.checkpoint("/ckpt/1999", step=1999)
         assert not may_answer.is_set()  # the first request still hangs

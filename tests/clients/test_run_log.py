@@ -22,7 +22,7 @@ def test_finish_names_the_obeyed_decision(server: FakeServer, service: FakeServi
     cases = (("obeys", "completed"), ("fails", "failed"), ("ignores", "completed"))
     for name, status in cases:
         run = open_run(server, name=name)
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert run.flush()
         if name != "ignores":
             assert run.should_stop
@@ -36,11 +36,11 @@ def test_undone_stop_is_not_obeyed(server: FakeServer, service: FakeService) -> 
     """A run that ends after its stop was undone names no decision."""
     service.stop_at_step = 1
     with open_run(server) as run:
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert run.flush()
         assert run.should_stop
         service.decision_state = "undone"
-        run.log({"gold": 1.0}, step=2)
+        run.log({"score": 1.0}, step=2)
         assert run.flush()
         assert not run.should_stop
     assert list_posts(service)[-1] == ("finish", {"status": "completed"})
@@ -54,7 +54,7 @@ def test_decision_changes_are_logged(
     service.stop_at_step, service.decision_state = 1, "on_hold"
     with open_run(server, mode="enforce") as run:
         assert run.decision is None
-        run.log({"gold": 1.0}, step=1)
+        run.log({"score": 1.0}, step=1)
         assert run.flush()
         assert run.decision is not None
         assert (run.decision.state, run.decision.reason) == ("on_hold", "the fake decided it")
@@ -74,13 +74,13 @@ def test_mistyped_metric_is_logged_once(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A metric name close to a declared one without values is suggested once; other unwatched metrics are not."""
-    service.missing, service.unwatched = {"gold": "eval"}, ["gould", "learning_rate"]
+    service.missing, service.unwatched = {"score": "eval"}, ["scroe", "learning_rate"]
     with open_run(server, metrics=METRICS) as run:
         for step in range(3):
-            run.log({"gould": 1.0, "learning_rate": 0.1}, step=step)
+            run.log({"scroe": 1.0, "learning_rate": 0.1}, step=step)
             assert run.flush()
     assert list_messages(caplog) == [
-        "evalstop: 'gould' is not declared; 'gold' (eval) has no value yet. Did you mean 'gold'?",
+        "evalstop: 'scroe' is not declared; 'score' (eval) has no value yet. Did you mean 'score'?",
         "evalstop: the run ended without a value of its eval: the service could decide nothing",
     ]
 

@@ -152,7 +152,7 @@ def test_any_bytes_are_read_or_malformed(record: bytes) -> None:
 def test_growing_file_is_read_once_and_in_order(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
     """However a file grows, each scalar is read once and in order."""
     file = tmp_path_factory.mktemp("cut") / "events.out.tfevents.1"
-    whole = b"".join(frame_record(encode_event(step, gold=step)) for step in range(5))
+    whole = b"".join(frame_record(encode_event(step, score=step)) for step in range(5))
     folder, scalars = Folder(), []
     for length in [*sorted(cuts), len(whole)]:
         file.write_bytes(whole[:length])
@@ -174,13 +174,13 @@ def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
             scalars.append((portion.restarts_at, [scalar.step for scalar in portion.scalars]))
         return scalars
 
-    append_events(file, *(encode_event(step, 1.0, gold=step) for step in range(1, 4)))
+    append_events(file, *(encode_event(step, 1.0, score=step) for step in range(1, 4)))
     assert read_steps() == [(None, [1, 2, 3])]
     with file.open("r+b") as opened:
         opened.truncate()
-    append_events(file, *(encode_event(step, 2.0, gold=step, other_and_longer=1.0) for step in range(2, 6)))
+    append_events(file, *(encode_event(step, 2.0, score=step, other_and_longer=1.0) for step in range(2, 6)))
     assert read_steps() == [(2, [2, 2, 3, 3, 4, 4, 5, 5])]
-    copied = file.read_bytes() + frame_record(encode_event(6, 3.0, gold=6))
+    copied = file.read_bytes() + frame_record(encode_event(6, 3.0, score=6))
     (tmp_path / "copy").write_bytes(copied)
     (tmp_path / "copy").replace(file)  # as rsync does: another inode, the same content
     assert read_steps() == [(None, [6])]
@@ -191,7 +191,7 @@ def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
 def test_damaged_record_is_skipped(tmp_path: Path) -> None:
     """A damaged record is skipped; a damaged length ends the file for now."""
     file = tmp_path / "events.out.tfevents.1"
-    records = [frame_record(encode_event(step, gold=step)) for step in range(4)]
+    records = [frame_record(encode_event(step, score=step)) for step in range(4)]
     damaged = bytearray(records[1])
     damaged[20] ^= 1
     file.write_bytes(records[0] + bytes(damaged) + records[2])
@@ -207,29 +207,29 @@ def test_pipes_and_huge_records_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.out.tfevents.1")
     append_events(tmp_path / "elsewhere", encode_event(1, secret=1.0))
     (tmp_path / "events.out.tfevents.2").symlink_to(tmp_path / "elsewhere")
-    append_events(tmp_path / "events.out.tfevents.3", b"x" * (1 << 20) + b"x", encode_event(7, gold=1.0))
+    append_events(tmp_path / "events.out.tfevents.3", b"x" * (1 << 20) + b"x", encode_event(7, score=1.0))
     length = (1 << 39).to_bytes(8, "little")
     with (tmp_path / "events.out.tfevents.3").open("ab") as file:
         file.write(length + masked_crc32c(length).to_bytes(4, "little"))
-    assert read_scalars(*sorted(tmp_path.glob("events*"))) == [("gold", 7, 1.0)]
+    assert read_scalars(*sorted(tmp_path.glob("events*"))) == [("score", 7, 1.0)]
 
 
 def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """The files of a folder are one run, and its subfolders are others."""
     logs = tmp_path / "logs"
-    append_events(logs / "events.out.tfevents.1", encode_event(1, gold=0.5), encode_event(2, gold=0.75))
-    append_events(logs / "events.out.tfevents.2", encode_event(3, gold=1.0))
+    append_events(logs / "events.out.tfevents.1", encode_event(1, score=0.5), encode_event(2, score=0.75))
+    append_events(logs / "events.out.tfevents.2", encode_event(3, score=1.0))
     append_events(
-        logs / "seed-2" / "events.out.tfevents.1", encode_event(1, gold=float("nan")), encode_event(-1, gold=1.0)
+        logs / "seed-2" / "events.out.tfevents.1", encode_event(1, score=float("nan")), encode_event(-1, score=1.0)
     )
-    watch_once(logs, server, tmp_path / "state.json", "--metric", "gold=eval:minimize", "--label", "team=x")
+    watch_once(logs, server, tmp_path / "state.json", "--metric", "score=eval:minimize", "--label", "team=x")
     end = ("finish", {"status": "completed"})
     assert list_posts_by_run(service) == {
-        "logs": [("gold", (1, 0.5)), ("gold", (2, 0.75)), ("gold", (3, 1.0)), end],
-        "logs/seed-2": [("gold", (1, "NaN")), end],
+        "logs": [("score", (1, 0.5)), ("score", (2, 0.75)), ("score", (3, 1.0)), end],
+        "logs/seed-2": [("score", (1, "NaN")), end],
     }
     opened = [body for path, body in service.posts if path.endswith("/runs")]
-    assert opened[0]["metrics"] == {"gold": {"role": "eval", "direction": "minimize"}}
+    assert opened[0]["metrics"] == {"score": {"role": "eval", "direction": "minimize"}}
     assert opened[0]["labels"] == {"team": "x"}
 
 
@@ -247,20 +247,20 @@ def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: Fak
 
 def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A new file that goes back to earlier steps of a tag resumes the run; one with other tags does not."""
-    append_events(tmp_path / "events.out.tfevents.1", *(encode_event(step, gold=step) for step in range(1, 6)))
+    append_events(tmp_path / "events.out.tfevents.1", *(encode_event(step, score=step) for step in range(1, 6)))
     append_events(
         tmp_path / "events.out.tfevents.2",
         encode_event(2, other=1.0),
-        encode_event(4, gold=40.0),
-        encode_event(5, gold=50.0),
+        encode_event(4, score=40.0),
+        encode_event(5, score=50.0),
     )
     watch_once(tmp_path, server, tmp_path / "state.json", "--name", "run")
     posts = list_posts_by_run(service)["run"]
     assert posts[5:] == [
         ("other", (2, 1.0)),
         ("resume", {"step": 3}),
-        ("gold", (4, 40.0)),
-        ("gold", (5, 50.0)),
+        ("score", (4, 40.0)),
+        ("score", (5, 50.0)),
         ("finish", {"status": "completed"}),
     ]
 
@@ -269,7 +269,7 @@ def test_folders_of_one_name_are_separate_runs(tmp_path: Path, server: FakeServe
     """A folder continues its own run, and a folder of the same name elsewhere has another."""
     for number in (1, 2, 3):
         for place in ("a", "b"):
-            append_events(tmp_path / place / "logs" / "events.out.tfevents.1", encode_event(number, gold=0.5))
+            append_events(tmp_path / place / "logs" / "events.out.tfevents.1", encode_event(number, score=0.5))
             watch_once(tmp_path / place / "logs", server, tmp_path / f"{place}.json")
             assert list(service.runs.values())[-1].status == "completed"
     assert {run.name: len(run.observations) for run in service.runs.values()} == {"logs": 3, "logs-2": 3}
@@ -278,25 +278,25 @@ def test_folders_of_one_name_are_separate_runs(tmp_path: Path, server: FakeServe
 def test_state_file_prevents_sending_again(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A restarted watcher continues where it was; without its state file it sends everything again."""
     file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
-    append_events(file, encode_event(1, gold=0.5))
+    append_events(file, encode_event(1, score=0.5))
     watch_once(file.parent, server, state_file)
-    append_events(file, encode_event(2, gold=0.75))
+    append_events(file, encode_event(2, score=0.75))
     watch_once(file.parent, server, state_file)
-    posts = [post for post in list_posts_by_run(service)["logs"] if post[0] == "gold"]
-    assert posts == [("gold", (1, 0.5)), ("gold", (2, 0.75))]
+    posts = [post for post in list_posts_by_run(service)["logs"] if post[0] == "score"]
+    assert posts == [("score", (1, 0.5)), ("score", (2, 0.75))]
     state_file.write_text("[]")
     watch_once(file.parent, server, state_file)
-    assert len([post for post in list_posts_by_run(service)["logs"] if post[0] == "gold"]) == 4
+    assert len([post for post in list_posts_by_run(service)["logs"] if post[0] == "score"]) == 4
     file.unlink()  # and another in its place
-    append_events(file, encode_event(9, gold=1.0))
+    append_events(file, encode_event(9, score=1.0))
     watch_once(file.parent, server, state_file)
-    assert ("gold", (9, 1.0)) in list_posts_by_run(service)["logs"]
+    assert ("score", (9, 1.0)) in list_posts_by_run(service)["logs"]
 
 
 def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """What is written while the service is unavailable is sent later, and the run is not finished."""
     file = tmp_path / "events.out.tfevents.1"
-    append_events(file, encode_event(1, gold=0.5))
+    append_events(file, encode_event(1, score=0.5))
     command = [
         sys.executable,
         "-m",
@@ -310,7 +310,7 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
     with running_program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
         wait_until(lambda: list_posts_by_run(service).get("r"))
         service.scripted_answers += [Answer(503, {})] * 2
-        append_events(file, encode_event(2, gold=0.75))
+        append_events(file, encode_event(2, score=0.75))
         wait_until(lambda: len(list_posts_by_run(service)["r"]) == 2)
         watcher.terminate()
         assert watcher.wait(20) == 0
@@ -321,8 +321,8 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
     ("options", "message"),
     [
         (["absent"], "no such folder"),
-        ([".", "--metric", "gold"], "TAG=SIGNAL"),
-        ([".", "--metric", "gold=eval:up"], "TAG=SIGNAL"),
+        ([".", "--metric", "score"], "TAG=SIGNAL"),
+        ([".", "--metric", "score=eval:up"], "TAG=SIGNAL"),
         ([".", "--label", "x"], "label=value"),
         (["."], "EVALSTOP_URL"),
     ],

@@ -59,11 +59,11 @@ def test_healthy_run_has_no_blocking_check(examine: Examine, project: Project) -
 
 def test_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
     """A metric that is logged but not watched is named beside the eval without values."""
-    with project.report_run("typo", (), metrics={"gold": {"role": "eval"}}) as run:
-        run.log({"gould": 0.5}, step=1)
+    with project.report_run("typo", (), metrics={"score": {"role": "eval"}}) as run:
+        run.log({"scroe": 0.5}, step=1)
         assert run.flush()
         assert list_blocking(examine("typo")) == {
-            "eval": "gold has no value yet; not watched: gould",
+            "eval": "score has no value yet; not watched: scroe",
         }
 
 

@@ -384,7 +384,7 @@ def test_real_trainer_is_stopped_by_its_label(tmp_path: Path, server: FakeServer
     """A trainer under a receiver sends the label, and a stop with that label ends it."""
     code = (
         "import time\nfrom evalstop_client import Run\n"
-        "with Run(name='a run') as run:\n    run.log({'gold': 1.0}, step=1)\n    time.sleep(3600)"
+        "with Run(name='a run') as run:\n    run.log({'score': 1.0}, step=1)\n    time.sleep(3600)"
     )
     own_key = "--job-key-env", "TRAINER_KEY"
     with start_receiver(tmp_path, server, code, *own_key, EVALSTOP_URL=server.url, TRAINER_KEY=KEY) as job:

@@ -28,15 +28,15 @@ extra_steps, running = count(), []
 def log_extra(*_):
     if not running:  # a handler slower than the timer would nest without end
         running.append(True)
-        run.log({"gold": 0.0}, step=1_000_000 + next(extra_steps))
+        run.log({"score": 0.0}, step=1_000_000 + next(extra_steps))
         running.clear()
 
 signal.signal(signal.SIGALRM, log_extra)
 for name in "abcdefghij":
-    with Run(name=name, metrics={"gold": {"role": "eval"}}) as run:
+    with Run(name=name, metrics={"score": {"role": "eval"}}) as run:
         signal.setitimer(signal.ITIMER_REAL, 50e-6, 50e-6)
         for step in range(300):  # the first call starts the threads
-            run.log({"gold": 1.0}, step=step)
+            run.log({"score": 1.0}, step=step)
         signal.setitimer(signal.ITIMER_REAL, 0)
         time.sleep(0.01)  # for the last signal
     assert run.dropped == 0

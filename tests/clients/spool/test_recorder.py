@@ -13,7 +13,7 @@ from evalstop_client.spool.warnings import WarningLog
 
 
 def make_observation(step: int) -> Entry:
-    return Entry("observations", {"observations": [{"metric": "gold", "step": step, "value": 1.0}]})
+    return Entry("observations", {"observations": [{"metric": "score", "step": step, "value": 1.0}]})
 
 
 def test_full_queue_drops_observations_but_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
