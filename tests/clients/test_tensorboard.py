@@ -321,8 +321,8 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
     ("options", "message"),
     [
         (["absent"], "no such folder"),
-        ([".", "--metric", "score"], "TAG=SIGNAL"),
-        ([".", "--metric", "score=eval:up"], "TAG=SIGNAL"),
+        ([".", "--metric", "score"], "TAG=ROLE"),
+        ([".", "--metric", "score=eval:up"], "TAG=ROLE"),
         ([".", "--label", "x"], "label=value"),
         (["."], "EVALSTOP_URL"),
     ],

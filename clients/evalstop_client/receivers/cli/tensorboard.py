@@ -59,7 +59,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--metric",
         action="append",
         default=[],
-        metavar="TAG=SIGNAL[:DIRECTION]",
+        metavar="TAG=ROLE[:DIRECTION]",
         help="the role of a tag: eval, proxy, kl or loss; maximize or minimize (default: recognized by the tags)",
     )
     add(
@@ -132,7 +132,7 @@ def _roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         metric_role, _, direction = role.partition(":")
         if not tag or metric_role not in METRIC_ROLES or direction not in ("", *DIRECTIONS):
             raise ConfigurationError(
-                f"metric {text!r}: write TAG=SIGNAL or TAG=SIGNAL:minimize; {', '.join(METRIC_ROLES)}."
+                f"metric {text!r}: write TAG=ROLE or TAG=ROLE:minimize; {', '.join(METRIC_ROLES)}."
             )
         roles[tag] = {"role": metric_role, **({"direction": direction} if direction else {})}
     return roles
