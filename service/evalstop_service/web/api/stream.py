@@ -14,9 +14,9 @@ from pydantic import Field
 from starlette.types import Receive
 
 from evalstop_service.rules.run_results import Call
-from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Unpacker, unpacker
+from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Decompressor, create_decompressor
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
-from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_slow
+from evalstop_service.web.api.reading.stream import StreamIngestion, StreamLimits, too_slow
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamResult
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
@@ -120,41 +120,42 @@ def routes(limits: StreamLimits) -> APIRouter:
         """Store observations of many runs, sent as lines of JSON, while they arrive.
 
         A line holds one observation or, under `observations`, many of one run; lines of many runs may be mixed. An
-        error
-        affects only its line and is reported by line number. The response comes when everything is durable.
+        error affects only its line and is reported by line number. The response comes when everything is durable.
         """
-        unpack = _unpacker(request, limits)
+        decompressor = _choose_decompressor(request, limits)
         body = _Body(request.receive, limits)
-        intake = Intake(committer, caller.project_id, limits, caller.key.id)
+        ingestion = StreamIngestion(committer, caller.project_id, limits, caller.key.id)
         with context.shares.streams.hold(caller.sender):
-            async with _held(room, limits.wait_seconds):
+            async with _hold_stream(room, limits.wait_seconds):
                 try:
-                    await intake.take(body.parts(), unpack)
+                    await ingestion.ingest(body.parts(), decompressor)
                 except Problem as problem:
-                    heard = await body.drained()
-                    raise _broken_off(problem, intake.tally.result(clock()), keep=heard) from problem
-        return Response(msgspec.json.encode(intake.tally.result(clock())), media_type="application/json")
+                    is_drained = await body.drain()
+                    raise _describe_interruption(
+                        problem, ingestion.totals.result(clock()), keep=is_drained
+                    ) from problem
+        return Response(msgspec.json.encode(ingestion.totals.result(clock())), media_type="application/json")
 
     return router
 
 
-def _unpacker(request: Request, limits: StreamLimits) -> Unpacker:
+def _choose_decompressor(request: Request, limits: StreamLimits) -> Decompressor:
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
         raise Problem(415, ProblemKind.NOT_JSON_LINES, f"send it with the header `Content-Type: {MEDIA_TYPE}`")
-    found = unpacker(", ".join(request.headers.getlist("content-encoding")))
-    if found is None:
+    decompressor = create_decompressor(", ".join(request.headers.getlist("content-encoding")))
+    if decompressor is None:
         detail = f"Content-Encoding must be one of {ENCODINGS}; nothing was stored"
         raise Problem(415, ProblemKind.UNKNOWN_ENCODING, detail, headers={"Accept-Encoding": ENCODINGS})
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.stream_bytes:
         detail = f"the limit is {limits.stream_bytes} bytes; send it in parts. Nothing was stored"
         raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail, headers={"Connection": "close"})
-    return found
+    return decompressor
 
 
 @asynccontextmanager
-async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[None]:
+async def _hold_stream(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[None]:
     """Wait for a free place for a stream, and hold it."""
     try:
         async with asyncio.timeout(wait_seconds):
@@ -169,7 +170,7 @@ async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[N
         room.release()
 
 
-def _broken_off(problem: Problem, so_far: StreamResult, *, keep: bool) -> Problem:
+def _describe_interruption(problem: Problem, so_far: StreamResult, *, keep: bool) -> Problem:
     lines = so_far.lines
     detail = f"{problem.detail}. The first {lines} lines were processed, see `so_far`; the stream failed after them. "
     detail += "Sending the whole stream again is harmless: stored observations count as duplicates"
@@ -199,7 +200,7 @@ class _Body:
             if part:
                 yield part
 
-    async def drained(self) -> bool:
+    async def drain(self) -> bool:
         """Read the rest, so that the sender gets the response; False if too much is left."""
         left = _DRAIN_BYTES
         with suppress(TimeoutError, Problem):

@@ -14,10 +14,10 @@ from evalstop_service.web.api.reading.json_lines import (
     MOST_LINE_BYTES,
     BadLine,
     BatchLine,
-    Cutter,
+    LineSplitter,
     RunObservations,
-    flat,
-    read,
+    decode_flat_lines,
+    parse_line,
 )
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -105,13 +105,13 @@ def assert_equal(actual: RunObservations, expected: RunObservations | None) -> N
 
 def assert_readers_agree(block: bytes) -> None:
     """The fast readers of blocks and of lines return what the model returns, or refuse the line."""
-    block_points = flat(block)
+    block_points = decode_flat_lines(block)
     if block_points is not None:
         for point, line in zip(block_points, block.split(b"\n"), strict=True):
             assert_equal(RunObservations(point.run_id, (point,)), read_by_model(line))
     for line in block.split(b"\n"):
         try:
-            observations = read(line)
+            observations = parse_line(line)
         except BadLine:
             assert read_by_model(line) is None
         else:
@@ -134,7 +134,7 @@ def test_malformed_or_ambiguous_lines_are_not_misread(block: bytes) -> None:
 def test_valid_lines_take_the_fast_path(block: list[bytes]) -> None:
     """A block of valid lines without escapes is read at once."""
     if not any(b"\\" in line for line in block):
-        assert flat(b"\n".join(block)) is not None
+        assert decode_flat_lines(b"\n".join(block)) is not None
 
 
 @given(
@@ -148,9 +148,9 @@ def test_lines_do_not_depend_on_how_the_stream_is_cut(
 ) -> None:
     """Whatever the size of the pieces, the same lines come out; lines over the limit are dropped."""
     body = b"\n".join(expected) + (b"\n" if ends_with_newline else b"")
-    cutter, lines, position = Cutter(), list[bytes | None](), 0
+    cutter, lines, position = LineSplitter(), list[bytes | None](), 0
     for size in [*sizes, *[60_000] * (len(body) // 60_000 + 1)]:
-        for block in cutter.blocks(body[position : position + size]):
+        for block in cutter.split(body[position : position + size]):
             lines += block.split(b"\n") if block is not None else [None]
         position += size
     lines.append(cutter.rest())
@@ -178,7 +178,7 @@ def test_lines_do_not_depend_on_how_the_stream_is_cut(
 def test_bad_line_is_explained_briefly_with_its_place(line: bytes, expected_detail: str) -> None:
     """The error names the column or field, and stays under 700 characters."""
     with pytest.raises(BadLine) as error:
-        read(line.replace(b"%s", RUN.encode()))
+        parse_line(line.replace(b"%s", RUN.encode()))
     assert expected_detail in error.value.detail
     assert len(error.value.detail) < 700
     assert "Nothing was stored" not in error.value.detail

@@ -22,37 +22,37 @@ MOST_MEMBERS = 10_000
 """Compressed files may be concatenated, including empty ones, and each costs time."""
 
 
-class Damaged(Exception):
+class DecompressionError(Exception):
     """The body cannot be decompressed."""
 
 
-class Unpacker(Protocol):
+class Decompressor(Protocol):
     """Decompresses a body as it arrives."""
 
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Decompress the next part of the body; consume the chunks before you pass another part. Raises Damaged."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Decompress the next part; consume the chunks before you pass another one. Raises DecompressionError."""
         ...
 
     def end(self) -> None:
-        """End the body. Raises Damaged if it is truncated."""
+        """End the body. Raises DecompressionError if it is truncated."""
         ...
 
 
-def unpacker(encoding: str) -> Unpacker | None:
-    """The unpacker for the value of a Content-Encoding header; None if it is unknown."""
+def create_decompressor(encoding: str) -> Decompressor | None:
+    """The decompressor for the value of a Content-Encoding header; None if it is unknown."""
     match encoding.strip().lower():
         case "" | "identity":
-            return _Plain()
+            return _Identity()
         case "gzip" | "x-gzip":
-            return _Packed(_Gzip)
+            return _Compressed(_Gzip)
         case "zstd":
-            return _Packed(_zstd)
+            return _Compressed(_zstd)
     return None
 
 
-class _Plain:
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        yield from _cut(data)
+class _Identity:
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        yield from _split(data)
 
     def end(self) -> None:
         pass
@@ -68,19 +68,19 @@ class _Member(Protocol):
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
-class _Packed:
+class _Compressed:
     def __init__(self, member: Callable[[], _Member]) -> None:
         self._new = member
         self._member: _Member | None = None
         self._members = 0
 
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        for part in _cut(data):
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        for part in _split(data):
             yield from self._pieces(part)
 
     def end(self) -> None:
         if self._member is not None or not self._members:
-            raise Damaged("it is truncated")
+            raise DecompressionError("it is truncated")
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         full = False
@@ -89,7 +89,7 @@ class _Packed:
             try:
                 piece = member.decompress(data, PIECE_BYTES)
             except (zlib.error, zstd.ZstdError) as error:
-                raise Damaged(_words(error)) from error
+                raise DecompressionError(_describe_error(error)) from error
             if piece:
                 yield piece
             data, full = b"", len(piece) == PIECE_BYTES
@@ -99,7 +99,7 @@ class _Packed:
     def _begin(self) -> _Member:
         self._members += 1
         if self._members > MOST_MEMBERS:
-            raise Damaged(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
+            raise DecompressionError(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
         self._member = self._new()
         return self._member
 
@@ -126,11 +126,11 @@ def _zstd() -> _Member:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
 
 
-def _cut(data: bytes) -> Iterator[bytes]:
+def _split(data: bytes) -> Iterator[bytes]:
     return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if "too much memory" in str(error):
         return f"its window is over {2 ** (WINDOW_LOG - 20)} MiB; compress it without `--long` and `--ultra`"
     return str(error)

@@ -71,7 +71,7 @@ class BadLine(Exception):
 TOO_LONG = BadLine("The line is too long", f"the limit is {MOST_LINE_BYTES} bytes; send fewer observations per line")
 
 
-class Cutter:
+class LineSplitter:
     """Splits a stream into blocks of whole lines, and buffers the beginning of the next line.
 
     Chunks must be shorter than the longest line allowed. Nothing is buffered of a line that is too long.
@@ -81,7 +81,7 @@ class Cutter:
         self._begun = bytearray()
         self._overlong = False
 
-    def blocks(self, piece: bytes) -> Iterator[bytes | None]:
+    def split(self, piece: bytes) -> Iterator[bytes | None]:
         """The lines that end in this chunk, as blocks without the last line feed; None stands for a line that was too
         long."""
         first, last = piece.find(b"\n"), piece.rfind(b"\n")
@@ -121,7 +121,7 @@ _MARKS, _MARKS_OF_STDERR, _MARKS_OF_TIME = 12, 2, 4
 _MARKS_OF_BATCH, _MARKS_IN_BATCH = 6, 8
 
 
-def flat(block: bytes) -> list[FlatLine] | None:
+def decode_flat_lines(block: bytes) -> list[FlatLine] | None:
     """Decode lines that are all plain and valid, at a tenth of the cost of decoding each; None for others."""
     # The decoder treats line feeds like any whitespace. In flat objects, the text between a closing and an opening
     # brace ends an object, so equal numbers of objects and lines mean one object per line.
@@ -134,10 +134,10 @@ def flat(block: bytes) -> list[FlatLine] | None:
         return None
     if len(found) != count or not all(map(_is_canonical, {line.run_id for line in found})):
         return None
-    return found if _says_nothing_twice(block, _MARKS * count, found) else None
+    return found if _has_unique_names(block, _MARKS * count, found) else None
 
 
-def read(line: bytes) -> RunObservations:
+def parse_line(line: bytes) -> RunObservations:
     """Parse a line. Raises BadLine."""
     try:
         if b'"observations"' in line:
@@ -151,12 +151,12 @@ def read(line: bytes) -> RunObservations:
     except UNREADABLE as error:
         _refuse(line)
         raise BadLine("The line is not valid", str(error)[:200]) from error
-    if b"\\" in line or not _says_nothing_twice(line, marks, points):
+    if b"\\" in line or not _has_unique_names(line, marks, points):
         _refuse(line)
     return result
 
 
-def _says_nothing_twice(text: bytes, marks: int, points: Any) -> bool:
+def _has_unique_names(text: bytes, marks: int, points: Any) -> bool:
     """Whether a text has no duplicate names: the decoder takes the last of them."""
     found = text.count(b'"')
     if found == marks:
@@ -187,10 +187,10 @@ def _refuse(line: bytes) -> None:
     try:
         model.model_validate(document)
     except ValidationError as error:
-        raise BadLine("The line is not valid", _what_is_wrong(error)) from error
+        raise BadLine("The line is not valid", _describe_errors(error)) from error
 
 
-def _what_is_wrong(error: ValidationError) -> str:
+def _describe_errors(error: ValidationError) -> str:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = [f"{_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"[:200] for item in found[:3]]
     more = f"; and {len(found) - len(first)} more" if len(found) > len(first) else ""

@@ -45,7 +45,7 @@ class StreamResult(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Standing:
+class RunTotals:
     """The state of a run after a stream."""
 
     accepted: int
@@ -61,26 +61,26 @@ class StreamTotals:
     duplicates: int = 0
     conflict_count: int = 0
     error_count: int = 0
-    runs: dict[UUID, Standing] = field(default_factory=dict)
+    runs: dict[UUID, RunTotals] = field(default_factory=dict)
     _errors: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def wrong(self, line: int, title: str, detail: str) -> None:
+    def add_error(self, line: int, title: str, detail: str) -> None:
         """Record the error of a line; of many, only those of the first lines are kept."""
         self.error_count += 1
         self._errors.append((line, title, detail))
         if len(self._errors) >= 2 * MOST_ERRORS:
             self._errors = sorted(self._errors)[:MOST_ERRORS]
 
-    def stored(self, run_id: UUID, receipt: Receipt) -> None:
+    def add_receipt(self, run_id: UUID, receipt: Receipt) -> None:
         """Count a receipt, except for its conflicts: each is recorded as the error of its line."""
         self.accepted += receipt.accepted
         self.duplicates += receipt.duplicates
-        standing = self.runs.get(run_id)
-        if standing is None:
-            self.runs[run_id] = Standing(receipt.accepted, receipt)
+        totals = self.runs.get(run_id)
+        if totals is None:
+            self.runs[run_id] = RunTotals(receipt.accepted, receipt)
         else:
-            standing.accepted += receipt.accepted
-            standing.last = receipt
+            totals.accepted += receipt.accepted
+            totals.last = receipt
 
     def result(self, now: datetime) -> StreamResult:
         """The totals for the response."""
@@ -91,11 +91,11 @@ class StreamTotals:
             conflict_count=self.conflict_count,
             error_count=self.error_count,
             errors=[LineError(*error) for error in sorted(self._errors)[:MOST_ERRORS]],
-            runs=[_describe_run(run_id, standing, now) for run_id, standing in self.runs.items()],
+            runs=[_describe_run(run_id, totals, now) for run_id, totals in self.runs.items()],
         )
 
 
-def _describe_run(run_id: UUID, standing: Standing, now: datetime) -> RunResult:
-    run, decision = standing.last.run, standing.last.decision
+def _describe_run(run_id: UUID, totals: RunTotals, now: datetime) -> RunResult:
+    run, decision = totals.last.run, totals.last.decision
     should_stop = decision is not None and decision.stops(now)
-    return RunResult(run_id, standing.accepted, run.verdict.verdict, should_stop, run.best_checkpoint)
+    return RunResult(run_id, totals.accepted, run.verdict.verdict, should_stop, run.best_checkpoint)

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 from evalstop_service.errors import Closed, Overloaded
-from evalstop_service.web.api.reading.decompression import unpacker
+from evalstop_service.web.api.reading.decompression import create_decompressor
 from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES
-from evalstop_service.web.api.reading.stream import MOST_RUNS, Intake, StreamLimits
+from evalstop_service.web.api.reading.stream import MOST_RUNS, StreamIngestion, StreamLimits
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS
 from evalstop_service.web.problems import Problem
 from hypothesis import given
@@ -65,15 +65,15 @@ async def read_stream(
     committer: FakeCommitter, body: AsyncIterator[bytes], encoding: str = "", **limits: Any
 ) -> tuple[dict[str, Any], Problem | None]:
     """The stream's result, and the problem that ended it early, if any."""
-    unpack = unpacker(encoding)
+    unpack = create_decompressor(encoding)
     assert unpack is not None
-    intake, problem = Intake(committer, UUID(int=1), StreamLimits(**limits)), None
+    ingestion, problem = StreamIngestion(committer, UUID(int=1), StreamLimits(**limits)), None
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            await intake.take(body, unpack)
+            await ingestion.ingest(body, unpack)
     except Problem as error:
         problem = error
-    return msgspec.to_builtins(intake.tally.result(NOW)), problem
+    return msgspec.to_builtins(ingestion.totals.result(NOW)), problem
 
 
 def read_body(
@@ -92,14 +92,14 @@ def read_body(
     items=st.lists(batches | invalid_lines | blank_lines, max_size=12),
     cut_offsets=st.lists(st.integers(0, 10**7), max_size=8),
     encoding=st.sampled_from(sorted(COMPRESS)),
-    gathered=st.integers(1, 5),
+    max_pending=st.integers(1, 5),
     ends_with_newline=st.booleans(),
 )
 def test_results_do_not_depend_on_cuts_and_encoding(
     items: list[tuple[UUID, list[dict[str, Any]], bool] | bytes],
     cut_offsets: list[int],
     encoding: str,
-    gathered: int,
+    max_pending: int,
     ends_with_newline: bool,
 ) -> None:
     """However a stream is cut and compressed, the result is that of a dictionary filled line by line."""
@@ -134,7 +134,7 @@ def test_results_do_not_depend_on_cuts_and_encoding(
                     errors.append((len(lines), "Conflict"))
     body = b"\n".join(lines) + (b"\n" if ends_with_newline and lines else b"")
     committer = FakeCommitter(set(RUNS))
-    result, problem = read_body(COMPRESS[encoding](body), cut_offsets, encoding, committer, gathered=gathered)
+    result, problem = read_body(COMPRESS[encoding](body), cut_offsets, encoding, committer, max_pending=max_pending)
     assert problem is None
     assert repr(sorted(committer.values.items())) == repr(sorted(values.items()))
     assert result["accepted"] == accepted
@@ -167,7 +167,7 @@ def test_reading_stops_at_the_limit_while_nothing_is_stored() -> None:
         committer = FakeCommitter(set(RUNS), open=asyncio.Event())
         assert committer.open is not None
         finished = asyncio.Event()
-        reading = asyncio.create_task(read_stream(committer, send_endlessly(finished), gathered=limit))
+        reading = asyncio.create_task(read_stream(committer, send_endlessly(finished), max_pending=limit))
         previous = -1
         while lines_read > previous or committer.under_way == 0:  # until nothing more is read
             previous = lines_read
@@ -190,7 +190,7 @@ def test_observations_of_a_run_are_stored_in_order() -> None:
     """A run has one batch at a time under way, so the first of two values for a step is stored."""
     lines = [encode_line(RUNS[0], {"metric": "eval", "step": 1, "value": value}) for value in range(50)]
     committer = FakeCommitter(set(RUNS))
-    result, _ = read_body(b"\n".join(lines), range(0, 5000, 40), committer=committer, gathered=3)
+    result, _ = read_body(b"\n".join(lines), range(0, 5000, 40), committer=committer, max_pending=3)
     assert committer.values == {(RUNS[0], "eval", 1): 0.0}
     assert len(committer.messages) > 5
     assert [error["line"] for error in result["errors"]] == list(range(2, 51))
