@@ -2,7 +2,7 @@
 
 EVALUATE_FUNCTION = """
 def train_and_evaluate(step):
-    run.flush()  # an evaluation takes time, too
+    run.flush()  # takes some time, as an evaluation would
     return 1 - ((step - 1000) / 1000) ** 2, 0.01, step / 1000
 """
 

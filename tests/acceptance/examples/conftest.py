@@ -13,7 +13,7 @@ from evalstop_lab.service_process import Service, running_service
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """`evalstop up`."""
+    """A running `evalstop up`."""
     with running_service(tmp_path_factory.mktemp("service")) as service:
         yield service
 

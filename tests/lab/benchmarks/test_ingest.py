@@ -30,7 +30,7 @@ from tests.fixtures.http_handler import serve_handler
 
 T = TypeVar("T")
 
-LONG_DURATION = 600.0  # in seconds; loads end much earlier, after their requests
+LONG_SECONDS = 600.0  # loads end much earlier, after their requests
 
 
 def build_measurement(observations: int = 100, server_us: float = 1.0, database_us: float = 1.0) -> Measurement:
@@ -287,7 +287,7 @@ def test_a_refused_request_is_sent_again() -> None:
     bodies: list[bytes] = []
     with serve(type("Handler", (FakeBusyServer,), {"bodies": bodies})) as address:
         job = Job(
-            addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=LONG_DURATION, requests=3
+            addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=LONG_SECONDS, requests=3
         )
         result = asyncio.run(generate_load(job))
     assert (result.observations, result.retried) == (3, 3)
@@ -310,7 +310,7 @@ def test_a_connection_that_ends_early_fails_the_load() -> None:
             runs=("a",),
             clients=1,
             batch=1,
-            seconds=LONG_DURATION,
+            seconds=LONG_SECONDS,
         )
         with pytest.raises(LoadRefused, match="closed before the response"):
             asyncio.run(generate_load(job))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,7 @@ def launch_chromium() -> Iterator[Browser]:
 
 
 MAX_TABS = 60
+VALUE_TIMEOUT_SECONDS = 30.0
 
 
 def press_tab_until_focused(page: Page, selector: str) -> None:
@@ -115,3 +117,14 @@ def press_tab_until_focused(page: Page, selector: str) -> None:
         if elements.evaluate_all("(elements) => elements.includes(document.activeElement)"):
             return
     raise AssertionError(f"{selector} is not reached by the Tab key")
+
+
+def wait_for_value(page: Page, expression: str, value: object) -> None:
+    """Wait until a JavaScript expression has this value.
+
+    Playwright's wait_for_function evaluates a string in the page, which the content security policy refuses.
+    """
+    deadline = time.monotonic() + VALUE_TIMEOUT_SECONDS
+    while (actual := page.evaluate(expression)) != value:
+        assert time.monotonic() < deadline, f"{expression} is {actual!r}, not {value!r}"
+        page.wait_for_timeout(20)

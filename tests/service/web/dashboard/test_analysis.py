@@ -89,7 +89,7 @@ def test_chart_contains_only_finite_numbers(values: list[tuple[MetricRole, float
 
 
 def test_evidence_equals_that_of_the_monitor() -> None:
-    """Each track verdict with the evidence of a replay, and reaches its threshold where the replay stops."""
+    """Each track ends with the evidence of a replay, and reaches its threshold where the replay stops."""
     policy = policy_from_document(LEVEL_POLICY)
     observed = hacking_observations(29)
     tracks = evidence.replay_evidence(policy, observed)

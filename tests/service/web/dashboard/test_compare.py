@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,11 +23,9 @@ from playwright.sync_api import expect
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals, open_run, post_evals
-from tests.service.web.dashboard.serving import SQLITE_ONLY
+from tests.service.web.dashboard.serving import SQLITE_ONLY, wait_for_value
 
 TURNING_EVALS, CLIMBING_EVALS = load_recorded_evals("np-0044")[:29], load_recorded_evals("np-0082")[:20]
-
-TIMEOUT_SECONDS = 30.0
 
 
 def compare_path(*runs: UUID, **options: str) -> str:
@@ -184,37 +181,39 @@ def test_chart_options_are_kept_in_the_address(window: Window, embedded_database
     expect(page.locator(f"#pick-{turns.id}")).to_be_focused()
     page.check(f"#pick-{climbs.id}")
     page.get_by_role("button", name="Compare selected").click()
-    wait_for_value(window, f"{TRACES}.length", 8)
+    wait_for_chart_value(window, f"{TRACES}.length", 8)
     assert evaluate(window, f"{TRACES}[0].x") == [item.step for item in CLIMBING_EVALS]  # the newest run comes first
 
     page.select_option("[name=x]", "sqrt_kl")
-    wait_for_value(window, f"{TRACES}.length", 6)  # KL is not drawn over KL
+    wait_for_chart_value(window, f"{TRACES}.length", 6)  # KL is not drawn over KL
     distances = evaluate(window, f"{TRACES}[0].x")
     assert distances == pytest.approx([math.sqrt(item.kl) for item in CLIMBING_EVALS])
     page.select_option("[name=align]", "best")
-    wait_for_value(window, f"{TRACES}.filter((trace) => trace.name === 'best').map((trace) => trace.x[0])", [0, 0])
+    wait_for_chart_value(
+        window, f"{TRACES}.filter((trace) => trace.name === 'best').map((trace) => trace.x[0])", [0, 0]
+    )
     assert min(evaluate(window, f"{TRACES}[0].x")) < 0
     page.select_option("[name=x]", "step")
     page.locator("[name=smoothing]").fill("0.5")
-    wait_for_value(window, f"{TRACES}.length", 14)  # each series measured and smoothed
+    wait_for_chart_value(window, f"{TRACES}.length", 14)  # each series measured and smoothed
 
     proxy_line = "document.querySelector('#chart .subplot.xy2 .scatterlayer .js-line').getAttribute('d')"
     before, highest_kl = evaluate(window, proxy_line), evaluate(window, KL_TOP)
     drag_over_the_evals(window)
-    wait_for_value(window, f"{proxy_line} === {before!r}", False)
-    wait_for_value(window, f"{KL_TOP} < {highest_kl}", True)  # each panel scales to its visible points
+    wait_for_chart_value(window, f"{proxy_line} === {before!r}", False)
+    wait_for_chart_value(window, f"{KL_TOP} < {highest_kl}", True)  # each panel scales to its visible points
     page.locator("#chart .nsewdrag").first.dblclick()
-    wait_for_value(window, f"{KL_TOP} === {highest_kl}", True)
+    wait_for_chart_value(window, f"{KL_TOP} === {highest_kl}", True)
     drag_over_the_evals(window)
-    wait_for_value(window, f"{KL_TOP} < {highest_kl}", True)
+    wait_for_chart_value(window, f"{KL_TOP} < {highest_kl}", True)
     page.locator(f"[data-toggle='{turns.id}']").click()
-    wait_for_value(window, f"{TRACES}.length", 7)
+    wait_for_chart_value(window, f"{TRACES}.length", 7)
     query = parse_qs(urlsplit(page.url).query)
     assert (query["align"], query["smoothing"], query["hidden"]) == (["best"], ["0.5"], [str(turns.id)])
 
     zoomed_range = evaluate(window, "document.getElementById('chart').layout.xaxis.range")
     page.goto(page.url)
-    wait_for_value(window, f"{TRACES}.length", 7)
+    wait_for_chart_value(window, f"{TRACES}.length", 7)
     assert evaluate(window, "document.getElementById('chart').layout.xaxis.range") == pytest.approx(
         zoomed_range, rel=1e-6
     )
@@ -231,13 +230,9 @@ def evaluate(window: Window, expression: str) -> Any:
     return window.page.evaluate(expression)
 
 
-def wait_for_value(window: Window, expression: str, value: object) -> None:
-    # wait_for_function evaluates a string in the page, which the content security policy refuses.
+def wait_for_chart_value(window: Window, expression: str, value: object) -> None:
     window.page.wait_for_selector("#chart .scatterlayer", state="attached")
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while (actual := evaluate(window, expression)) != value:
-        assert time.monotonic() < deadline, f"{expression} is {actual!r}, not {value!r}"
-        window.page.wait_for_timeout(20)
+    wait_for_value(window.page, expression, value)
 
 
 def drag_over_the_evals(window: Window) -> None:

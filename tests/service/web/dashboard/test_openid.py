@@ -257,7 +257,7 @@ def test_grants_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("issuer", ["http://id.example", "id.example", "https://", "https://id.example/?a=b"])
 def test_issuer_needs_https(issuer: str) -> None:
-    """An issuer without TLS, a host or with a query is refused; plain HTTP is for loopback only."""
+    """An issuer without TLS, without a host or with a query is refused; plain HTTP is for loopback only."""
     with pytest.raises(ValidationError, match="issuer"):
         Settings(oidc_issuer=issuer, oidc_client_id="x", oidc_grants=json.dumps(GRANTS))
 

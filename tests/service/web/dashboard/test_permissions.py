@@ -261,7 +261,7 @@ def test_every_route_has_a_role() -> None:
 
 @pytest.mark.parametrize("role", ROLE_SCOPES, ids=["viewer", "operator", "admin"])
 def test_role_may_do_exactly_what_it_covers(service: PopulatedService, role: int) -> None:
-    """All other routes answer 403 and name the required role."""
+    """A role may use its routes; all others answer 403 and name the required role."""
     visitor, token = service.visitors[role], service.tokens[role]
     for route in GUARDED_ROUTES:
         if route == ("POST", "/logout"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from datetime import datetime
 
 import pytest
@@ -25,14 +24,12 @@ from tests.service.web.dashboard.recorded_runs import (
     open_run,
     post_evals,
 )
-from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link
+from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link, wait_for_value
 from tests.service.web.dashboard.test_page_safety import HOSTILE_NAMES
 
 pytestmark = pytest.mark.real
 
 EVALS = load_recorded_evals("np-0044")
-
-TIMEOUT_SECONDS = 30.0
 
 COUNT_PANELS = "Object.keys(document.getElementById('chart').layout).filter((name) => name.startsWith('yaxis')).length"
 
@@ -46,12 +43,9 @@ def tenant(embedded_database: Database, now: datetime) -> Tenant:
 
 
 def wait_for_chart(window: Window, points: int) -> None:
+    """Wait until the chart has this number of evals."""
     window.page.wait_for_selector("#chart .scatterlayer", state="attached")
-    # wait_for_function evaluates a string in the page, which the content security policy refuses.
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while (drawn := window.page.evaluate(COUNT_EVAL_POINTS)) != points:
-        assert time.monotonic() < deadline, f"the chart has {drawn} evals, not {points}"
-        window.page.wait_for_timeout(20)
+    wait_for_value(window.page, COUNT_EVAL_POINTS, points)
 
 
 def assert_page_fits(window: Window) -> None:
