@@ -90,7 +90,7 @@ def test_on_stop_is_called_once(server: FakeServer, service: FakeService, caplog
     assert list_messages(caplog) == ["evalstop: on_stop failed"]
 
 
-def test_notebook_shows_evals_and_link(server: FakeServer, service: FakeService) -> None:
+def test_notebook_shows_evals_and_link(server: FakeServer) -> None:
     """A notebook shows verdict, link and a curve of the declared eval, with the name escaped."""
     with open_run(server, name="<b>&'", metrics={"score": {"role": "eval"}}) as run:
         for step, value in enumerate((0.0, 1.0, float("nan"), 0.5)):

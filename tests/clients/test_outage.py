@@ -154,7 +154,7 @@ def test_unfinished_run_is_flushed_at_exit(tmp_path: Path) -> None:
         assert [kind for kind, _ in load_posts(record)] == ["runs", "observations"]
 
 
-def test_log_does_not_wait_for_a_hanging_service(tmp_path: Path) -> None:
+def test_log_does_not_wait_for_a_hanging_service() -> None:
     """A service that accepts connections and never answers does not slow log() down."""
     script = """
 import socket, sys, time

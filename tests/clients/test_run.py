@@ -264,9 +264,7 @@ def test_resume_option_continues_an_ended_run(
     assert list_messages(caplog) == []
 
 
-def test_resume_of_a_new_run_is_logged_as_an_error(
-    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_resume_of_a_new_run_is_logged_as_an_error(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     """resume() in a run that was opened without `resume` logs one error with what to write."""
     with open_run(server):
         pass
@@ -279,9 +277,7 @@ def test_resume_of_a_new_run_is_logged_as_an_error(
     assert 'resume="allow"' in errors[0]
 
 
-def test_reporting_to_an_ended_run_is_logged_as_an_error(
-    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reporting_to_an_ended_run_is_logged_as_an_error(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     """A run that another process has finished logs one error with the next answer."""
     with open_run(server) as first, open_run(server) as second:
         first.log({"score": 1.0}, step=1)

@@ -109,9 +109,7 @@ def test_oversized_batch_is_halved(server: FakeServer, service: FakeService) -> 
     assert len(service.find_run("a run").observations) == 100
 
 
-def test_refused_run_is_logged_and_ends(
-    server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_run_is_logged_and_ends(server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run that cannot be opened is logged as not watched, and what it logged is set aside."""
     with open_run(server, metrics=METRICS):
         pass

@@ -186,9 +186,7 @@ def test_policies_are_listed(shell: Shell) -> None:
     assert "3 consecutive eval declines" in shell.run("policy", "ls")
 
 
-def test_missing_things_are_named(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_things_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A missing key exits with 2, a missing service, run or policy with 1, each with a message."""
     assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)
     assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)

@@ -62,7 +62,7 @@ def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, s
 
 @pytest.mark.parametrize("forged", [False, True])
 def test_receiver_in_curl_and_bash(
-    tmp_path: Path, environment: dict[str, str], service: FakeService, server: FakeServer, forged: bool
+    tmp_path: Path, environment: dict[str, str], service: FakeService, forged: bool
 ) -> None:
     """It fetches, verifies, cancels, checks, reports and settles; it ignores a forged event."""
     missing = [name for name in ("curl", "jq", "openssl", "bash") if shutil.which(name) is None]

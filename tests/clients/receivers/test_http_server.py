@@ -187,7 +187,7 @@ def tls_receiver(
     http_server.server_close()
 
 
-def test_webhooks_come_by_tls(listener: ListeningReceiver, tls_receiver: tuple[str, ssl.SSLContext]) -> None:
+def test_webhooks_come_by_tls(tls_receiver: tuple[str, ssl.SSLContext]) -> None:
     """A webhook is accepted over HTTPS; plain HTTP and a silent connection do not block the server."""
     url, trust = tls_receiver
     host, port = url.removeprefix("https://").rstrip("/").split(":")

@@ -266,7 +266,7 @@ def test_signals_are_passed_to_the_job(
     assert service.reports == []
 
 
-def test_job_gets_streams_and_label_but_no_secret(tmp_path: Path, server: FakeServer) -> None:
+def test_job_gets_streams_and_label_but_no_secret(server: FakeServer) -> None:
     """The job has the receiver's streams and label; the webhook secret and the operator's key are removed."""
     code = (
         "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read()]), flush=True);"

@@ -77,7 +77,7 @@ def test_command_runs_without_a_shell(tmp_path: Path) -> None:
     assert job_control.check_job(job) == Gone("gone", {"argv": ["$HOME", "*", "7"], "home": "/nowhere"})
 
 
-def test_check_exit_code_decides_the_state(tmp_path: Path) -> None:
+def test_check_exit_code_decides_the_state() -> None:
     """0 means present and 3 gone; any other code, a timeout or a missing program means unavailable."""
     job = Job("7", {"job_id": "7"})
     assert isinstance(

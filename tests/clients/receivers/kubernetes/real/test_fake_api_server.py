@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -260,9 +259,7 @@ EXCHANGES = [missing, unauthorized, granted, patches, custom, graces, foreground
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: str(exchange.__name__))
-def test_fake_answers_like_the_real_server(
-    clients: list[Client], exchange: Callable[[Client], Iterator[Any]], tmp_path: Path
-) -> None:
+def test_fake_answers_like_the_real_server(clients: list[Client], exchange: Callable[[Client], Iterator[Any]]) -> None:
     """Status, reason and object of errors, and the defaulted, dropped and kept fields of objects, are the same."""
     fake, real = (list(exchange(client)) for client in clients)
     assert fake == real
