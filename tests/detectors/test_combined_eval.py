@@ -10,8 +10,6 @@ from evalstop_detectors import CombinedState, EvalValue, OutOfOrder, Score, comb
 from hypothesis import given
 from hypothesis import strategies as st
 
-NAN = math.nan
-
 weight_lists = st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=2, max_size=3)
 eval_values = st.one_of(
     st.none(), st.integers(-4, 4).map(float), st.sampled_from([math.nan, math.inf, -1e308, 1e308, 5e-324])

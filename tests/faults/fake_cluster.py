@@ -13,6 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+POLL_SECONDS = 0.2
+"""Time between two scans of the jobs' folders, which take a while with 1,000 jobs."""
+
+IGNORE_SHARE, COMPLETE_SHARE = 0.05, 0.1
+"""Shares of the trainers that ignore a request to save, and that end after saving."""
+
 SCRIPT = """
 cd {folder}/$2 || exit 1
 case $1 in
@@ -105,10 +111,3 @@ class FakeCluster:
         (job.folder / "saved").touch()
         if completes:
             job.complete()
-
-
-POLL_SECONDS = 0.2
-"""Time between two scans of the jobs' folders, which take a while with 1,000 jobs."""
-
-IGNORE_SHARE, COMPLETE_SHARE = 0.05, 0.1
-"""Shares of the trainers that ignore a request to save, and that end after saving."""

@@ -59,10 +59,20 @@ class RetryingClient:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Post until the request is acknowledged; returns the response."""
+        return self._retry(lambda: self.post_once(path, body))
+
+    def get(self, path: str, **parameters: str) -> dict[str, Any]:
+        """Get until there is an answer; returns the response."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return self._retry(
+            lambda: self.client.get(f"{self.choose_url()}/api/v1{path}", params=parameters, headers=headers)
+        )
+
+    def _retry(self, send: Callable[[], httpx.Response]) -> dict[str, Any]:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             try:
-                response = self.post_once(path, body)
+                response = send()
             except httpx.TransportError:
                 self.connection_errors += 1
             else:
@@ -71,22 +81,6 @@ class RetryingClient:
                     return document
                 self.refusals.append(check_retryable_refusal(response))
             assert time.monotonic() < deadline, f"not acknowledged: {self.refusals[-1:]}"
-            time.sleep(0.05)
-
-    def get(self, path: str, **parameters: str) -> dict[str, Any]:
-        """Get until there is an answer; returns the response."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            try:
-                url = f"{self.choose_url()}/api/v1{path}"
-                response = self.client.get(url, params=parameters, headers={"Authorization": f"Bearer {self.key}"})
-                if response.status_code == 200:
-                    document: dict[str, Any] = response.json()
-                    return document
-                self.refusals.append(check_retryable_refusal(response))
-            except httpx.TransportError:
-                self.connection_errors += 1
-            assert time.monotonic() < deadline, "no answer"
             time.sleep(0.05)
 
 
