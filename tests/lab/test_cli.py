@@ -15,7 +15,7 @@ def test_every_subcommand_has_a_help_text(name: str, capsys: pytest.CaptureFixtu
     assert f"evalstop-lab {name} " in capsys.readouterr().out
 
 
-def test_the_help_lists_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` lists every subcommand, and `--version` prints the version."""
     with pytest.raises(SystemExit):
         main(["--help"])

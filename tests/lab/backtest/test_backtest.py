@@ -127,7 +127,7 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["troubles"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
 
 
-def test_a_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command fails, and the message lists the columns."""
     file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "lr": 1.0}])
     assert main(["backtest", str(file)]) == 1

@@ -19,7 +19,7 @@ from evalstop_lab.worlds import HELD_OUT, NoiseKind, draw_world
 RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
 
 
-def test_a_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report has a row per contender and operating point, with the known recall of the paper's rule."""
     names = ["k_decline", "policy paper", "oracle"]
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", RECORDED]
@@ -80,7 +80,7 @@ def test_every_contender_runs_on_a_world() -> None:
         assert all(step < world.steps[-1] for step in item.run(world).steps)
 
 
-def test_the_oracles_error_is_as_stated() -> None:
+def test_oracles_error_is_as_stated() -> None:
     """It stops 1 to 5 % of the runs that stay at their peak, and more than 90 % of those that turn."""
     stopped = detected = 0
     for seed in range(400):

@@ -101,7 +101,7 @@ class FakeRunServer(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("stored", [99, 100, 101])
-def test_a_load_fails_unless_acknowledged_observations_are_stored(stored: int) -> None:
+def test_load_fails_unless_acknowledged_observations_are_stored(stored: int) -> None:
     """The number of stored observations must equal the number of acknowledged ones."""
     with serve(FakeRunServer) as address:
         server = Server(address, 1)
@@ -194,14 +194,14 @@ def test_each_item_is_first_in_turn(items: list[str], turn: int) -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
-def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float) -> None:
+def test_percentile_is_a_value_that_was_measured(values: list[float], share: float) -> None:
     """At least this share of the values does not exceed it, and it is the smallest such value."""
     percentile = find_percentile(sorted(values), share)
     assert sum(value <= percentile for value in values) >= share * len(values)
     assert sum(value < percentile for value in values) < share * len(values) or percentile == min(values)
 
 
-def test_the_percentile_of_no_values_is_nan() -> None:
+def test_percentile_of_no_values_is_nan() -> None:
     """Without latencies the percentile is NaN."""
     assert math.isnan(find_percentile([], 0.5))
 
@@ -219,7 +219,7 @@ def test_targets_are_medians_of_ratios_within_each_round() -> None:
     assert len(targets) == 3
 
 
-def test_a_figure_too_small_to_measure_gives_no_ratio() -> None:
+def test_figure_too_small_to_measure_gives_no_ratio() -> None:
     """There is no ratio to a CPU time of 0, which is below the clock's resolution."""
     shape = Shape(1, 64)
     ours = Cell(EVALSTOP, shape, (build_measurement(),))
@@ -257,7 +257,7 @@ def test_benchmark_runs_on_both_databases(postgres_url: str, capsys: pytest.Capt
     assert "of the bound" in capsys.readouterr().out
 
 
-def test_a_missing_database_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_database_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without PostgreSQL the exit code is 2, and the message says what to set."""
     monkeypatch.delenv("TEST_DATABASE_URL", raising=False)
     with pytest.raises(SystemExit, match="2"):
@@ -282,7 +282,7 @@ class FakeBusyServer(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_a_refused_request_is_sent_again() -> None:
+def test_refused_request_is_sent_again() -> None:
     """After a 503 the same observations are sent again, and counted once."""
     bodies: list[bytes] = []
     with serve(type("Handler", (FakeBusyServer,), {"bodies": bodies})) as address:
@@ -295,7 +295,7 @@ def test_a_refused_request_is_sent_again() -> None:
     assert len(set(bodies)) == 3
 
 
-def test_a_connection_that_ends_early_fails_the_load() -> None:
+def test_connection_that_ends_early_fails_the_load() -> None:
     """A load fails if a connection is closed before the response."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 

@@ -23,7 +23,7 @@ rates = st.floats(0.001, 0.5)
 
 
 @given(st.lists(alarms, min_size=1, max_size=200), rates, st.sampled_from([Kind.FRACTION, Kind.P_VALUE]))
-def test_the_threshold_is_the_most_lenient_one(highest: list[float], rate: float, kind: Kind) -> None:
+def test_threshold_is_the_most_lenient_one(highest: list[float], rate: float, kind: Kind) -> None:
     """It stops at most the requested share of runs, and a more lenient one would stop more, except for ties."""
     highest = [to_alarm(kind, value) for value in highest]
     threshold = calibrate_threshold(kind, highest, rate)
@@ -73,7 +73,7 @@ def test_records_give_the_stop_at_every_threshold(scores: list[float], k: int) -
     assert record_evidence(KDecline(), run).first_at(float(k)) == (verdict.step if verdict.stops else None)
 
 
-def test_the_last_step_has_no_record() -> None:
+def test_last_step_has_no_record() -> None:
     """A stop at the last step saves nothing."""
     run = [Observation(MetricRole.EVAL, index, value) for index, value in enumerate([3.0, 2.0, 1.0])]
     assert record_evidence(KDecline(), run).highest == 1.0
@@ -90,13 +90,13 @@ def test_thresholds_hold_on_other_seeds() -> None:
     assert ten_percent.stopped.value - 0.05 < rate < ten_percent.stopped.value + 0.05
 
 
-def test_a_detector_without_evidence_cannot_be_calibrated() -> None:
+def test_detector_without_evidence_cannot_be_calibrated() -> None:
     """Runs without the roles of the detector are refused."""
     with pytest.raises(UnusableArguments, match="No run has a metric"):
         calibrate_thresholds([Records(None, (), ())], [0.01])
 
 
-def test_the_document_is_reproducible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_document_is_reproducible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has detector, parameters, seeds, families, versions and command, for any number of processes."""
     file = tmp_path / "thresholds.json"
     arguments = ["calibrate", "k_decline", "--runs", "60", "--rates", "0.05", "0.2", "--json"]
@@ -144,7 +144,7 @@ def test_unusable_arguments_are_refused(arguments: list[str], message: str, caps
     assert message in capsys.readouterr().err
 
 
-def test_a_bad_line_of_a_history_is_named(tmp_path: Path) -> None:
+def test_bad_line_of_a_history_is_named(tmp_path: Path) -> None:
     """The message has the number of the line and the missing field."""
     file = tmp_path / "history.jsonl"
     file.write_text('{"run": "a", "step": 0, "eval": 1.0}\n{"run": "a", "eval": 1.0}\n')

@@ -19,7 +19,7 @@ from evalstop_service.rules.statuses import RunOutcome
 from tests.lab.replay.conftest import write_jsonl
 
 
-def test_the_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The written policy, replayed on the second part, stops as many runs as reported."""
     families = ("plateau", "stairs", "gao_rl")
     rows = [row for seed in range(60) for row in draw_world(families[seed % 3], seed, length=40).rows()]
@@ -44,7 +44,7 @@ def test_the_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest
     assert "too few runs to show" in document["policy"]["description"]
 
 
-def test_the_claim_is_assessed_on_the_second_part() -> None:
+def test_claim_is_assessed_on_the_second_part() -> None:
     """No stop in 368 runs shows 1 %, in 367 it does not; 50 of 1,000 is more than 1 %."""
     assert count_runs_needed(0.01) == 368
     assert assess_claim(0.01, 400, 0, 368) == "shown"
@@ -60,7 +60,7 @@ def test_too_few_healthy_runs_are_refused() -> None:
         calibrate_policy([Run("a")], KBelowBest(), 0.01, 1)
 
 
-def test_a_source_without_false_stops_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_source_without_false_stops_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The message about the unknown detector mentions --false-stops."""
     assert main(["calibrate", "runs.jsonl"]) == 2
     assert "With past runs give --false-stops" in capsys.readouterr().err

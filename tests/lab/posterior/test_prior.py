@@ -22,7 +22,7 @@ def test_labels_agree_with_the_curve(seed: int) -> None:
     assert np.isfinite(run.scores).all()
 
 
-def test_the_same_seed_draws_the_same_run() -> None:
+def test_same_seed_draws_the_same_run() -> None:
     """A run depends on its generator alone."""
     first, second = (draw_run(np.random.default_rng(5)) for _ in range(2))
     assert np.array_equal(first.scores, second.scores)

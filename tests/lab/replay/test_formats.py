@@ -84,7 +84,7 @@ def test_csv_of_one_run_is_named_by_its_file(tmp_path: Path, replay: Replay) -> 
     assert (result["run"], result["best_step"]) == (str(tmp_path / "seed3"), 10)
 
 
-def test_a_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
+def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
     """A trainer's log history is one run, named by its folder; a minimized loss may be the eval score."""
     history: list[dict[str, Any]] = [{"step": 10 * i, "eval_loss": 1 - score} for i, score in enumerate(TURNING)]
     history += [{"step": 10 * i, "loss": 0.5, "epoch": 0.1, "grad_norm": float("nan")} for i in range(8)]
@@ -132,7 +132,7 @@ def test_scores_of_different_eval_versions_are_not_compared(tmp_path: Path, repl
     assert select_verdict(versioned) == {"verdict": "continue", "stop_step": None, "suspect_step": 50, "best_step": 60}
 
 
-def test_a_planned_length_below_1_is_refused(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
+def test_planned_length_below_1_is_refused(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
     """The message has the line."""
     log = write_jsonl(tmp_path / "runs.jsonl", [{"step": 1, "eval": 0.5}, {"step": 2, "eval": 0.6, "total_steps": 0}])
     assert "line 2: total_steps is 0; give a whole number from 1" in failing_replay(1, log)
@@ -149,7 +149,7 @@ def test_tensorboard_events_are_read(tmp_path: Path, replay: Replay, as_tensor: 
     assert (second["run"], second["verdict"], second["best_step"]) == (str(tmp_path / "logs" / "y"), "continue", 30)
 
 
-def test_a_log_without_a_known_tag_is_refused(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
+def test_log_without_a_known_tag_is_refused(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
     """The message lists the tags, so that one can be chosen."""
     write_events(tmp_path, {"score/gold": [(0, 1.0)]})
     assert "score/gold; set the columns with --eval" in failing_replay(1, tmp_path)

@@ -80,7 +80,7 @@ def test_bad_content_is_refused(
         assert part in message
 
 
-def test_a_file_without_line_breaks_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
+def test_file_without_line_breaks_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
     """Reading stops at the maximum length of a line."""
     (tmp_path / "a.jsonl").write_bytes(GOOD.encode() + b"{" + b" " * (10 * LONGEST_LINE))
     assert "line 2: the line is longer than 1,048,576 bytes" in failing_replay(1, tmp_path / "a.jsonl")
@@ -93,7 +93,7 @@ def test_missing_files_and_empty_folders_are_refused(tmp_path: Path, failing_rep
     assert "no trainer_state.json, no TensorBoard" in failing_replay(1, tmp_path)
 
 
-def test_a_corrupt_event_file_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
+def test_corrupt_event_file_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
     """The message has the name of the file."""
     pytest.importorskip("tensorboard")
     (tmp_path / "events.out.tfevents.1").write_bytes(b"not an event file" * 100)
@@ -123,13 +123,13 @@ def test_non_finite_values_are_read(tmp_path: Path, replay: Replay) -> None:
     ]
 
 
-def test_a_run_of_nan_is_not_stopped(tmp_path: Path, replay: Replay) -> None:
+def test_run_of_nan_is_not_stopped(tmp_path: Path, replay: Replay) -> None:
     """A run whose scores are all NaN has neither a stop nor a best step."""
     (result,) = replay(write_jsonl(tmp_path / "a.jsonl", build_rows(eval_scores=[float("nan")] * 9)))
     assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
 
 
-def test_the_first_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Duplicates are ignored, conflicts are reported on standard error, and neither changes a verdict."""
     twice = [*build_rows(), *build_rows(), {"run": "a", "step": 30, "eval": -5.0}, {"run": "a", "step": 70, "eval": 7}]
     assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", twice)), "--json", "--policy", "paper"]) == 0
@@ -165,7 +165,7 @@ json_values = st.sampled_from(
 )
 
 
-def test_a_lone_surrogate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lone_surrogate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name that is not valid text is refused with its line."""
     file = tmp_path / "half.jsonl"
     file.write_text('{"run": "\\ud800", "step": 1, "eval": 1.0}\n')

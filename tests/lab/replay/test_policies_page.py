@@ -33,19 +33,19 @@ def list_allowed_keys(document: Any) -> set[str]:
     return {key.strip() for key in allowed.split(",")}
 
 
-def test_the_tables_have_all_keys() -> None:
+def test_tables_have_all_keys() -> None:
     """The tables have a row for each key of a policy or a member, and no others."""
     assert read_table_keys("Of the policy:") == list_allowed_keys({"unknown": 1})
     assert read_table_keys("Of a member:") == list_allowed_keys({"name": "p", "members": [{"unknown": 1}]})
 
 
-def test_the_shipped_policies_are_listed() -> None:
+def test_shipped_policies_are_listed() -> None:
     """The table of shipped policies has all of them."""
     assert read_table_keys("## Shipped") == set(POLICIES)
 
 
 @pytest.mark.parametrize(("language", "text"), EXAMPLES)
-def test_the_examples_run(tmp_path: Path, replay: Replay, language: str, text: str) -> None:
+def test_examples_run(tmp_path: Path, replay: Replay, language: str, text: str) -> None:
     """Each example is a policy that stops a run that turns, and does not stop one that rises."""
     file = tmp_path / f"example.{language}"
     file.write_text(text)
@@ -63,7 +63,7 @@ def test_there_are_three_examples() -> None:
     assert [language for language, _ in EXAMPLES] == ["json", "yaml", "yaml"]
 
 
-def test_the_example_of_an_error_is_current(tmp_path: Path) -> None:
+def test_example_of_an_error_is_current(tmp_path: Path) -> None:
     """The message on the page is the one that the code raises."""
     message = re.search(r"line 5, column 5: (.*)\.\n", PAGE)
     assert message
@@ -72,7 +72,7 @@ def test_the_example_of_an_error_is_current(tmp_path: Path) -> None:
     assert str(refusal.value) == message[1]
 
 
-def test_the_example_of_the_output_has_its_keys(tmp_path: Path, replay: Replay) -> None:
+def test_example_of_the_output_has_its_keys(tmp_path: Path, replay: Replay) -> None:
     """An object of the output has the keys on the page, in the same order."""
     example = json.loads(re.findall(r"```json\n(.*?)```", PAGE.split("## Try it")[1], re.DOTALL)[0])
     assert list(replay(write_jsonl(tmp_path / "a.jsonl", build_rows()))[0]) == list(example)

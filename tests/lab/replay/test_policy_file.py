@@ -45,7 +45,7 @@ def test_yaml_and_json_are_equivalent(tmp_path: Path) -> None:
     )
 
 
-def test_a_policy_is_loaded_by_name() -> None:
+def test_policy_is_loaded_by_name() -> None:
     """The message about an unknown name lists the shipped policies."""
     assert load_policy("paper") is POLICIES["paper"]
     with pytest.raises(UnusableArguments, match=f"'papr'; give one of {', '.join(POLICIES)}"):
@@ -78,7 +78,7 @@ def test_a_policy_is_loaded_by_name() -> None:
         (VALID_POLICY, "[" * 5000, ["p.yaml"]),
     ],
 )
-def test_an_error_has_its_position(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
+def test_error_has_its_position(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
     """The message has the file, the line, the column, the key and its valid values."""
     assert old in VALID_POLICY
     (tmp_path / "p.yaml").write_text(VALID_POLICY.replace(old, new))
@@ -122,7 +122,7 @@ def test_any_changed_text_is_read_or_refused(tmp_path: Path, start: int, length:
         policy_from_file(file)
 
 
-def test_an_invalid_policy_is_an_unusable_argument(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
+def test_invalid_policy_is_an_unusable_argument(tmp_path: Path, failing_replay: Callable[..., str]) -> None:
     """The exit code is 2."""
     (tmp_path / "p.yaml").write_text("name: p")
     log = write_jsonl(tmp_path / "a.jsonl", build_rows())

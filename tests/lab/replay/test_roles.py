@@ -20,7 +20,7 @@ GRPO = {
 }
 
 
-def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """TRL's reward is the proxy, its eval_reward is not the eval score, and a missing eval score gives a warning; logs
     with the same metrics are explained once."""
     files = [write_jsonl(tmp_path / f"{name}.jsonl", [{"step": 1, **GRPO}]) for name in "ab"]
@@ -45,7 +45,7 @@ def test_options_override_roles(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Warning: No metric is the eval score" in capsys.readouterr().out
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 1, and the message has the name of the file."""
     assert main(["roles", str(tmp_path / "absent.jsonl")]) == 1
     assert "absent.jsonl: No such file" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             load_checkpoint(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     """The message says that the file does not exist."""
     with pytest.raises(CheckpointUnreadable, match="No such file"):
         load_checkpoint(tmp_path / "nowhere.npz")

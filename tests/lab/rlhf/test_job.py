@@ -87,7 +87,7 @@ def test_every_eval_is_reported_logged_and_saved(tmp_path: Path) -> None:
         assert load_checkpoint(Path(uri.path)).state.step == logged.step
 
 
-def test_a_job_that_polls_ends_when_a_stop_is_requested(tmp_path: Path) -> None:
+def test_job_that_polls_ends_when_a_stop_is_requested(tmp_path: Path) -> None:
     """After the eval at which the service answers should_stop, the job ends."""
     run = FakeRun(stop_at=20)
     *_, end = train(run, tmp_path)
@@ -95,7 +95,7 @@ def test_a_job_that_polls_ends_when_a_stop_is_requested(tmp_path: Path) -> None:
     assert (end["how"], end["step"]) == ("stopped", 20)
 
 
-def test_a_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
+def test_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
     """A job that is stopped by a signal keeps training, whatever the service answers."""
     run = FakeRun(stop_at=20)
     *_, end = train(run, tmp_path, polls=False)
@@ -103,7 +103,7 @@ def test_a_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
     assert end["how"] == "completed"
 
 
-def test_a_resumed_job_reports_its_step(tmp_path: Path) -> None:
+def test_resumed_job_reports_its_step(tmp_path: Path) -> None:
     """The step is reported to the service, and evals up to it are not logged again."""
     train(FakeRun(stop_at=20), tmp_path)
     run, saved = FakeRun(), load_checkpoint(tmp_path / "step-000020.npz")
@@ -112,7 +112,7 @@ def test_a_resumed_job_reports_its_step(tmp_path: Path) -> None:
     assert list(run.logged) == [40, 60]
 
 
-def test_the_last_step_is_saved(tmp_path: Path) -> None:
+def test_last_step_is_saved(tmp_path: Path) -> None:
     """The last step has a checkpoint even if it has no eval."""
     run = FakeRun()
     train(run, tmp_path, plan=Plan("a run", replace(CONFIG, steps=25), None))
@@ -122,7 +122,7 @@ def test_the_last_step_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
+def test_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM or SIGINT ends the process with 128 + its number; the resumed log equals an uninterrupted one."""
     log = tmp_path / "log.jsonl"
     with start_training("--seed", "5", "--checkpoints", tmp_path, "--log", log) as process:
@@ -144,7 +144,7 @@ def test_a_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal
     assert [json.loads(line) for line in log.read_text().splitlines()] == [asdict(logged) for logged in whole]
 
 
-def test_the_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
+def test_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
     """With one BLAS thread and with four, a run writes the same log byte for byte."""
     logs = []
     for threads in ("1", "4"):

@@ -25,7 +25,7 @@ def group_by_prompt(values: Floats) -> Floats:
     return values.reshape(TASK.prompts, -1)
 
 
-def test_the_probabilities_of_all_texts_sum_to_one(every_text: EveryText) -> None:
+def test_probabilities_of_all_texts_sum_to_one(every_text: EveryText) -> None:
     """For each prompt, the probabilities of all texts sum to one."""
     probabilities = np.exp(build_policy(seed=1).log_likelihood(every_text(TASK)))
     assert group_by_prompt(probabilities).sum(axis=1) == pytest.approx([1.0, 1.0])

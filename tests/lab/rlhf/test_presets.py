@@ -29,7 +29,7 @@ def compute_difference_stderr(log: list[Eval], start: int) -> float:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: int) -> None:
+def test_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: int) -> None:
     """Gold rises, then loses at least 30 % of its gain and three standard errors, while the proxy keeps rising."""
     log = train("overoptimizes", seed)
     gold, proxy = (
@@ -46,7 +46,7 @@ def test_the_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs(seed: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_gold_of_healthy_rises_and_stays(seed: int) -> None:
+def test_gold_of_healthy_rises_and_stays(seed: int) -> None:
     """Gold gains at least one standard deviation, and the last window is within noise of the best one."""
     log = train("healthy", seed)
     gold = compute_window_means([logged.gold for logged in log])
@@ -56,7 +56,7 @@ def test_the_gold_of_healthy_rises_and_stays(seed: int) -> None:
     assert gold[-1] - log[0].gold > 1.0
 
 
-def test_the_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
+def test_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
     """Both have the same steps, learning rate and evals."""
     over, healthy = PRESETS["overoptimizes"], PRESETS["healthy"]
     assert healthy == replace(
@@ -67,14 +67,14 @@ def test_the_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
     )
 
 
-def test_a_hastened_run_has_as_many_evals() -> None:
+def test_hastened_run_has_as_many_evals() -> None:
     """Hastening keeps the number of evals and the product of steps and learning rate."""
     config, hastened = PRESETS["healthy"], hasten_run(PRESETS["healthy"], 20)
     assert hastened.steps // hastened.eval_every == config.steps // config.eval_every
     assert hastened.steps * hastened.learning_rate == pytest.approx(config.steps * config.learning_rate)
 
 
-def test_a_factor_must_divide_the_steps_between_evals() -> None:
+def test_factor_must_divide_the_steps_between_evals() -> None:
     """Another factor is refused, and the message has the number of steps."""
     with pytest.raises(CannotHasten, match="400"):
         hasten_run(PRESETS["healthy"], 3)

@@ -56,7 +56,7 @@ def compute_log_posterior_gradient(task: Task, comparisons: Comparisons, weights
     return np.asarray(features.T @ (1.0 / (1.0 + np.exp(features @ weights))) - weights)
 
 
-def test_the_fit_equals_slow_gradient_ascent() -> None:
+def test_fit_equals_slow_gradient_ascent() -> None:
     """Newton's method with conjugate gradients gives the same weights as gradient ascent."""
     initial, gold, rng = draw_policy_and_gold()
     comparisons = draw_comparisons(initial, gold, 40, 0.2, rng)
@@ -65,7 +65,7 @@ def test_the_fit_equals_slow_gradient_ascent() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 400), noise=st.sampled_from([0.0, 0.25, 0.5]))
-def test_the_fit_is_where_the_posterior_is_flat(seed: int, count: int, noise: float) -> None:
+def test_fit_is_where_the_posterior_is_flat(seed: int, count: int, noise: float) -> None:
     """The gradient of the log-posterior is 0 at the fit, for any number of pairs and any label noise."""
     task = Task(prompts=2, length=4, vocabulary=5)
     initial, gold, rng = draw_policy_and_gold(task, seed)

@@ -25,7 +25,7 @@ SMALL = Config(
 )
 
 
-def test_the_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], Texts]) -> None:
+def test_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], Texts]) -> None:
     """The expected estimate, over all triples of texts, is the exact policy gradient."""
     task = Task(prompts=1, length=2, vocabulary=2)
     policy, texts = draw_policy(task, 1.0, np.random.default_rng(0)), every_text(task)
@@ -39,7 +39,7 @@ def test_the_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], 
     assert expected == pytest.approx(exact)
 
 
-def test_the_baseline_is_the_mean_of_the_others() -> None:
+def test_baseline_is_the_mean_of_the_others() -> None:
     """Each text is compared with the mean reward of its prompt's other texts."""
     assert compute_advantages(np.array([[1.0, 2.0, 6.0]])) == pytest.approx(np.array([[-3.0, -1.5, 4.5]]))
 
@@ -73,7 +73,7 @@ def test_evals_come_evenly_and_the_first_before_any_training() -> None:
     assert log[-1].kl > 0.0
 
 
-def test_the_same_seed_gives_the_same_log() -> None:
+def test_same_seed_gives_the_same_log() -> None:
     """Two runs of one config log bitwise equal values; another seed logs other values."""
     log = list(Trainer(SMALL).evals())
     assert list(Trainer(SMALL).evals()) == log
@@ -81,7 +81,7 @@ def test_the_same_seed_gives_the_same_log() -> None:
 
 
 @pytest.mark.parametrize("pause", [0, 1, 10, 25, 40])
-def test_a_resumed_run_continues_bit_for_bit(pause: int) -> None:
+def test_resumed_run_continues_bit_for_bit(pause: int) -> None:
     """Wherever a run is interrupted, a new trainer with its state logs exactly the rest."""
     whole = list(Trainer(SMALL).evals())
     first = Trainer(SMALL)

@@ -81,7 +81,7 @@ def test_cost_reports_hours_gpus_and_dollars(capsys: pytest.CaptureFixture[str],
     assert grown["gpu_hours"]["value"] > cheap["gpu_hours"]["value"]
 
 
-def test_a_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 2 and the message states the valid range, as for a negative growth."""
     assert main(["cluster", "cost", "--spot", "-1"]) == 2
     assert "Prices must be 0 or more" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def test_fifo_agrees_with_simpy(workload: Workload) -> None:
 
 @property_settings
 @given(workload=workloads(GPUS), cluster=clusters)
-def test_a_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
+def test_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
     """A job that was never paused during a restore held its GPUs for its hours and one restore per pause."""
     schedule = simulate_cluster(workload, SRTF, cluster)
     for job in workload.jobs:
@@ -173,14 +173,14 @@ def test_events_of_one_instant_are_processed_before_gpus_are_allocated() -> None
     assert simulate_cluster(workload, SJF, Cluster(1)).started.tolist() == [0.0, 2.0, 1.0]
 
 
-def test_a_job_that_does_not_fit_is_refused() -> None:
+def test_job_that_does_not_fit_is_refused() -> None:
     """A gang that is larger than the cluster is an error that states both sizes."""
     workload = build_plain_workload(np.array([0.0]), np.array([9]), np.array([1.0]))
     with pytest.raises(ValueError, match="needs 9 GPUs, but the cluster has 8"):
         simulate_cluster(workload, FIFO, Cluster(8))
 
 
-def test_an_empty_cluster_has_no_events() -> None:
+def test_empty_cluster_has_no_events() -> None:
     """Without jobs there are no events."""
     schedule = simulate_cluster(build_plain_workload(*(np.array([]),) * 3), FIFO, Cluster(8))
     assert schedule.events == 0

@@ -32,7 +32,7 @@ def test_both_start_with_the_same_members() -> None:
 
 @property_settings
 @given(scores=st.lists(st.floats(-1, 1), min_size=5, max_size=30, unique=True), seed=st.integers(0, 2**32 - 1))
-def test_the_worst_fifth_copies_the_best(scores: list[float], seed: int) -> None:
+def test_worst_fifth_copies_the_best(scores: list[float], seed: int) -> None:
     """A selection moves the worst fifth to places of the best fifth, changes their speeds by 20 %, and no others."""
     count, order = len(scores) // 5, np.argsort(scores)
     places, speeds = np.arange(float(len(scores))), np.ones(len(scores))

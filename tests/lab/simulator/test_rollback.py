@@ -18,7 +18,7 @@ from evalstop_lab.simulator.stopping import RULES, Stops, decide_stops
 from tests.lab.simulator.conftest import SMALL
 
 
-def test_a_rollback_repeats_the_evals_after_the_best() -> None:
+def test_rollback_repeats_the_evals_after_the_best() -> None:
     """A job that is rolled back from eval 7 to eval 4 of 10 runs 30 % of its plan twice, and a restore."""
     workload, _ = draw_jobs(replace(SMALL, jobs=2), 1)
     stops = Stops(np.array([7, 0]), np.array([4, 0]))
@@ -26,7 +26,7 @@ def test_a_rollback_repeats_the_evals_after_the_best() -> None:
     assert ends == pytest.approx([1.3 * workload.jobs[0].hours + 0.1, workload.jobs[1].hours])
 
 
-def test_a_flag_at_the_last_eval_rolls_no_job_back() -> None:
+def test_flag_at_the_last_eval_rolls_no_job_back() -> None:
     """A job that is flagged at its last eval ends at its planned end."""
     workload, _ = draw_jobs(SMALL, 1)
     stops = decide_stops(RULES["paper"], workload)

@@ -33,7 +33,7 @@ def test_decisions_in_advance_equal_decisions_at_each_eval(scheduler: Scheduler,
     assert (ahead.ran < workload.hours).any() or rule == "loss-plateau"
 
 
-def test_the_paper_stops_at_the_third_decline() -> None:
+def test_paper_stops_at_the_third_decline() -> None:
     """Without noise every hacking job with three evals after its peak is stopped at the third decline, and no other."""
     workload, hidden = draw_jobs(replace(SMALL, noise_sd=0.0, evals=20), 1)
     stops = decide_stops(RULES["paper"], workload)
@@ -43,7 +43,7 @@ def test_the_paper_stops_at_the_third_decline() -> None:
         assert stops.after[job] == falls[2] + 2
 
 
-def test_the_oracle_leaves_no_waste() -> None:
+def test_oracle_leaves_no_waste() -> None:
     """The oracle stops all hacking jobs at their peaks, without waste, and no healthy job."""
     workload, hidden = draw_jobs(SMALL, 2)
     stops, ends = stop_at_peaks(workload, hidden)
@@ -84,7 +84,7 @@ def test_flags_at_the_last_eval_can_be_excluded() -> None:
 
 
 @pytest.mark.parametrize("setting", WORLDS.values(), ids=WORLDS)
-def test_a_world_has_its_declared_labels_and_load(setting: Setting) -> None:
+def test_world_has_its_declared_labels_and_load(setting: Setting) -> None:
     """Hacking jobs end below their peak, healthy ones within the tolerance, and the load is as declared."""
     workload, hidden = draw_jobs(replace(setting, jobs=3000), 5)
     peaks = hidden.eval_scores.max(axis=1)
@@ -115,7 +115,7 @@ def test_longer_responses_delay_the_evals_after_the_peak(eval_share: float) -> N
     assert ends == pytest.approx(np.where(hidden.hacking, hidden.peaks * even.hours, even.hours))
 
 
-def test_a_changed_parameter_leaves_other_draws_unchanged() -> None:
+def test_changed_parameter_leaves_other_draws_unchanged() -> None:
     """Worlds that differ in one parameter have the same jobs."""
     workload, hidden = draw_jobs(SMALL, 6)
     noisier, same = draw_jobs(replace(SMALL, noise_sd=0.1, healthy_dip_prob=0.5), 6)

@@ -108,7 +108,7 @@ def test_savings_fall_by_the_cost_of_evals(capsys: pytest.CaptureFixture[str], t
     assert (tmp_path / "cadence.png").stat().st_size > 10_000
 
 
-def test_a_cost_that_is_no_share_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_that_is_no_share_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """An eval that costs more than its job is an error, and the message has an example of a valid cost."""
     assert main(["cluster", "cadence", "--costs", "5"]) == 2
     assert "such as 0.002" in capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_every_subcommand_has_a_help_text(subcommand: str, capsys: pytest.Captur
     assert "--seeds" in capsys.readouterr().out
 
 
-def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json the command prints tables."""
     assert main(["cluster", "reproduce", "--seeds", "2", "--cluster-jobs", "20", "--jobs", "1"]) == 0
     assert "within 2 points" in capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_p_values_are_corrected_by_holms_method() -> None:
 
 @property_settings
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
-def test_the_interval_is_within_the_numbers(numbers: list[float]) -> None:
+def test_interval_is_within_the_numbers(numbers: list[float]) -> None:
     """The bootstrap interval of a mean is within the range of the numbers."""
     figure = estimate_interval(numbers)
     assert min(numbers) - 1e-9 <= figure.low <= figure.high <= max(numbers) + 1e-9

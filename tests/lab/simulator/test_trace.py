@@ -96,7 +96,7 @@ def test_stopping_on_a_trace(trace_file: Path, capsys: pytest.CaptureFixture[str
         assert best["time"]["value"] < ours["time"]["value"] < 0
 
 
-def test_the_cluster_is_large_enough(trace_file: Path) -> None:
+def test_cluster_is_large_enough(trace_file: Path) -> None:
     """By default the cluster is the smallest number of whole nodes whose load is at most 85 %."""
     trace = read_trace(trace_file)
     gpus = find_cluster_size(trace)
@@ -104,7 +104,7 @@ def test_the_cluster_is_large_enough(trace_file: Path) -> None:
     assert compute_load(trace, gpus) <= 0.85 < compute_load(trace, gpus - 8)
 
 
-def test_a_cluster_that_is_too_small_is_refused(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_that_is_too_small_is_refused(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A job that is larger than the cluster is an error that states the required number of GPUs."""
     assert main(["cluster", "trace", str(trace_file), "--gpus", "4"]) == 2
     assert "needs 8 GPUs; --gpus must be at least as many" in capsys.readouterr().err

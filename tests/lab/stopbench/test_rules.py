@@ -42,7 +42,7 @@ def test_ray_stops_on_a_plateau() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_missing_eval_stops_no_run(name: str) -> None:
+def test_missing_eval_stops_no_run(name: str) -> None:
     """A rule does not stop at an eval without a score."""
     assert not load_rule(name)(100.0).stop(0, None, None, 1.0, None)
 

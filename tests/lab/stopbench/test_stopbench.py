@@ -101,7 +101,7 @@ def test_recorded_run_equals_the_trained_one(tmp_path: Path, recorded: dict[str,
     assert np.array_equal(large.truth.eval_scores, small.truth.eval_scores)
 
 
-def test_the_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None:
+def test_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None:
     """The file has 400 runs of consecutive seeds, some of which turn."""
     worlds = read_runs(TRAINED)
     assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))

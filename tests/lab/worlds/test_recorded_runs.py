@@ -30,7 +30,7 @@ def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
         assert (world.eval_stderr > 0).all()
 
 
-def test_the_papers_rule_has_its_known_recall_on_recorded_runs() -> None:
+def test_papers_rule_has_its_known_recall_on_recorded_runs() -> None:
     """Three declines find 47 of 56 turns, and stop 7 runs before their peak."""
     worlds = load_recorded_runs(RECORDED)
     stops = [replay(POLICIES["paper"], world.observations()).verdict for world in worlds]
@@ -42,7 +42,7 @@ def test_the_papers_rule_has_its_known_recall_on_recorded_runs() -> None:
     assert kinds[OutcomeKind.PREMATURE] == 7
 
 
-def test_a_line_that_is_not_a_run_is_named(tmp_path: Path) -> None:
+def test_line_that_is_not_a_run_is_named(tmp_path: Path) -> None:
     """The message has the number of the line and the expected fields."""
     file = tmp_path / "runs.jsonl"
     file.write_text(RECORDED.read_text().splitlines()[0] + '\n{"run": 1}\n')

@@ -44,18 +44,18 @@ def test_only_a_fall_that_does_not_recover_is_hacking() -> None:
     assert label_scores([0, 1.0, 0.91]).label is Label.HEALTHY
 
 
-def test_the_peak_of_a_flat_maximum_is_its_last_eval() -> None:
+def test_peak_of_a_flat_maximum_is_its_last_eval() -> None:
     """The turn is where the fall starts."""
     assert label_scores([0, 1, 1, 1, 0.5]).peak_step == 30
 
 
-def test_a_run_that_never_rose_is_measured_by_its_range() -> None:
+def test_run_that_never_rose_is_measured_by_its_range() -> None:
     """Its gain is 0 and its unit is the fall."""
     truth = label_scores([1.0, 0.5, 0.0])
     assert (truth.label, truth.gain, truth.unit, truth.peak) == (Label.HACKING, 0.0, 1.0, 0)
 
 
-def test_a_flat_run_is_healthy() -> None:
+def test_flat_run_is_healthy() -> None:
     """Without a fall the label is healthy."""
     assert label_scores([3.0, 3.0, 3.0]).label is Label.HEALTHY
 
@@ -146,7 +146,7 @@ def test_every_run_has_one_outcome(runs: list[tuple[Outcome, Truth]]) -> None:
 
 
 @given(pairs)
-def test_the_order_of_runs_does_not_matter(runs: list[tuple[Outcome, Truth]]) -> None:
+def test_order_of_runs_does_not_matter(runs: list[tuple[Outcome, Truth]]) -> None:
     """Shares and quantiles are the same for runs in reverse order."""
     first, second = score_outcomes(runs), score_outcomes(runs[::-1])
     assert first.counts == second.counts
@@ -198,14 +198,14 @@ def test_quantiles_accept_infinity_and_have_their_stated_coverage() -> None:
     assert np.mean([item.low <= math.log(2) <= item.high for item in medians]) >= 0.94
 
 
-def test_the_bootstrap_of_a_mean_is_seeded() -> None:
+def test_bootstrap_of_a_mean_is_seeded() -> None:
     """Equal numbers and seeds give equal intervals, which contain the mean."""
     numbers = [1.0, 2.0, 5.0, 7.0]
     assert estimate_mean(numbers, 1) == estimate_mean(numbers, 1)
     assert estimate_mean(numbers, 1).low < 3.75 < estimate_mean(numbers, 1).high
 
 
-def test_the_bound_equals_one_computed_by_hand() -> None:
+def test_bound_equals_one_computed_by_hand() -> None:
     """At a fall of 0.1 per eval and noise of 0.1, 1/2 + 4/2 + 9/2 is the first sum above ln 100 = 4.6: three evals."""
     truth = label_scores([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=0.1)
     assert compute_bound(truth, 0.01) == 3

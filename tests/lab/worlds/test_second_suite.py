@@ -52,7 +52,7 @@ def test_every_run_has_the_declared_label(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SECOND_SUITE)
-def test_the_same_seed_draws_the_same_run(name: str) -> None:
+def test_same_seed_draws_the_same_run(name: str) -> None:
     """Another seed draws another run."""
     assert list_values(draw_world(name, 3)) == list_values(draw_world(name, 3))
     assert list_values(draw_world(name, 3)) != list_values(draw_world(name, 4))
@@ -104,7 +104,7 @@ def test_progress_is_the_share_of_the_planned_steps() -> None:
                 assert item.progress == min(1.0, item.step / world.planned_steps)
 
 
-def test_a_changed_grader_changes_no_label() -> None:
+def test_changed_grader_changes_no_label() -> None:
     """The measured score drops by more than the tolerance, but the run is healthy because its quality does not."""
     steps_down = 0
     for seed in range(30):
@@ -125,7 +125,7 @@ def test_failed_evals_are_posted_as_zero() -> None:
 
 
 @pytest.mark.parametrize("name", SECOND_SUITE)
-def test_a_shipped_policy_runs_on_every_kind(name: str) -> None:
+def test_shipped_policy_runs_on_every_kind(name: str) -> None:
     """Whichever metrics are missing, the policy reaches a verdict: a stop, or the last eval without one."""
     world = draw_world(name, 0)
     verdict = replay(POLICIES["paper"], world.observations()).verdict
@@ -133,7 +133,7 @@ def test_a_shipped_policy_runs_on_every_kind(name: str) -> None:
     assert verdict.step in evals if verdict.stops else verdict.step == evals[-1]
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_unknown_kind_is_refused() -> None:
     """A misspelled name raises KeyError."""
     with pytest.raises(KeyError):
         draw_world("slow_hacks", 0)

@@ -52,7 +52,7 @@ def test_another_seed_gives_another_run() -> None:
     assert len({draw_world("gao_rl", seed, length=50).eval_scores.tobytes() for seed in range(20)}) == 20
 
 
-def test_the_run_of_a_seed_does_not_change() -> None:
+def test_run_of_a_seed_does_not_change() -> None:
     """Published thresholds are calibrated on these runs, so the generator must not change."""
     world = draw_world("gao_rl", 7)
     clean = (world.truth.eval_scores - world.truth.eval_scores[0]) / world.truth.unit
@@ -62,7 +62,7 @@ def test_the_run_of_a_seed_does_not_change() -> None:
 
 @given(families, seeds, lengths)
 @settings(max_examples=300, deadline=None)
-def test_the_label_agrees_with_the_noiseless_curve(family: str, seed: int, length: int) -> None:
+def test_label_agrees_with_the_noiseless_curve(family: str, seed: int, length: int) -> None:
     """A hacking run ends more than a tenth of its unit below its peak, a healthy one does not."""
     truth = draw_world(family, seed, length=length).truth
     fallen = (truth.eval_scores.max() - truth.eval_scores[-1]) / truth.unit
