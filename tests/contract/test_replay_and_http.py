@@ -52,11 +52,13 @@ def load_evenly_spaced_records() -> list[dict[str, Any]]:
 
 
 def to_document(observation: Observation) -> dict[str, Any]:
+    """An observation as it is posted."""
     document = {"metric": str(observation.role), "step": observation.step, "value": observation.value}
     return document if observation.stderr is None else document | {"stderr": observation.stderr}
 
 
 def split_randomly(points: list[Observation], rng: random.Random) -> Iterator[list[Observation]]:
+    """Batches of 1 to 40 observations."""
     while points:
         size = rng.randint(1, 40)
         yield points[:size]

@@ -63,6 +63,7 @@ class Blocks:
         return True
 
     def open_block(self) -> None:
+        """Start a new block; merge neighbors if there are 128."""
         if len(self.steps) == 128:
             self.eval_scores = [(a + b) / 2 for a, b in zip(self.eval_scores[::2], self.eval_scores[1::2], strict=True)]
             self.proxy = [(a + b) / 2 for a, b in zip(self.proxy[::2], self.proxy[1::2], strict=True)]
@@ -161,6 +162,7 @@ def compute_evidence(
 
 
 def is_rising(eval_scores: Sequence[float], bound: float) -> bool:
+    """Whether a straight line over one of the spans rises by at least `bound` in units of its norm."""
     for span in SPANS:
         x = [index - (span - 1) / 2 for index in range(span)]
         norm = math.sqrt(sum(a * a for a in x))

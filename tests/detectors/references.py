@@ -20,6 +20,7 @@ Reference = tuple[float, int | None]
 
 
 def drop_non_finite(history: Sequence[Observation]) -> list[Observation]:
+    """The observations with a finite value."""
     return [item for item in history if not (math.isnan(item.value) or math.isinf(item.value))]
 
 

@@ -136,6 +136,7 @@ def series(
 
 
 def build_observations(drawn: Sequence[DrawnObservation], shape: str) -> list[Observation]:
+    """Observations at steps that are the sums of the gaps, with values changed to the shape."""
     values = [item[2] for item in drawn]
     if shape == "constant":
         values = values[:1] * len(values)

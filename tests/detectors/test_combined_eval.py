@@ -32,6 +32,7 @@ def to_values(rows: list[Row], stderr: float | None = None, changed_at: int | No
 
 
 def combine(weights: list[float], rows: list[Row], stderr: float | None = None) -> tuple[CombinedState, list[Score]]:
+    """The state and the scores of all rows."""
     return combine_values(weights, start_combining(len(weights)), to_values(rows, stderr))
 
 

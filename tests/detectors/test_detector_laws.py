@@ -24,6 +24,7 @@ counting_detectors = st.sampled_from([KDecline(), KBelowBest()])
 
 
 def is_never_higher(stricter: AnyDetector, detector: AnyDetector, observations: list[Observation]) -> bool:
+    """Whether the stricter detector has at most the same value after each observation."""
     pairs = zip(collect_values(stricter, observations), collect_values(detector, observations), strict=True)
     return all(strict_value <= value for strict_value, value in pairs)
 

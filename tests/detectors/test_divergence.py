@@ -41,6 +41,7 @@ def run_detector(
 
 
 def highest_value(evidence: list[Evidence]) -> float:
+    """The highest value of the evidence."""
     return max(item.value for item in evidence)
 
 

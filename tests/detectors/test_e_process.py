@@ -35,6 +35,7 @@ def weakly_autocorrelated(rng: np.random.Generator, size: int) -> Floats:
 
 
 def find_alarm(scores: Floats, stderr: float | None, detector: EProcess | None = None) -> int | None:
+    """The index of the first score that reaches the threshold to stop, or None."""
     detector = detector or EProcess()
     state, stop_at = detector.start(), detector.thresholds.stop_at
     for index, score in enumerate(scores):
@@ -63,6 +64,7 @@ def test_evidence_equals_definition(seed: int, stderr_share: float) -> None:
 
 
 def compute_by_definition(detector: EProcess, history: list[Observation]) -> tuple[float, int | None]:
+    """The value and the turn step from the whole history, with all bets and bounds recomputed."""
     y = [item.value - history[0].value for item in history]
     reference, turn, value, reported_turn = -math.inf, None, 0.0, None
     bets, clipped, variances, differences = list[tuple[float, float]](), list[float](), list[float](), list[float]()
@@ -94,6 +96,7 @@ def compute_by_definition(detector: EProcess, history: list[Observation]) -> tup
 
 
 def lower_bound(alpha: float, values: list[float], variances: list[float], power: int, index: int) -> float:
+    """The lower confidence bound of a mean, at the share of alpha of this block size and index."""
     share = alpha / 4 / ((power + 1) * (power + 2)) / (index * (index + 1))
     mean, variance = sum(values) / len(values), sum(variances) / len(variances)
     return mean - math.sqrt(2 * math.log(1 / share) * variance / len(values))

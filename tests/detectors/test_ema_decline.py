@@ -40,6 +40,7 @@ def test_evidence_equals_exact_fractions(
 
 
 def count_declines_exactly(detector: EmaDecline, history: list[Observation]) -> tuple[int, int | None]:
+    """The count and the turn step, with averages in exact fractions."""
     evals, averages = [item for item in history if math.isfinite(item.value)], list[Fraction]()
     for count in range(1, len(evals) + 1):
         shares = [Fraction(1 - detector.weight) ** (count - 1 - index) for index in range(count)]

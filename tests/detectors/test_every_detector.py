@@ -35,6 +35,7 @@ USES_KL_IN_NATS = {"gao_fit", "posterior"}
 
 
 def values_and_turns(evidence: Sequence[Evidence]) -> list[tuple[float, int | None]]:
+    """Value and turn step of each evidence."""
     return [(item.value, item.turn_step) for item in evidence]
 
 
@@ -107,6 +108,7 @@ def test_state_and_evidence_are_finite(name: str, data: st.DataObject) -> None:
 
 
 def iterate_leaves(tree: Any) -> Any:
+    """The leaves of nested dictionaries and lists."""
     for child in tree.values() if isinstance(tree, dict) else tree:
         yield from iterate_leaves(child) if isinstance(child, dict | list | tuple) else [child]
 

@@ -46,10 +46,12 @@ def run_detector(
 
 
 def spread_distances(last: float, n: int = 60) -> list[float]:
+    """`n` equally spaced distances from 0 to `last`."""
     return [last * index / (n - 1) for index in range(n)]
 
 
 def read_peak(evidence: Evidence) -> tuple[float, float]:
+    """The peak and its error, read from the note."""
     match = re.search(r"peak at sqrt\(KL\) = (\S+) ± ([^\s,;]+)", evidence.note)
     assert match is not None
     return float(match[1]), float(match[2])

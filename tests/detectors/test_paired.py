@@ -35,6 +35,7 @@ NOISY_FALL = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4 * math.sin(7 * at * at) 
 
 
 def build_observations(scores: list[float]) -> list[Observation]:
+    """Evals of a run with 80 planned steps."""
     return [Observation(MetricRole.EVAL, index, score, progress=index / 80) for index, score in enumerate(scores)]
 
 

@@ -43,14 +43,17 @@ def run_detector(
 def find_highest_value(
     eval_scores: Sequence[float], proxy: Sequence[float] | None = None, detector: PlateauDrop | None = None
 ) -> float:
+    """The highest value over a run."""
     return max(item.value for item in run_detector(eval_scores, proxy, detector))
 
 
 def add_noise(clean: Floats, seed: int, level: float = 0.05) -> list[float]:
+    """Add Gaussian noise of this standard deviation."""
     return list(clean + level * np.random.default_rng(seed).standard_normal(len(clean)))
 
 
 def rise_and_fall(size: int = 100, peak: float = 0.4, depth: float = 0.6) -> Floats:
+    """A rise from 0 to 1 up to the share `peak` of the run, and a fall by `depth`."""
     t = np.linspace(0, 1, size)
     return np.interp(t, [0, peak, 1], [0, 1, 1 - depth])
 

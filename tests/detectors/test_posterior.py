@@ -24,6 +24,7 @@ given_values = st.builds(Given, eval_values, shares, flags, eval_values, flags, 
 
 
 def run_detector(scores: list[float], planned: int | None = None) -> list[float]:
+    """The probability after each eval, with progress if a length is planned."""
     detector = Posterior()
     state, values = detector.start(), []
     for step, score in enumerate(scores):

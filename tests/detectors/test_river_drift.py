@@ -50,6 +50,7 @@ def run_detector(
 
 
 def create_scores(seed: int, levels: Sequence[float] = (0, 4, 0, -4, 0, 2)) -> list[float]:
+    """Noisy scores, 20 on each level."""
     rng = random.Random(seed)
     return [level + rng.gauss(0, 1) for level in levels for _ in range(20)]
 

@@ -110,6 +110,7 @@ def train_run(client: RetryingClient, tenant: Tenant, name: str) -> None:
 
 
 def build_scores(first: int, *values: float) -> dict[str, Any]:
+    """The body that posts these evals at consecutive steps."""
     points = enumerate(values, first)
     return {"observations": [{"metric": "eval", "step": step, "value": value} for step, value in points]}
 

@@ -40,6 +40,7 @@ def create_trainers(installation: Installation, end: threading.Event) -> list[Tr
 
 
 def count_refusals(trainers: Sequence[Trainer]) -> int:
+    """Count the refusals that the trainers received."""
     return sum(len(trainer.client.refusals) for trainer in trainers)
 
 
@@ -107,6 +108,7 @@ def fail_transactions(database: Database, sqlstate: str, times: int, *, at_commi
 
 
 def count_attempts(database: Database) -> int:
+    """Count the attempted transactions within fail_transactions."""
     with database.reading() as tx:
         count: int = tx.exec_driver_sql("SELECT last_value FROM trigger_calls").scalar_one()
     return count

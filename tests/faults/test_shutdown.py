@@ -113,6 +113,7 @@ def test_requests_waiting_for_the_database_are_answered(
 
 
 def _count_waiting(project: ProjectFixture) -> int:
+    """Count the sessions that wait for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with project.database.reading() as tx:
         count: int = tx.exec_driver_sql(query).scalar_one()
@@ -120,6 +121,7 @@ def _count_waiting(project: ProjectFixture) -> int:
 
 
 def _refuses_connections(url: str) -> bool:
+    """Whether the server no longer accepts connections."""
     try:
         httpx.get(f"{url}/livez", trust_env=False)
     except httpx.ConnectError:

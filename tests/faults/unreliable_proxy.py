@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
+from typing import Self
 
 import httpx
 
 from tests.fixtures.certificates import get_ssl_context
+from tests.fixtures.http_handler import serve_handler
 
 FAULTS = {"lost": 0.06, "unanswered": 0.06, "twice": 0.06, "later": 0.06, "slow": 0.02}
 """Probability of each fault: answered 500 and not delivered; delivered and answered 500; delivered twice; answered 503
@@ -26,7 +28,9 @@ class UnreliableProxy:
         self.fault_counts: Counter[str] = Counter()
         self._rng, self._receiver_url, self._slow_seconds = rng, receiver_url, slow_seconds
         self._lock = threading.Lock()
-        self._client = httpx.Client(verify=get_ssl_context(), timeout=30, trust_env=False)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,26 +46,13 @@ class UnreliableProxy:
                 except OSError:
                     pass  # the sender timed out
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
+        client = httpx.Client(verify=get_ssl_context(), timeout=30, trust_env=False)
+        self._client = self._stack.enter_context(client)
+        self.url = f"{self._stack.enter_context(serve_handler(Handler))}/"
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self._client.close()
+        self._stack.close()
 
     def deliver(self, headers: dict[str, str], body: bytes) -> int:
         """Deliver an event with a random fault; returns the status for its sender."""

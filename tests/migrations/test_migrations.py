@@ -126,6 +126,7 @@ def test_failed_migration_changes_nothing(empty_database: Database) -> None:
 
 
 def run_migrate(url: str, *options: str) -> CompletedProcess[str]:
+    """Run `evalstop migrate` on this database."""
     return run_evalstop(dict(os.environ), "migrate", "--database-url", url, *options)
 
 

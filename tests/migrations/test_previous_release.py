@@ -139,10 +139,12 @@ def create_client(url: str, key: str) -> httpx.Client:
 
 
 def build_evals(first: int, last: int) -> list[dict[str, Any]]:
+    """The evals from `first` up to but not including `last`."""
     return [{"metric": "eval", "step": step, "value": EVALS[step]} for step in range(first, last)]
 
 
 def replay_verdict(last: int) -> dict[str, Any]:
+    """The verdict of a replay of the first `last` evals."""
     points = [Observation(MetricRole.EVAL, step, EVALS[step]) for step in range(last)]
     return verdict_to_document(replay(POLICIES["paper"], points).verdict)
 

@@ -101,6 +101,7 @@ def test_best_so_far_equals_choice_in_long_runs(chooser: Chooser, seed: int) -> 
 def check_best_so_far(
     chooser: Chooser, scores: list[Score], existing: set[int], order: random.Random, check_probability: float
 ) -> None:
+    """Feed scores and checkpoints in random order, and compare with the choice from the whole history."""
     events: list[Score | int] = list(scores)
     for step in sorted(existing):
         events.insert(order.randint(0, len(events)), step)
@@ -153,26 +154,31 @@ def compute_bounds(scores: list[Score], caution: float = 0.5) -> list[float]:
 
 
 def binary_exponent(value: float) -> int | None:
+    """The exponent of a float, None for 0."""
     return math.frexp(value)[1] if value else None
 
 
 def median_of_five(values: list[float]) -> list[float]:
+    """The running median over five values, with repeated values at the ends."""
     padded = [values[0]] * 2 + values + [values[-1]] * 2
     return [statistics.median(padded[i : i + 5]) for i in range(len(values))]
 
 
 def clip_outliers(values: list[float], reach: float) -> list[float]:
+    """Values clipped to within `reach` of their running median."""
     if reach == math.inf:
         return values
     return [min(max(v, m - reach), m + reach) for v, m in zip(values, median_of_five(values), strict=True)]
 
 
 def estimate_sd(values: list[float]) -> float:
+    """The noise, estimated from the median of second differences."""
     bends = [abs(values[i] - 2 * values[i + 1] + values[i + 2]) for i in range(len(values) - 2)]
     return statistics.median(bends) / (0.6745 * math.sqrt(6)) if bends else 0.0
 
 
 def centered_means(values: list[float], half: int) -> list[float]:
+    """Means over windows of up to `half` values on each side."""
     return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]
 
 
@@ -255,6 +261,7 @@ def test_non_finite_score_is_never_best(bad: float) -> None:
 
 
 def add_noise(clean: list[float], sd: float, seed: int, stderr: float | None = None) -> list[Score]:
+    """Scores with Gaussian noise at consecutive steps."""
     rng = random.Random(seed)
     return [Score(step, value + rng.gauss(0, sd), stderr) for step, value in enumerate(clean)]
 

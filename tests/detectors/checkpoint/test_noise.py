@@ -16,6 +16,7 @@ from tests.detectors.strategies import finite_values
 
 
 def estimate_after(values: Sequence[float], stderr: float | None = None) -> Noise:
+    """The noise estimate after these values."""
     state = NoiseState()
     for value in values:
         state = advance(state, value, stderr)
@@ -23,6 +24,7 @@ def estimate_after(values: Sequence[float], stderr: float | None = None) -> Nois
 
 
 def create_noise(seed: int, size: int = 200) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Gaussian noise with a standard deviation of 1."""
     return np.random.default_rng(seed).standard_normal(size)
 
 

@@ -59,6 +59,7 @@ def list_paths(tree: Any, path_so_far: tuple[Any, ...] = ()) -> list[tuple[Any, 
 
 
 def replace_at(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of a document with another value at this path."""
     if not path:
         return value
     document = copy.deepcopy(document)

@@ -58,6 +58,7 @@ def test_stored_batches_give_the_same_state(policy: Policy, observations: list[O
 
 
 def drop_repeats(calls: list[Call]) -> list[Call]:
+    """The calls without consecutive repeats."""
     return calls[:1] + [new for old, new in pairwise(calls) if new is not old]
 
 

@@ -41,6 +41,7 @@ runs_without_eval = series({MetricRole.PROXY, MetricRole.KL, MetricRole.LOSS}, r
 
 
 def collect_states(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
+    """The start state and the state after each observation."""
     states = [start(policy)]
     for observation in observations:
         states.append(step(policy, states[-1], observation)[0])
@@ -96,6 +97,7 @@ def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call,
 
 
 def find_earliest(turns: Iterable[int | None]) -> int | None:
+    """The smallest turn step that is not None."""
     return min((turn for turn in turns if turn is not None), default=None)
 
 

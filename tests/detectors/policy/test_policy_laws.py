@@ -76,6 +76,7 @@ evidences = st.sampled_from([None, NO_EVIDENCE, SUSPECT_EVIDENCE, STOP_EVIDENCE,
 
 
 def build_policy(weights: Sequence[float], roles: Sequence[MetricRole] = (), **more: Any) -> Policy:
+    """A policy of one fake detector per weight; roles default to eval."""
     all_roles = [*roles, *[MetricRole.EVAL] * len(weights)]
     fakes = [FakeDetector(role) for role in all_roles[: len(weights)]]
     members = tuple(Member(fake, fake.thresholds, weight) for fake, weight in zip(fakes, weights, strict=True))
@@ -106,6 +107,7 @@ def judgments(draw: st.DrawFn, /, **fixed: Any) -> tuple[Policy, EvidenceList]:
 
 
 def judge(policy: Policy, evidence: EvidenceList) -> Call:
+    """The call of a policy at step 100 after 10 evals."""
     return policy.judge(evidence, step=100, evals=10).verdict
 
 
@@ -265,6 +267,7 @@ def test_duplicate_member_id_is_refused() -> None:
 
 
 def build_document_with_risk(risk: float, **more: Any) -> dict[str, Any]:
+    """A policy document whose only member has a threshold given as a risk."""
     member = {"detector": "k_decline", "params": {"min_delta": 0.5}, "suspect_at": None, "stop_at": {"risk": risk}}
     return {"name": "p", "members": [member | more], "calibration": [CALIBRATED]}
 

@@ -37,6 +37,7 @@ TURNED_OR_LEVELLED_OFF = Policy(
 
 
 def replay_stepwise(policy: Policy, run: Sequence[Observation]) -> PastRun:
+    """The result of stepping through a run up to its first stop."""
     state = start(policy)
     for item in run:
         state, verdict = step(policy, state, item)
