@@ -110,16 +110,16 @@ def test_verdicts_on_several_evals_over_http_equal_replay(client: httpx.Client, 
         body = {"name": f"several-{policy}-{number}", "policy": policy, "metrics": roles}
         run_id = client.post("/runs", json=body).raise_for_status().json()["id"]
         points = [
-            {"metric": metric, "step": at, "value": value}
+            {"metric": metric, "step": step_number, "value": value}
             for metric, values in series.items()
-            for at, value in zip(log["step"], values, strict=True)
+            for step_number, value in zip(log["step"], values, strict=True)
         ]
         rng.shuffle(points)
         for first in range(0, len(points), 100):
             answer = client.post(f"/runs/{run_id}/observations", json={"observations": points[first : first + 100]})
             verdict = answer.raise_for_status().json()["verdict"]
         rows = zip(log["step"], log["proxy"], log["gold"], log["kl"], strict=True)
-        values = [EvalValue(at, place, value) for at, *row in rows for place, value in enumerate(row)]
+        values = [EvalValue(step_number, place, value) for step_number, *row in rows for place, value in enumerate(row)]
         _, scores = combine_values((3.0, 1.0, 1.0), start_combining(3), values)
         observed = [Observation(MetricRole.EVAL, score.step, score.value) for score in scores]
         observed += [

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from tests.detectors.evidence import collect_evidence
 
 ASKING = Posterior(requests=EvalRequests(at=0.3))
-NOISY_FALL = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4 * math.sin(7 * at * at) for at in range(45)]
+NOISY_FALL = [min(index, 30.0) - 0.3 * max(0, index - 30) + 4 * math.sin(7 * index * index) for index in range(45)]
 
 
 def build_observations(scores: list[float]) -> list[Observation]:
@@ -61,7 +61,7 @@ def test_answer_moves_the_probability() -> None:
 
 def test_new_best_discards_earlier_answers() -> None:
     """After a new best the evidence equals that of a run without an answer."""
-    scores = [*NOISY_FALL, *(40.0 + at for at in range(12))]
+    scores = [*NOISY_FALL, *(40.0 + index for index in range(12))]
     plain = build_observations(scores)
     with_answer = collect_evidence(
         Posterior(), [*plain[:45], Observation(MetricRole.PAIRED, 44, -20.0, 0.1), *plain[45:]]
@@ -86,8 +86,8 @@ def test_unanswered_request_changes_little(scores: list[float], at: float, most:
 
 def test_sudden_fall_is_held_for_at_most_two_evals() -> None:
     """After a sudden fall the value is held below the threshold for up to two evals while an answer is awaited."""
-    scores = [math.sqrt(at) + 0.02 * ((7 * at) % 5) for at in range(30)] + [
-        1.0 + 0.02 * ((7 * at) % 5) for at in range(20)
+    scores = [math.sqrt(index) + 0.02 * ((7 * index) % 5) for index in range(30)] + [
+        1.0 + 0.02 * ((7 * index) % 5) for index in range(20)
     ]
     without_requests = [item.value for item in collect_evidence(Posterior(), build_observations(scores))]
     with_requests = [item.value for item in collect_evidence(ASKING, build_observations(scores))]
@@ -99,7 +99,7 @@ def test_sudden_fall_is_held_for_at_most_two_evals() -> None:
 def test_requests_are_limited_and_spaced() -> None:
     """The next request needs an answer to the last and 1.6 times as long below the best; 3 requests at most."""
     state, request_steps = ASKING.start(), list[int]()
-    for item in build_observations([min(at, 30.0) - 0.2 * max(0, at - 30) for at in range(80)]):
+    for item in build_observations([min(index, 30.0) - 0.2 * max(0, index - 30) for index in range(80)]):
         state, _ = ASKING.step(state, item)
         request = ASKING.find_open_request(state)
         if request is not None:
@@ -157,11 +157,11 @@ def test_answer_features_are_equal_for_one_run_and_many(
     columns = np.array([[float(item) for item in row] for row in zip(*falls, strict=True)])
     together, states = FeatureState(), [FeatureState() for _ in falls]
     zero = np.zeros(count)
-    for at in range(12):
-        rows = np.array([scores[index][at] for index in range(count)])
+    for eval_index in range(12):
+        rows = np.array([scores[index][eval_index] for index in range(count)])
         together, _ = advance(MANY, together, Given(rows, *(zero,) * 8))
         for index in range(count):
-            states[index], _ = advance(ONE, states[index], Given(scores[index][at], *(0.0,) * 8))
+            states[index], _ = advance(ONE, states[index], Given(scores[index][eval_index], *(0.0,) * 8))
     with np.errstate(over="ignore"):
         batch_features = describe_answer(
             MANY, together, Answer(columns[0], columns[1], columns[2], columns[3], zero, zero)

@@ -1,4 +1,4 @@
-"""Many stops while services, workers, receivers and connections fail: each stopped_count job ends exactly once."""
+"""Many stops while services, workers, receivers and connections fail: each stopped job ends exactly once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -134,7 +134,7 @@ def database(clone_postgres: ClonePostgres) -> Iterator[Database]:
 def test_every_stopped_job_ends_once_despite_faults(
     tmp_path: Path, database: Database, count: int, jobs_per_fault: int
 ) -> None:
-    """Each job to be stopped_count ends once, after its checkpoint; vetoed jobs and those beyond the limit run on.
+    """Each job to be stopped ends once, after its checkpoint; vetoed jobs and those beyond the limit run on.
 
     A fault happens each time that `jobs_per_fault` more jobs have been asked to save, whatever the machine's speed.
     """
@@ -185,18 +185,16 @@ def test_every_stopped_job_ends_once_despite_faults(
         for _, name in jobs:
             cluster.submit_job(name)
 
-        def inject_faults() -> None:
-            fault_rng = random.Random(SEED)
-            for asked in range(jobs_per_fault, stopped_count, jobs_per_fault):
-                wait_until(partial(cluster.has_asked_jobs, asked), f"{asked} jobs are asked to save", 600)
-                if fault_rng.random() < 0.6:
-                    process = fault_rng.choice((*servers, *workers))
-                    process.kill()
-                    process.start()
-                else:
-                    fault_rng.choice(tenants).start_receiver(stack, cluster, services[0])
-
-        fault_thread = threading.Thread(target=inject_faults, name="faults")
+        fault_thread = threading.Thread(
+            target=inject_faults,
+            args=(
+                cluster,
+                (*servers, *workers),
+                lambda rng: rng.choice(tenants).start_receiver(stack, cluster, services[0]),
+                range(jobs_per_fault, stopped_count, jobs_per_fault),
+            ),
+            name="faults",
+        )
         fault_thread.start()
         with ThreadPoolExecutor(6) as trainers:
             list(trainers.map(lambda job: train_run(clients[job[0].name], *job), jobs))
@@ -223,6 +221,29 @@ def test_every_stopped_job_ends_once_despite_faults(
         DecisionState.VETOED: vetoed_count,
         DecisionState.MOOT: limited_count - STOPS_PER_HOUR,
     }
+    check_jobs(cluster, immediate, vetoing, limited_tenant)
+
+
+def inject_faults(
+    cluster: FakeCluster,
+    programs: Sequence[Program],
+    restart_receiver: Callable[[random.Random], None],
+    asked_counts: Iterable[int],
+) -> None:
+    """Restart a random program or receiver each time that so many jobs have been asked to save."""
+    rng = random.Random(SEED)
+    for asked_count in asked_counts:
+        wait_until(partial(cluster.has_asked_jobs, asked_count), f"{asked_count} jobs are asked to save", 600)
+        if rng.random() < 0.6:
+            program = rng.choice(programs)
+            program.kill()
+            program.start()
+        else:
+            restart_receiver(rng)
+
+
+def check_jobs(cluster: FakeCluster, immediate: Tenant, vetoing: Tenant, limited: Tenant) -> None:
+    """Check for each job whether it runs, how often it ended, and whether it could save first."""
     for name, job in cluster.jobs.items():
         if name in vetoing.runs:
             assert (job.is_running, job.end_count, job.time_of("asked")) == (True, 0, None), name
@@ -231,7 +252,7 @@ def test_every_stopped_job_ends_once_despite_faults(
             assert was_saved_first(job), name
         else:
             assert (job.is_running, job.end_count) == (True, 0), name
-    assert sum(not cluster.jobs[name].is_running for name in limited_tenant.runs) == STOPS_PER_HOUR
+    assert sum(not cluster.jobs[name].is_running for name in limited.runs) == STOPS_PER_HOUR
 
 
 def was_saved_first(job: FakeJob) -> bool:

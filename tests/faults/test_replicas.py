@@ -89,7 +89,7 @@ def create_script(number: int, rng: random.Random) -> TrainerScript:
     for first, last in ((0, 24), (resumed + 1, 48)):
         messages: list[Content] = []
         for step in range(first, last, 2):
-            points = [point for at in (step, step + 1) for point in _create_observations(at, rng)]
+            points = _create_observations(step, rng) + _create_observations(step + 1, rng)
             messages.append(Observations(tuple(points)))
             if step % 3 == 0:
                 messages.append(CheckpointSaved(step, f"file:///{number}/{first}/{step}"))

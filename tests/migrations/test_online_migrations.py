@@ -121,16 +121,12 @@ def wait_until(condition: Callable[[], Any]) -> Any:
     raise TimeoutError
 
 
-def find_waiting_process(database: Database, relation: str) -> Callable[[], int | None]:
-    """A function that returns the pid of the process that waits for a lock on this table, or None."""
-
-    def read_pid() -> int | None:
-        query = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = to_regclass(:relation)"
-        with database.reading() as tx:
-            pid: int | None = tx.execute(sa.text(query), {"relation": relation}).scalar()
-            return pid
-
-    return read_pid
+def find_waiting_process(database: Database, relation: str) -> int | None:
+    """The pid of the process that waits for a lock on this table, or None."""
+    query = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = to_regclass(:relation)"
+    with database.reading() as tx:
+        pid: int | None = tx.execute(sa.text(query), {"relation": relation}).scalar()
+        return pid
 
 
 @pytest.mark.parametrize("relation", ["projects", "runs"])
@@ -140,7 +136,7 @@ def test_waiting_migration_lets_short_transactions_pass(
     """A migration that waits for a long transaction does not block short ones, and succeeds afterwards."""
     with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:
         long_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
-        wait_until(find_waiting_process(migrated, relation))
+        wait_until(lambda: find_waiting_process(migrated, relation))
         for _ in range(3):
             with migrated.transaction() as short_transaction:  # queued behind the migration
                 short_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
@@ -155,7 +151,7 @@ def test_deadlocked_migration_is_retried(migrated: Database, next_migrations: Pa
         other.exec_driver_sql("SET LOCAL deadlock_timeout TO '1min'")  # the migration detects the deadlock first
         other.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
         with upgrade_in_thread(migrated, next_migrations) as failures:
-            wait_until(find_waiting_process(migrated, "runs"))
+            wait_until(lambda: find_waiting_process(migrated, "runs"))
             other.exec_driver_sql("SELECT FROM projects LIMIT 1")  # the migration has locked this table
             stack.close()
     assert failures == []
@@ -166,7 +162,7 @@ def test_migration_can_be_repeated_after_a_lost_connection(migrated: Database, n
     """A migration whose connection is terminated leaves the schema unchanged and can be run again."""
     with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:
         long_transaction.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
-        pid = wait_until(find_waiting_process(migrated, "runs"))
+        pid = wait_until(lambda: find_waiting_process(migrated, "runs"))
         long_transaction.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     assert len(failures) == 1
     assert schema.current_revision(migrated) == schema.head_revision()
@@ -175,7 +171,7 @@ def test_migration_can_be_repeated_after_a_lost_connection(migrated: Database, n
 
 
 def test_no_migration_takes_a_long_lock(empty_postgres_url: str) -> None:
-    """No migration after the first blocks writers: none builds an index without CONCURRENTLY or rewrites a table."""
+    """No migration after the first builds an index without CONCURRENTLY, rewrites a table or validates its rows."""
     statements: list[str] = []
 
     def record(_c: object, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool) -> None:

@@ -73,8 +73,10 @@ def test_change_restarts_the_evidence(observations: list[Observation], index: in
 
 def test_jump_at_a_change_does_not_stop() -> None:
     """A lower level after a reported change stops no run; without the report it looks like a turn."""
-    scores = [0.02 * min(at, 30) + 0.01 * ((7 * at) % 5) - (0.3 if at >= 40 else 0.0) for at in range(70)]
-    observations = [Observation(MetricRole.EVAL, at, score, progress=at / 70) for at, score in enumerate(scores)]
+    scores = [0.02 * min(index, 30) + 0.01 * ((7 * index) % 5) - (0.3 if index >= 40 else 0.0) for index in range(70)]
+    observations = [
+        Observation(MetricRole.EVAL, index, score, progress=index / 70) for index, score in enumerate(scores)
+    ]
     policy = policy_from_document({"name": "p", "members": [{"detector": "plateau_drop"}, {"detector": "posterior"}]})
     assert replay(policy, observations).verdict.stops
     assert replay(policy, add_eval_versions(observations, {40})).verdict.verdict is Call.CONTINUE
@@ -82,7 +84,7 @@ def test_jump_at_a_change_does_not_stop() -> None:
 
 def test_stop_stays_after_a_change() -> None:
     """A stop before the change stays; a suspicion before the change is dropped."""
-    falling = [Observation(MetricRole.EVAL, at, float(-at)) for at in range(5)]
+    falling = [Observation(MetricRole.EVAL, index, float(-index)) for index in range(5)]
     later = [Observation(MetricRole.EVAL, 9, 0.0, eval_version=1)]
     assert replay(POLICIES["paper"], [*falling, *later]).verdict == replay(POLICIES["paper"], falling).verdict
     assert replay(POLICIES["paper"], falling[:3]).verdict.verdict is Call.SUSPECT
@@ -134,5 +136,5 @@ def test_old_best_stays_until_the_new_version_has_one() -> None:
 @pytest.mark.parametrize(("at_step", "expected"), [(None, [3]), (1, [0, 1]), (2, [2]), (9, [3])])
 def test_select_version_at_a_step(at_step: int | None, expected: list[int]) -> None:
     """`select_version` returns the scores of the version at a step, by default the newest."""
-    scores = [Score(at, 0.0, None, version) for at, version in enumerate([0, 0, 1, 2])]
+    scores = [Score(index, 0.0, None, version) for index, version in enumerate([0, 0, 1, 2])]
     assert [score.step for score in select_version(scores, at_step)] == expected

@@ -61,12 +61,16 @@ def walks(draw: st.DrawFn) -> list[Observation]:
     planned = draw(st.none() | st.integers(20, 60))
     stderr = draw(st.none() | st.sampled_from([0.0, 0.2]))
     run = []
-    for at in range(steps):
-        level = min(at, 2 * turn - at)
-        progress = None if planned is None else at / planned
-        values = {MetricRole.KL: 0.1 * at, MetricRole.PROXY: at + draw(noise), MetricRole.EVAL: level + draw(noise)}
+    for index in range(steps):
+        level = min(index, 2 * turn - index)
+        progress = None if planned is None else index / planned
+        values = {
+            MetricRole.KL: 0.1 * index,
+            MetricRole.PROXY: index + draw(noise),
+            MetricRole.EVAL: level + draw(noise),
+        }
         roles = draw(st.sampled_from([[MetricRole.EVAL], [MetricRole.PROXY], list(values)]))
-        run += [Observation(role, at, values[role], stderr, progress) for role in values if role in roles]
+        run += [Observation(role, index, values[role], stderr, progress) for role in values if role in roles]
     return run
 
 
@@ -91,7 +95,7 @@ def test_posterior_trace_equals_stepwise(runs: list[list[Observation]]) -> None:
 def test_runs_keep_their_order_across_chunks() -> None:
     """More runs than are processed at once, of different lengths, are returned in their order."""
     runs = [
-        [Observation(MetricRole.EVAL, at, float(min(at, length - at))) for at in range(1, length)]
+        [Observation(MetricRole.EVAL, index, float(min(index, length - index))) for index in range(1, length)]
         for length in (1400, 3, 400, 40, 1400, 2, 700)
         for _ in range(30)
     ]
