@@ -153,7 +153,7 @@ class Conformance:
         bounds = StopTimeouts(checkpoint_seconds=0.3, cancel_seconds=20, give_up_seconds=40, poll_seconds=0.1)
         reports = ReportClient(None, None, "test")
         context = ReceiverContext(started.job_control, journal, lambda: reports, bounds, Metrics())
-        entry = journal.begin(make_stop_request(started.labels), time.time())
+        entry = journal.begin_stop(make_stop_request(started.labels), time.time())
         assert entry is not None
         stop = StopExecution(entry, context, lambda _: None).run()
         assert describe_result(stop) == "confirmed"

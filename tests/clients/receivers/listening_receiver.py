@@ -60,7 +60,7 @@ def listening_receiver(server: FakeServer, folder: Path) -> Iterator[ListeningRe
     http_server.serve(receiver)
     yield ListeningReceiver(scheduler, receiver, http_server.url, secrets, journal)
     scheduler.may_answer.set()
-    assert receiver.leave(20)
+    assert receiver.shut_down(20)
     http_server.shutdown()
     http_server.server_close()
     journal.close()

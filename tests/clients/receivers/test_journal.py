@@ -33,15 +33,20 @@ def reopen(journal: Journal, folder: Path) -> Journal:
 def test_stop_survives_reopening(folder: Path) -> None:
     """Request and state of a stop are the same after the journal is opened again, and the stop is not begun twice."""
     stop = Stop(
-        started_at=1.5, phase=Phase.CANCELLING, job=Job("7", {"user": "ann"}), asked_at=2.0, mark="m", cancelled_at=3.0
+        started_at=1.5,
+        phase=Phase.CANCELLING,
+        job=Job("7", {"user": "ann"}),
+        checkpoint_requested_at=2.0,
+        known_checkpoint="m",
+        cancelled_at=3.0,
     )
     journal = Journal(folder)
-    journal.begin(REQUEST, 1.5)
-    journal.keep(REQUEST, stop)
+    journal.begin_stop(REQUEST, 1.5)
+    journal.record_stop(REQUEST, stop)
     reopened = reopen(journal, folder)
-    (entry,) = reopened.unfinished()
+    (entry,) = reopened.list_unfinished()
     assert (entry.request, entry.stop) == (REQUEST, stop)
-    assert reopened.begin(REQUEST, 9.0) is None
+    assert reopened.begin_stop(REQUEST, 9.0) is None
     reopened.close()
 
 
@@ -52,23 +57,23 @@ def test_stop_survives_reopening(folder: Path) -> None:
         started_at=st.floats(0, 1e10),
         phase=st.sampled_from(Phase),
         job=st.none() | st.builds(Job, st.text(), st.dictionaries(st.text(), st.text(), max_size=3)),
-        asked_at=st.none() | st.floats(0, 1e10),
-        mark=st.none() | st.text(),
+        checkpoint_requested_at=st.none() | st.floats(0, 1e10),
+        known_checkpoint=st.none() | st.text(),
         failure_reported=st.booleans(),
         report=st.none()
         | st.builds(
             Report, st.sampled_from(["confirmed", "failed"]), st.text(), st.dictionaries(st.text(), st.integers())
         ),
-        away=st.integers(0, 100),
+        failures=st.integers(0, 100),
     )
 )
 def test_any_state_survives_reopening(tmp_path_factory: pytest.TempPathFactory, stop: Stop) -> None:
     """Any state of a stop is read back as it was written."""
     folder = tmp_path_factory.mktemp("journal")
     journal = Journal(folder)
-    journal.keep(REQUEST, stop)
+    journal.record_stop(REQUEST, stop)
     reopened = reopen(journal, folder)
-    entry = reopened.of(REQUEST.decision_id)
+    entry = reopened.find_entry(REQUEST.decision_id)
     assert entry is not None
     assert entry.stop == stop
     reopened.close()
@@ -78,24 +83,24 @@ def test_any_state_survives_reopening(tmp_path_factory: pytest.TempPathFactory, 
     ("stop", "begins"),
     [
         (Stop(0, Phase.SAVING), False),
-        (Stop(0, Phase.DONE, report=Report("confirmed", ""), told=True), False),
-        (Stop(0, Phase.DONE, report=Report("failed", ""), told=True), True),
+        (Stop(0, Phase.DONE, report=Report("confirmed", ""), report_answered=True), False),
+        (Stop(0, Phase.DONE, report=Report("failed", ""), report_answered=True), True),
         (Stop(0, Phase.DONE, report=Report("confirmed", "")), True),
     ],
 )
 def test_begin_repeats_only_failed_or_unreported_stops(folder: Path, stop: Stop, begins: bool) -> None:
     """A stop in progress, or confirmed and reported, does not begin again; one that failed or was not reported does."""
     journal = Journal(folder)
-    journal.keep(REQUEST, stop)
-    assert (journal.begin(REQUEST, 5.0) is not None) is begins
+    journal.record_stop(REQUEST, stop)
+    assert (journal.begin_stop(REQUEST, 5.0) is not None) is begins
     journal.close()
 
 
 def test_stop_of_another_receiver_leaves_no_file(folder: Path) -> None:
     """A stop that turns out to be another receiver's is not stored."""
     journal = Journal(folder)
-    journal.begin(REQUEST, 0.0)
-    journal.keep(REQUEST, Stop(0, Phase.DONE, mine=False))
+    journal.begin_stop(REQUEST, 0.0)
+    journal.record_stop(REQUEST, Stop(0, Phase.DONE, is_ours=False))
     assert list(folder.glob("*.json")) == []
     journal.close()
 
@@ -103,18 +108,18 @@ def test_stop_of_another_receiver_leaves_no_file(folder: Path) -> None:
 def test_forget_keeps_unfinished_stops(folder: Path) -> None:
     """Old stops are deleted only when they are done."""
     journal = Journal(folder)
-    journal.keep(REQUEST, Stop(0, Phase.DONE, told=True))
-    journal.keep(TRAVERSAL, Stop(0, Phase.REPORTING, report=Report("failed", "")))
-    journal.forget(before=10.0)
-    assert [entry.request for entry in journal.unfinished()] == [TRAVERSAL]
-    assert journal.of(REQUEST.decision_id) is None
+    journal.record_stop(REQUEST, Stop(0, Phase.DONE, report_answered=True))
+    journal.record_stop(TRAVERSAL, Stop(0, Phase.REPORTING, report=Report("failed", "")))
+    journal.delete_finished(before=10.0)
+    assert [entry.request for entry in journal.list_unfinished()] == [TRAVERSAL]
+    assert journal.find_entry(REQUEST.decision_id) is None
     journal.close()
 
 
 def test_decision_id_cannot_leave_the_folder(folder: Path) -> None:
     """A decision id with a path in it is stored under its digest."""
     journal = Journal(folder)
-    journal.begin(TRAVERSAL, 0.0)
+    journal.begin_stop(TRAVERSAL, 0.0)
     (file,) = folder.glob("*.json")
     assert len(file.stem) == 64
     journal.close()
@@ -131,11 +136,11 @@ def test_second_receiver_cannot_open_the_journal(folder: Path) -> None:
 def test_unreadable_file_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged file, or one of a later version, is logged and does not keep the others from being read."""
     journal = Journal(folder)
-    journal.begin(REQUEST, 0.0)
+    journal.begin_stop(REQUEST, 0.0)
     (folder / "broken.json").write_text("{")
     (folder / "later.json").write_text(json.dumps({"version": 99}))
     reopened = reopen(journal, folder)
-    assert len(reopened.unfinished()) == 1
+    assert len(reopened.list_unfinished()) == 1
     assert "broken.json" in caplog.text
     assert "version 99" in caplog.text
     reopened.close()

@@ -162,11 +162,13 @@ def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer,
             assert receiver.receive(headers, body, time.time()).status in (200, 202)
         if is_last:
             assert receiver.wait_idle(180)
-        assert receiver.leave(60)
+        assert receiver.shut_down(60)
         if is_last:
-            assert journal.unfinished() == []
-            entries = [journal.of(f"decision-{number}") for number in range(STOPS)]
-            assert all(entry is not None and entry.stop.phase is Phase.DONE and entry.stop.told for entry in entries)
+            assert journal.list_unfinished() == []
+            entries = [journal.find_entry(f"decision-{number}") for number in range(STOPS)]
+            assert all(
+                entry is not None and entry.stop.phase is Phase.DONE and entry.stop.report_answered for entry in entries
+            )
             for number in range(0, STOPS, 6):
                 event = make_event(number, "run.resume_requested")
                 while receiver.receive(*sign_event(event, f"back-{number}"), time.time()).status == 503:

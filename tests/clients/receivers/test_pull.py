@@ -46,7 +46,7 @@ def pulling(server: FakeServer, endpoint: FakePullEndpoint, tmp_path: Path) -> I
     yield PullingReceiver(scheduler, receiver, puller)
     puller.end()
     scheduler.may_answer.set()
-    assert receiver.leave(20)
+    assert receiver.shut_down(20)
     journal.close()
 
 

@@ -41,7 +41,7 @@ def test_stop_is_acknowledged_once_the_job_is_found(listener: ListeningReceiver,
     ((decision_id, report),) = wait_until(lambda: service.acknowledgements)
     assert (decision_id, report["actor"]) == ("decision-1", "fake scheduler")
     assert report["details"].items() >= {"job": "7", "user": "ann"}.items()
-    assert report["expected_seconds"] == listener.receiver.context.bounds.checkpoint_seconds
+    assert report["expected_seconds"] == listener.receiver.context.timeouts.checkpoint_seconds
 
 
 def test_acknowledgement_does_not_delay_the_stop(listener: ListeningReceiver, service: FakeService) -> None:
@@ -150,7 +150,7 @@ def test_decision_is_obeyed_once_across_a_restart(
     listener.scheduler.ends_on = None
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.calls)
-    assert listener.receiver.leave(20)
+    assert listener.receiver.shut_down(20)
     assert post_event(listener.url, make_stop_event({}, "decision-2")).status_code == 503
     listener.journal.close()
     folder = listener.journal.folder
@@ -174,7 +174,7 @@ def test_escalation_kills_the_job_at_once(listener: ListeningReceiver, service: 
     """`run.stop_escalated` during a stop kills the job before the rest of its grace period."""
     listener.scheduler.ends_on = "kill"
     long_timeouts = replace(SHORT_TIMEOUTS, cancel_seconds=1_000, give_up_seconds=2_000)
-    listener.receiver.context = replace(listener.receiver.context, bounds=long_timeouts)
+    listener.receiver.context = replace(listener.receiver.context, timeouts=long_timeouts)
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.calls)
     event = {**make_stop_event({}), "type": "run.stop_escalated"}
@@ -242,7 +242,7 @@ def test_park_continues_after_a_restart(listener: ListeningReceiver, server: Fak
     listener.scheduler.ends_on = None
     post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
     wait_until(lambda: listener.scheduler.calls)
-    assert listener.receiver.leave(20)
+    assert listener.receiver.shut_down(20)
     listener.journal.close()
     assert listener.journal.folder is not None
     journal = Journal(listener.journal.folder)

@@ -21,11 +21,11 @@ BOUNDS = StopTimeouts(
 )
 
 
-def run_events(stop: Stop, *occurred: Event, bounds: StopTimeouts = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
+def run_events(stop: Stop, *occurred: Event, timeouts: StopTimeouts = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
     """The stop after these events, and the instruction that each gave."""
     given: list[Instruction | None] = []
     for event in occurred:
-        stop, instruction = step(stop, event, bounds)
+        stop, instruction = step(stop, event, timeouts)
         given.append(instruction)
     return stop, given
 
@@ -85,7 +85,7 @@ def test_job_without_checkpoint_signal_is_cancelled_at_once() -> None:
 def test_window_of_zero_cancels_at_once() -> None:
     """With a checkpoint window of 0 the job is cancelled without being asked to save."""
     _, given = run_events(
-        Stop(started_at=0), events.JobFound(0, JOB, RUNNING), bounds=replace(BOUNDS, checkpoint_seconds=0)
+        Stop(started_at=0), events.JobFound(0, JOB, RUNNING), timeouts=replace(BOUNDS, checkpoint_seconds=0)
     )
     assert given == [instructions.CancelJob(JOB)]
 
@@ -115,7 +115,7 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
 
 def test_stop_is_abandoned_after_its_last_timeout() -> None:
     """After abandon_seconds a stop whose failure was reported ends without confirmation."""
-    stop = Stop(started_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, forced_at=4_999, failure_reported=True)
+    stop = Stop(started_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, killed_at=4_999, failure_reported=True)
     stop, given = run_events(stop, events.JobChecked(5_000, RUNNING))
     assert (stop.phase, given) == (Phase.DONE, [None])
 
@@ -129,7 +129,7 @@ def test_report_is_retried_until_its_timeout() -> None:
     _, (wait,) = run_events(stop, events.ReportFailed(3, retry_after_seconds=77))
     assert wait == instructions.Wait(77)
     late, given = run_events(stop, events.ReportFailed(1_000))
-    assert (late.phase, late.told, given) == (Phase.DONE, False, [None])
+    assert (late.phase, late.report_answered, given) == (Phase.DONE, False, [None])
 
 
 def test_refused_stop_is_reported_as_failed() -> None:

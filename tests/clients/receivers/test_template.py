@@ -96,7 +96,7 @@ def test_check_exit_code_decides_the_state() -> None:
 def test_find_job_applies_labels_and_allow_list() -> None:
     """A run without the receiver's labels is foreign; one outside the allow-list, or without a job id, is refused."""
     job_control = CommandJobControl(
-        make_commands("true"), {}, mine={"scheduler": "lsf"}, allow={"user": frozenset({"ann", "ben"})}
+        make_commands("true"), {}, own_labels={"scheduler": "lsf"}, allow={"user": frozenset({"ann", "ben"})}
     )
     assert isinstance(job_control.find_job(make_stop_request({"job_id": "7", "user": "ann"})), ForeignJob)
     with pytest.raises(RequestRefused, match="allow-list"):

@@ -10,7 +10,7 @@ from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.command.job_control import GONE_EXIT_CODE, CommandJobControl, Commands
 from evalstop_client.receivers.command.template import Template, template
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options, pairs, seconds
-from evalstop_client.receivers.stop.receiver import stand
+from evalstop_client.receivers.stop.receiver import run_receiver
 from evalstop_client.receivers.stop.subprocesses import environment_without
 
 IDS = frozenset({"run_id", "decision_id"})
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the receiver for a scheduler that is controlled by commands."""
     if options.gone_exit_code == 0:
         raise ConfigurationError("gone-exit-code: 0 means that the job exists; choose another.")
-    mine = {name: values[-1] for name, values in pairs(options.mine, "--mine").items()}
+    own_labels = {name: values[-1] for name, values in pairs(options.mine, "--mine").items()}
     allow = {name: frozenset(values) for name, values in pairs(options.allow, "--allow").items()}
     commands = Commands(
         cancel=template(options.cancel),
@@ -94,13 +94,13 @@ def run(options: argparse.Namespace) -> int:
     action = CommandJobControl(
         commands,
         environment_without(options.secret_env, options.key_env),
-        mine=mine,
+        own_labels=own_labels,
         allow=allow,
         patterns=_patterns(options.pattern, commands.names - IDS),
         command_seconds=options.command_seconds,
         gone_exit_code=options.gone_exit_code,
     )
-    return stand(action, options, "command")
+    return run_receiver(action, options, "command")
 
 
 def _patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Pattern[str]]:

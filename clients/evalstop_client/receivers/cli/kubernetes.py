@@ -9,7 +9,7 @@ from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
-from evalstop_client.receivers.stop.receiver import stand
+from evalstop_client.receivers.stop.receiver import run_receiver
 from evalstop_client.receivers.stop.subprocesses import environment_without
 
 EXAMPLES = """\
@@ -80,4 +80,4 @@ def run_kubernetes_receiver(options: argparse.Namespace) -> int:
         stop_by=options.stop_by,
         instead=options.instead_of_suspend,
     )
-    return stand(action, options, "kubernetes")
+    return run_receiver(action, options, "kubernetes")

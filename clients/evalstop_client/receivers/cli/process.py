@@ -142,15 +142,15 @@ def run(options: argparse.Namespace) -> int:
         (lambda: forwarding.to(ChildJob(command, environment))) if options.restartable else None,
     )
     context = ReceiverContext(
-        action=control,
-        memory=Journal(None),  # it lasts as long as its job
-        reports=lambda: ReportClient(url, key, ProcessJobControl.name),
-        bounds=_bounds(options, asks=number is not None),
+        job_control=control,
+        journal=Journal(None),  # it lasts as long as its job
+        open_report_client=lambda: ReportClient(url, key, ProcessJobControl.name),
+        timeouts=_choose_timeouts(options, asks=number is not None),
         metrics=Metrics(),
     )
     receiver = Receiver(context, secrets)
     server.serve(receiver)
-    start_key_check(context.reports)
+    start_key_check(context.open_report_client)
     logger.info("listening on %s for stops of job %d", server.url, job.pid)
     if options.ready_file:
         host, port = server.server_address[:2]
@@ -201,7 +201,7 @@ class Forwarding:
             self._job.signal(number)
 
 
-def _bounds(options: argparse.Namespace, asks: bool) -> StopTimeouts:
+def _choose_timeouts(options: argparse.Namespace, asks: bool) -> StopTimeouts:
     checkpoint_seconds = options.checkpoint_grace_seconds if asks else 0.0
     give_up_seconds = options.grace_seconds + KILL_SECONDS
     return StopTimeouts(

@@ -16,7 +16,7 @@ from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest, parse_token, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
-from evalstop_client.receivers.stop.receiver import stand
+from evalstop_client.receivers.stop.receiver import run_receiver
 from evalstop_client.receivers.stop.subprocesses import environment_without, run
 
 TOKEN_SECONDS = 30.0
@@ -95,7 +95,7 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
         default_signal=signal,
         park_partition=options.park_partition,
     )
-    return stand(action, options, "slurm")
+    return run_receiver(action, options, "slurm")
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:

@@ -41,9 +41,9 @@ class Commands:
 class CommandJobControl:
     """Ends jobs with commands.
 
-    `mine`: the labels of runs that this receiver handles. `allow`: the allowed values of labels; others are refused.
-    `patterns`: patterns for the whole value of a label. A harmless text may still mean all jobs to a command, as 0 does
-    to LSF's bkill.
+    `own_labels`: the labels of runs that this receiver handles. `allow`: the allowed values of labels; other values are
+    refused. `patterns`: patterns for the whole value of a label. A harmless text may still mean all jobs to a command,
+    as 0 does to LSF's bkill.
     """
 
     name = "evalstop-receiver command"
@@ -53,7 +53,7 @@ class CommandJobControl:
         commands: Commands,
         environment: Mapping[str, str],
         *,
-        mine: Mapping[str, str] | None = None,
+        own_labels: Mapping[str, str] | None = None,
         allow: Mapping[str, frozenset[str]] | None = None,
         patterns: Mapping[str, re.Pattern[str]] | None = None,
         command_seconds: float = 60.0,
@@ -61,7 +61,7 @@ class CommandJobControl:
     ) -> None:
         self._commands = commands
         self._environment = environment
-        self._mine = mine or {}
+        self._own_labels = own_labels or {}
         self._allow = allow or {}
         self._patterns = patterns or {}
         self._command_seconds = command_seconds
@@ -69,7 +69,7 @@ class CommandJobControl:
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Check the labels that the commands need; runs nothing."""
-        if any(request.labels.get(name) != value for name, value in self._mine.items()):
+        if any(request.labels.get(name) != value for name, value in self._own_labels.items()):
             return ForeignJob()
         for name, values in self._allow.items():
             if request.labels.get(name) not in values:

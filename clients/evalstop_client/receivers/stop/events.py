@@ -8,68 +8,68 @@ from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Presen
 
 
 @dataclass(frozen=True)
-class Happened:
+class TimedEvent:
     """The base of all events."""
 
     at: float
 
 
-class Started(Happened):
+class Started(TimedEvent):
     """The stop starts, or the receiver restarted in the middle of it."""
 
 
-class WaitEnded(Happened):
+class WaitEnded(TimedEvent):
     """The pause is over."""
 
 
-class StopEscalated(Happened):
+class StopEscalated(TimedEvent):
     """The service escalated the stop."""
 
 
 @dataclass(frozen=True)
-class JobFound(Happened):
+class JobFound(TimedEvent):
     """The job was found and checked."""
 
     job: Job
     seen: Present | Gone
 
 
-class JobForeign(Happened):
+class JobForeign(TimedEvent):
     """The job belongs to another receiver."""
 
 
 @dataclass(frozen=True)
-class JobRefused(Happened):
+class JobRefused(TimedEvent):
     """Job control refused."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class SchedulerFailed(Happened):
+class SchedulerFailed(TimedEvent):
     """The scheduler was unavailable."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class CheckpointRequested(Happened):
+class CheckpointRequested(TimedEvent):
     """A checkpoint was requested or, if not `possible`, there is no way to request one."""
 
     possible: bool
-    mark: str | None = None
+    newest: str | None = None
 
 
-class JobCancelled(Happened):
+class JobCancelled(TimedEvent):
     """The scheduler accepted the cancel or the park."""
 
 
-class JobKilled(Happened):
+class JobKilled(TimedEvent):
     """The scheduler accepted the kill."""
 
 
 @dataclass(frozen=True)
-class JobChecked(Happened):
+class JobChecked(TimedEvent):
     """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
     seen: Present | Parked | Gone
@@ -77,14 +77,14 @@ class JobChecked(Happened):
 
 
 @dataclass(frozen=True)
-class ReportAccepted(Happened):
+class ReportAccepted(TimedEvent):
     """The service accepted the report or, with a `refusal`, never will."""
 
     refusal: str | None = None
 
 
 @dataclass(frozen=True)
-class ReportFailed(Happened):
+class ReportFailed(TimedEvent):
     """The service could not accept the report now; it may have sent Retry-After."""
 
     retry_after_seconds: float | None = None

@@ -32,12 +32,12 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 @dataclass(frozen=True)
 class ReceiverContext:
-    """Shared by all stops of a receiver. `reports` opens a connection for each stop."""
+    """Shared by all stops of a receiver. `open_report_client` opens a connection for each stop."""
 
-    action: JobControl
-    memory: Journal
-    reports: Callable[[], ReportClient]
-    bounds: StopTimeouts
+    job_control: JobControl
+    journal: Journal
+    open_report_client: Callable[[], ReportClient]
+    timeouts: StopTimeouts
     metrics: Metrics
     clock: Callable[[], float] = time.time
 
@@ -52,26 +52,26 @@ class StopExecution:
         self._context = context
         self._changed = changed
         self._escalated = threading.Event()
-        self._end = threading.Event()
+        self._interrupted = threading.Event()
         self._wake = threading.Event()
-        self._reports = context.reports()
+        self._reports = context.open_report_client()
 
     def escalate(self) -> None:
         """The service escalated: kill the job instead of waiting for the cancel."""
         self._escalated.set()
         self._wake.set()
 
-    def leave(self) -> None:
+    def interrupt(self) -> None:
         """Stop working on it; the next receiver continues from the journal."""
-        self._end.set()
+        self._interrupted.set()
         self._wake.set()
 
     def run(self) -> Stop:
-        """Carry the stop out to its end, or until `leave`."""
+        """Carry the stop out to its end, or until `interrupt`."""
         event: Event = events.Started(self._context.clock())
         try:
-            while not self._end.is_set():
-                stop, instruction = state_machine.step(self._stop, event, self._context.bounds)
+            while not self._interrupted.is_set():
+                stop, instruction = state_machine.step(self._stop, event, self._context.timeouts)
                 self._record_state(stop)
                 if instruction is None:
                     break
@@ -88,11 +88,11 @@ class StopExecution:
         self._stop = stop
         while True:
             try:
-                self._context.memory.keep(self._request, stop)
+                self._context.journal.record_stop(self._request, stop)
                 break
             except OSError as error:  # a full disk must neither end a stop nor let it continue unjournaled
                 logger.error("cannot write the journal, retrying: %s", error)
-                if self._end.wait(1.0):
+                if self._interrupted.wait(1.0):
                     return
         self._changed(stop)
 
@@ -110,53 +110,54 @@ class StopExecution:
         except SchedulerUnavailable as error:
             return self._report_unavailable(error.detail or str(error))
         except Exception as error:  # any error must be reported to the service
-            if self._stop.away == 0:
+            if self._stop.failures == 0:
                 logger.exception("the action failed")
             return self._report_unavailable(f"{type(error).__name__}: {error}")
 
     def _control_job(self, instruction: Instruction) -> Event:
-        action, clock = self._context.action, self._context.clock
+        job_control, clock = self._context.job_control, self._context.clock
         match instruction:
             case instructions.FindJob():
-                job = action.find_job(self._request)
+                job = job_control.find_job(self._request)
                 return events.JobForeign(clock()) if isinstance(job, ForeignJob) else self._check_found_job(job)
             case instructions.RequestCheckpoint(job):
-                mark = self._reports.newest_checkpoint(self._request)
-                return events.CheckpointRequested(clock(), action.request_checkpoint(job, self._request), mark)
+                newest = self._reports.newest_checkpoint(self._request)
+                return events.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
             case instructions.CancelJob(job):
-                action.cancel_job(job, self._request)
+                job_control.cancel_job(job, self._request)
                 return events.JobCancelled(clock())
             case instructions.ParkJob(job):
-                action.park_job(job, self._request)
+                job_control.park_job(job, self._request)
                 return events.JobCancelled(clock())
             case instructions.KillJob(job):
-                action.kill_job(job)
+                job_control.kill_job(job)
                 return events.JobKilled(clock())
-            case instructions.CheckJob(job, mark):
-                seen = action.check_parked(job) if self._stop.parks else action.check_job(job)
-                return events.JobChecked(clock(), seen, None if mark is None else self._has_newer_checkpoint(mark))
+            case instructions.CheckJob(job, known_checkpoint):
+                seen = job_control.check_parked(job) if self._stop.parks else job_control.check_job(job)
+                has_saved = None if known_checkpoint is None else self._has_newer_checkpoint(known_checkpoint)
+                return events.JobChecked(clock(), seen, has_saved)
         raise AssertionError(instruction)
 
     def _check_found_job(self, job: Job) -> Event:
-        seen = self._context.action.check_job(job)
+        seen = self._context.job_control.check_job(job)
         if isinstance(seen, Present):  # in a separate thread: the stop does not wait for the service
             threading.Thread(target=self._acknowledge, args=(job,), name="acknowledge", daemon=True).start()
         return events.JobFound(self._context.clock(), job, seen)
 
     def _acknowledge(self, job: Job) -> None:
-        reports = self._context.reports()  # a connection is not thread-safe
+        reports = self._context.open_report_client()  # a connection is not thread-safe
         try:
             report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
-            reports.acknowledge(self._request, report, self._context.bounds.checkpoint_seconds)
+            reports.acknowledge(self._request, report, self._context.timeouts.checkpoint_seconds)
         finally:
             reports.close()
 
-    def _has_newer_checkpoint(self, mark: str) -> bool | None:
+    def _has_newer_checkpoint(self, known_checkpoint: str) -> bool | None:
         newest = self._reports.newest_checkpoint(self._request)
-        return None if newest is None else newest > mark
+        return None if newest is None else newest > known_checkpoint
 
     def _report_unavailable(self, reason: str) -> Event:
-        if self._stop.away == 0:
+        if self._stop.failures == 0:
             logger.warning("run %s: %s; retrying", self._request.run_name, reason)
         self._context.metrics.add("scheduler_unavailable_total")
         return events.SchedulerFailed(self._context.clock(), reason)
@@ -185,6 +186,6 @@ def describe_result(stop: Stop) -> str:
     """The result of a stop: foreign, confirmed, parked, failed, abandoned, or under way."""
     if stop.phase is not Phase.DONE:
         return "under way"
-    if not stop.mine:
+    if not stop.is_ours:
         return "foreign"
     return stop.report.state if stop.report is not None else "abandoned"

@@ -53,10 +53,10 @@ class KillJob:
 
 @dataclass(frozen=True)
 class CheckJob:
-    """Check the job; with a `mark`, also whether a newer checkpoint exists."""
+    """Check the job; with a `known_checkpoint`, also whether a newer checkpoint exists."""
 
     job: Job
-    mark: str | None = None
+    known_checkpoint: str | None = None
 
 
 @dataclass(frozen=True)

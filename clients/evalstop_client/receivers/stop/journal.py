@@ -47,13 +47,13 @@ class Journal:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._stops: dict[str, JournalEntry] = {}
         self._lock_file: IO[str] | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_file = _locked(folder)
-            self._read(folder)
+            self._lock_file = _lock_folder(folder)
+            self._load_folder(folder)
 
     def close(self) -> None:
         """Release the folder's lock."""
@@ -61,78 +61,78 @@ class Journal:
             self._lock_file.close()
             self._lock_file = None
 
-    def begin(self, request: StopRequest, at: float) -> JournalEntry | None:
+    def begin_stop(self, request: StopRequest, at: float) -> JournalEntry | None:
         """Record a stop that starts now; None if the decision is already known.
 
         A stop that failed, or whose end could not be reported, starts again: the sender requests it again for a reason.
         So does one that parked its job, if the job must now be stopped.
         """
-        with self._changing:
+        with self._lock:
             known = self._stops.get(request.decision_id)
-            if known is not None and not _may_begin_anew(known.stop, request):
+            if known is not None and not _may_start_again(known.stop, request):
                 return None
             entry = JournalEntry(request, Stop(started_at=at, parks=request.parks))
             self._store(entry)
             return entry
 
-    def keep(self, request: StopRequest, stop: Stop) -> None:
+    def record_stop(self, request: StopRequest, stop: Stop) -> None:
         """Record the state of a stop."""
-        with self._changing:
+        with self._lock:
             self._store(JournalEntry(request, stop))
 
-    def of(self, decision_id: str) -> JournalEntry | None:
+    def find_entry(self, decision_id: str) -> JournalEntry | None:
         """The entry of a decision."""
-        with self._changing:
+        with self._lock:
             return self._stops.get(decision_id)
 
-    def unfinished(self) -> list[JournalEntry]:
+    def list_unfinished(self) -> list[JournalEntry]:
         """The unfinished stops, oldest first."""
-        with self._changing:
-            under_way = [one for one in self._stops.values() if one.stop.phase is not Phase.DONE]
-        return sorted(under_way, key=lambda one: one.stop.started_at)
+        with self._lock:
+            unfinished = [entry for entry in self._stops.values() if entry.stop.phase is not Phase.DONE]
+        return sorted(unfinished, key=lambda entry: entry.stop.started_at)
 
-    def forget(self, before: float) -> None:
+    def delete_finished(self, before: float) -> None:
         """Delete the entries of finished stops that started before this time."""
-        with self._changing:
-            old = [one for one in self._stops.values() if one.stop.phase is Phase.DONE and one.stop.started_at < before]
-            for one in old:
-                self._drop(one.request.decision_id)
+        with self._lock:
+            for entry in list(self._stops.values()):
+                if entry.stop.phase is Phase.DONE and entry.stop.started_at < before:
+                    self._delete(entry.request.decision_id)
 
-    def _store(self, remembered: JournalEntry) -> None:
-        decision_id = remembered.request.decision_id
-        if not remembered.stop.mine:  # other receivers' stops are not stored
-            self._drop(decision_id)
+    def _store(self, entry: JournalEntry) -> None:
+        decision_id = entry.request.decision_id
+        if not entry.stop.is_ours:  # other receivers' stops are not stored
+            self._delete(decision_id)
             return
         if self.folder is not None:
-            _write(_file_of(self.folder, decision_id), _document(remembered))
+            _write_durably(_locate_entry(self.folder, decision_id), _to_document(entry))
         elif len(self._stops) >= MAX_IN_MEMORY:
-            done = next((name for name, one in self._stops.items() if one.stop.phase is Phase.DONE), None)
-            if done is not None:
-                del self._stops[done]
-        self._stops[decision_id] = remembered
+            finished_id = next((id_ for id_, other in self._stops.items() if other.stop.phase is Phase.DONE), None)
+            if finished_id is not None:
+                del self._stops[finished_id]
+        self._stops[decision_id] = entry
 
-    def _drop(self, decision_id: str) -> None:
+    def _delete(self, decision_id: str) -> None:
         self._stops.pop(decision_id, None)
         if self.folder is not None:
-            _file_of(self.folder, decision_id).unlink(missing_ok=True)
+            _locate_entry(self.folder, decision_id).unlink(missing_ok=True)
 
-    def _read(self, folder: Path) -> None:
+    def _load_folder(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.json")):
             try:
-                remembered = _remembered(json.loads(file.read_text()))
+                entry = _parse_document(json.loads(file.read_text()))
             except (OSError, ValueError, KeyError, TypeError, EventMalformed) as error:
                 logger.error("%s cannot be read and is skipped: %s: %s", file, type(error).__name__, error)
             else:
-                self._stops[remembered.request.decision_id] = remembered
+                self._stops[entry.request.decision_id] = entry
 
 
-def _may_begin_anew(stop: Stop, request: StopRequest) -> bool:
+def _may_start_again(stop: Stop, request: StopRequest) -> bool:
     failed = stop.report is not None and stop.report.state == "failed"
     is_other = stop.parks and not request.parks
-    return stop.phase is Phase.DONE and stop.mine and (failed or not stop.told or is_other)
+    return stop.phase is Phase.DONE and stop.is_ours and (failed or not stop.report_answered or is_other)
 
 
-def _locked(folder: Path) -> IO[str]:
+def _lock_folder(folder: Path) -> IO[str]:
     file = (folder / "lock").open("w")
     if fcntl is not None:
         try:
@@ -145,18 +145,18 @@ def _locked(folder: Path) -> IO[str]:
     return file
 
 
-def _file_of(folder: Path, decision_id: str) -> Path:
+def _locate_entry(folder: Path, decision_id: str) -> Path:
     legible = decision_id if re.fullmatch(r"[A-Za-z0-9-]{1,64}", decision_id) else ""
     return folder / f"{legible or hashlib.sha256(decision_id.encode(errors='replace')).hexdigest()}.json"
 
 
-def _write(file: Path, document: Mapping[str, Any]) -> None:
-    draft = file.with_suffix(".draft")
-    with draft.open("w") as opened:
-        json.dump(document, opened)
-        opened.flush()
-        os.fsync(opened.fileno())
-    draft.replace(file)
+def _write_durably(file: Path, document: Mapping[str, Any]) -> None:
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("w") as stream:
+        json.dump(document, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the directory entry too, or a crash may restore the previous file
@@ -164,17 +164,17 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
         os.close(folder)
 
 
-def _document(remembered: JournalEntry) -> dict[str, Any]:
-    request = remembered.request
+def _to_document(entry: JournalEntry) -> dict[str, Any]:
+    request = entry.request
     return {
         "version": VERSION,
         "webhook_id": request.webhook_id,
         "event": request.event,
-        "stop": asdict(remembered.stop),
+        "stop": asdict(entry.stop),
     }
 
 
-def _remembered(document: Mapping[str, Any]) -> JournalEntry:
+def _parse_document(document: Mapping[str, Any]) -> JournalEntry:
     if document["version"] != VERSION:
         raise ValueError(f"it has version {document['version']!r}, this receiver reads {VERSION}")
     fields = dict(document["stop"])

@@ -55,7 +55,7 @@ class Puller:
                 failures = 0
                 events = answer.body.get("events")
                 for event in events if isinstance(events, list) else []:
-                    self._take(event)
+                    self._handle_event(event)
                 if not events:
                     self._ended.wait(EMPTY_SECONDS)
                 continue
@@ -64,7 +64,7 @@ class Puller:
                 logger.warning("events cannot be fetched, retrying: %s", answer.reason)
             self._ended.wait(seconds_after(answer, failures))
 
-    def _take(self, event: Json) -> None:
+    def _handle_event(self, event: Json) -> None:
         if self._ended.is_set():
             return  # left to the next receiver
         try:

@@ -29,11 +29,11 @@ from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-LEAVE_SECONDS = 20.0
+SHUTDOWN_SECONDS = 20.0
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 
-def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> int:
+def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler: str) -> int:
     """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start."""
     forbid_tracing()
     url, key = parse_service(options)
@@ -41,19 +41,19 @@ def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> in
     if options.pull and url is None:
         raise ConfigurationError("pull: name the service with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
-    ending = ShutdownSignal()
-    memory = _memory(options, scheduler)
+    shutdown = ShutdownSignal()
+    journal = _open_journal(options, scheduler)
     server = listen(address, options) if address else None
     context = ReceiverContext(
-        action=action,
-        memory=memory,
-        reports=lambda: ReportClient(url, key, action.name),
-        bounds=parse_timeouts(options),
+        job_control=job_control,
+        journal=journal,
+        open_report_client=lambda: ReportClient(url, key, job_control.name),
+        timeouts=parse_timeouts(options),
         metrics=Metrics(),
     )
     receiver = Receiver(context, secrets)
     receiver.start()
-    start_key_check(context.reports)
+    start_key_check(context.open_report_client)
     if server is not None:
         server.serve(receiver)
         logger.info("listening on %s", server.url)
@@ -62,19 +62,19 @@ def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> in
         puller.start()
         logger.info("fetching events from %s", url)
     if options.ready_file:
-        write_atomically(options.ready_file, json.dumps(_ready(server)) + "\n")
-    ending.wait()
+        write_atomically(options.ready_file, json.dumps(_describe_address(server)) + "\n")
+    shutdown.wait()
     logger.info("shutting down; unfinished stops continue at the next start")
     if puller is not None:
         puller.end()
     if server is not None:
         server.shutdown()
-    receiver.leave(LEAVE_SECONDS)
-    memory.close()
+    receiver.shut_down(SHUTDOWN_SECONDS)
+    journal.close()
     return 0
 
 
-def _memory(options: argparse.Namespace, scheduler: str) -> Journal:
+def _open_journal(options: argparse.Namespace, scheduler: str) -> Journal:
     folder = choose_state_folder(options.state, scheduler)
     try:
         return Journal(folder)
@@ -82,7 +82,7 @@ def _memory(options: argparse.Namespace, scheduler: str) -> Journal:
         raise ConfigurationError(f"state {folder}: {error}; name another folder with --state.") from None
 
 
-def _ready(server: ReceiverServer | None) -> dict[str, object]:
+def _describe_address(server: ReceiverServer | None) -> dict[str, object]:
     ready: dict[str, object] = {"pid": os.getpid()}
     if server is not None:
         host, port = server.server_address[:2]

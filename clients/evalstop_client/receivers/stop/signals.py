@@ -20,24 +20,24 @@ class ShutdownSignal:
     """
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[int] = SimpleQueue()
+        self._signals: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._tell)
+            signal.signal(number, self._handle_signal)
 
     @property
     def is_set(self) -> bool:
         """Whether one of the signals has arrived."""
-        return not self._told.empty()
+        return not self._signals.empty()
 
     def wait(self, timeout_seconds: float = math.inf) -> bool:
         """Wait for one of the signals; False on timeout."""
         deadline = time.monotonic() + timeout_seconds
         while not self.is_set and (left := deadline - time.monotonic()) > 0:
             try:
-                self._told.put(self._told.get(timeout=min(left, POLL_SECONDS)))  # for the next caller
+                self._signals.put(self._signals.get(timeout=min(left, POLL_SECONDS)))  # for the next caller
             except Empty:
                 continue
         return self.is_set
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
-        self._told.put(number)
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.put(number)

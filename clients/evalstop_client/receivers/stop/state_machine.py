@@ -2,7 +2,7 @@
 
 finding ──> saving ──> cancelling ──> forcing      saving: the job was asked for a checkpoint and has its time for it
    │          │            │             │         from any of the four, once the scheduler says that the job is gone:
-   └──────────┴────────────┴─────────────┴──> telling ──> done
+   └──────────┴────────────┴─────────────┴──> reporting ──> done
 
 A job to be parked is parked instead of cancelled, and never killed. A stop that takes too long is reported as failed
 once and continues: when the job ends later, that is reported too.
@@ -54,7 +54,7 @@ class Phase(StrEnum):
     SAVING = "saving"
     CANCELLING = "cancelling"
     FORCING = "forcing"
-    REPORTING = "telling"
+    REPORTING = "reporting"
     DONE = "done"
 
 
@@ -77,58 +77,59 @@ class Stop:
     started_at: float
     phase: Phase = Phase.FINDING
     job: Job | None = None
-    asked_at: float | None = None  # for a checkpoint
-    mark: str | None = None  # the newest checkpoint at that time
+    checkpoint_requested_at: float | None = None
+    known_checkpoint: str | None = None  # the newest one at that time
     checkpoint: str | None = None
     cancelled_at: float | None = None
-    forced_at: float | None = None
+    killed_at: float | None = None
     escalated: bool = False  # the service escalated the stop
     failure_reported: bool = False
     report: Report | None = None
     reporting_at: float | None = None
-    told: bool = False  # the service has answered the report
-    away: int = 0  # consecutive failures to reach the scheduler or the service
-    mine: bool = True
+    report_answered: bool = False  # the service has answered the report
+    failures: int = 0  # consecutive failures to reach the scheduler or the service
+    is_ours: bool = True
     parks: bool = False
     resumed_at: float | None = None
 
 
-def step(stop: Stop, event: Event, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
+def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     """The state after an event, and what to do next; None once the stop is done."""
     match event:
         case Started() | WaitEnded():
-            return stop, _owed(stop)
+            return stop, _next_instruction(stop)
         case StopEscalated():
             stop = replace(stop, escalated=True)
-            return stop, _owed(stop)
+            return stop, _next_instruction(stop)
         case JobForeign():
-            return replace(stop, phase=Phase.DONE, mine=False), None
+            return replace(stop, phase=Phase.DONE, is_ours=False), None
         case JobRefused(at, reason):
-            return _tell(stop, Report("failed", reason, _details(stop)), at)
+            return _report(stop, Report("failed", reason, _list_details(stop)), at)
         case SchedulerFailed(at, reason):
-            return _after_away(stop, reason, at, bounds)
+            return _after_scheduler_failure(stop, reason, at, timeouts)
         case ReportAccepted():
-            return _after_announced(stop, bounds)
+            return _after_report_accepted(stop, timeouts)
         case ReportFailed(at, retry_after_seconds):
-            return _after_untold(stop, at, retry_after_seconds, bounds)
+            return _after_report_failed(stop, at, retry_after_seconds, timeouts)
         case JobFound(at, job, seen):
-            stop = replace(stop, job=job, away=0)
+            stop = replace(stop, job=job, failures=0)
             if isinstance(seen, Gone):
-                return _tell(stop, _confirmed(stop, seen, at), at)
-            return _go(stop, Phase.SAVING if bounds.checkpoint_seconds > 0 else Phase.CANCELLING)
-        case CheckpointRequested(at, possible, mark):
+                return _report(stop, _confirm_end(stop, seen, at), at)
+            return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
+        case CheckpointRequested(at, possible, newest):
             if possible:
-                return replace(stop, asked_at=at, mark=mark, away=0), Wait(bounds.poll_seconds)
-            return _go(replace(stop, checkpoint="could not be asked for", away=0), Phase.CANCELLING)
+                stop = replace(stop, checkpoint_requested_at=at, known_checkpoint=newest, failures=0)
+                return stop, Wait(timeouts.poll_seconds)
+            return _enter_phase(replace(stop, checkpoint="could not be asked for", failures=0), Phase.CANCELLING)
         case JobCancelled(at):
-            return replace(stop, cancelled_at=at, away=0), Wait(bounds.poll_seconds / 10)
+            return replace(stop, cancelled_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
         case JobKilled(at):
-            return replace(stop, forced_at=at, away=0), Wait(bounds.poll_seconds / 10)
+            return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
         case JobChecked(at, seen, saved):
-            return _after_look(replace(stop, away=0), seen, saved, at, bounds)
+            return _after_check(replace(stop, failures=0), seen, saved, at, timeouts)
 
 
-def _owed(stop: Stop) -> Instruction | None:
+def _next_instruction(stop: Stop) -> Instruction | None:
     """The phase's instruction, unless it is known to be done."""
     if stop.phase is Phase.DONE:
         return None
@@ -138,109 +139,118 @@ def _owed(stop: Stop) -> Instruction | None:
     if stop.job is None:
         return FindJob()
     if stop.phase is Phase.SAVING:
-        return RequestCheckpoint(stop.job) if stop.asked_at is None else CheckJob(stop.job, stop.mark)
+        if stop.checkpoint_requested_at is None:
+            return RequestCheckpoint(stop.job)
+        return CheckJob(stop.job, stop.known_checkpoint)
     if stop.phase is Phase.CANCELLING:
         if stop.cancelled_at is not None:
             return CheckJob(stop.job)
         return ParkJob(stop.job) if stop.parks else CancelJob(stop.job)
-    return KillJob(stop.job) if stop.forced_at is None else CheckJob(stop.job)
+    return KillJob(stop.job) if stop.killed_at is None else CheckJob(stop.job)
 
 
-def _go(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
+def _enter_phase(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
     stop = replace(stop, phase=phase)
-    return stop, _owed(stop)
+    return stop, _next_instruction(stop)
 
 
-def _tell(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
-    return replace(stop, phase=Phase.REPORTING, report=report, reporting_at=at, away=0), SendReport(report)
+def _report(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
+    return replace(stop, phase=Phase.REPORTING, report=report, reporting_at=at, failures=0), SendReport(report)
 
 
-def _after_look(
-    stop: Stop, seen: Present | Parked | Gone, saved: bool | None, at: float, bounds: StopTimeouts
+def _after_check(
+    stop: Stop, seen: Present | Parked | Gone, saved: bool | None, at: float, timeouts: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     if isinstance(seen, Gone):
-        return _tell(stop, _confirmed(stop, seen, at), at)
+        return _report(stop, _confirm_end(stop, seen, at), at)
     if isinstance(seen, Parked):
-        details = _end_details(stop, seen, "parked", at)
-        return _tell(stop, Report("parked", f"the job is set aside: {seen.state}", details), at)
-    if stop.phase is Phase.SAVING and stop.asked_at is not None:
+        details = _list_end_details(stop, seen, "parked", at)
+        return _report(stop, Report("parked", f"the job is set aside: {seen.state}", details), at)
+    if stop.phase is Phase.SAVING and stop.checkpoint_requested_at is not None:
         if saved:
-            return _go(replace(stop, checkpoint="saved"), Phase.CANCELLING)
-        if at - stop.asked_at >= bounds.checkpoint_seconds:
-            return _go(replace(stop, checkpoint="not seen in time"), Phase.CANCELLING)
-        return stop, Wait(bounds.poll_seconds)
+            return _enter_phase(replace(stop, checkpoint="saved"), Phase.CANCELLING)
+        if at - stop.checkpoint_requested_at >= timeouts.checkpoint_seconds:
+            return _enter_phase(replace(stop, checkpoint="not seen in time"), Phase.CANCELLING)
+        return stop, Wait(timeouts.poll_seconds)
     if stop.phase is Phase.CANCELLING and stop.cancelled_at is not None:
-        if (stop.escalated or at - stop.cancelled_at >= bounds.cancel_seconds) and not stop.parks:
-            return _go(stop, Phase.FORCING)
-    elif stop.phase is Phase.FORCING and stop.forced_at is not None and at - stop.forced_at >= bounds.cancel_seconds:
-        return _go(replace(stop, forced_at=None), Phase.FORCING)
-    return _patience(stop, f"the job is still {seen.state}", at, bounds)
+        if (stop.escalated or at - stop.cancelled_at >= timeouts.cancel_seconds) and not stop.parks:
+            return _enter_phase(stop, Phase.FORCING)
+    elif stop.phase is Phase.FORCING and stop.killed_at is not None and at - stop.killed_at >= timeouts.cancel_seconds:
+        return _enter_phase(replace(stop, killed_at=None), Phase.FORCING)
+    return _wait_or_report_failure(stop, f"the job is still {seen.state}", at, timeouts)
 
 
-def _after_away(stop: Stop, reason: str, at: float, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
-    stop = replace(stop, away=stop.away + 1)
-    return _patience(stop, reason, at, bounds)
+def _after_scheduler_failure(
+    stop: Stop, reason: str, at: float, timeouts: StopTimeouts
+) -> tuple[Stop, Instruction | None]:
+    stop = replace(stop, failures=stop.failures + 1)
+    return _wait_or_report_failure(stop, reason, at, timeouts)
 
 
-def _patience(stop: Stop, trouble: str, at: float, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
+def _wait_or_report_failure(
+    stop: Stop, trouble: str, at: float, timeouts: StopTimeouts
+) -> tuple[Stop, Instruction | None]:
     """Continue after a pause; report failure once when it takes too long, and give up after days."""
-    if at - stop.started_at >= bounds.abandon_seconds:
-        return _go(stop, Phase.DONE)
-    since = stop.started_at + bounds.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
-    if at - since >= bounds.give_up_seconds and not stop.failure_reported:
-        return stop, SendReport(Report("failed", f"after {at - stop.started_at:.0f} s: {trouble}", _details(stop)))
-    return stop, Wait(_pause(stop, bounds))
+    if at - stop.started_at >= timeouts.abandon_seconds:
+        return _enter_phase(stop, Phase.DONE)
+    since = stop.started_at + timeouts.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
+    if at - since >= timeouts.give_up_seconds and not stop.failure_reported:
+        return stop, SendReport(Report("failed", f"after {at - stop.started_at:.0f} s: {trouble}", _list_details(stop)))
+    return stop, Wait(_pause_seconds(stop, timeouts))
 
 
-def _pause(stop: Stop, bounds: StopTimeouts) -> float:
+def _pause_seconds(stop: Stop, timeouts: StopTimeouts) -> float:
     """Seconds until the next check: longer while the scheduler is unavailable, and after a reported failure."""
     if stop.failure_reported:
-        return 30 * bounds.poll_seconds
-    return bounds.poll_seconds if stop.away == 0 else min(wait_seconds(stop.away, 0.5), 10 * bounds.poll_seconds)
+        return 30 * timeouts.poll_seconds
+    if stop.failures == 0:
+        return timeouts.poll_seconds
+    return min(wait_seconds(stop.failures, 0.5), 10 * timeouts.poll_seconds)
 
 
-def _after_announced(stop: Stop, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
+def _after_report_accepted(stop: Stop, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     if stop.phase is Phase.REPORTING:
-        return _go(replace(stop, told=True), Phase.DONE)
+        return _enter_phase(replace(stop, report_answered=True), Phase.DONE)
     stop = replace(stop, failure_reported=True)
-    return stop, Wait(_pause(stop, bounds))
+    return stop, Wait(_pause_seconds(stop, timeouts))
 
 
-def _after_untold(
-    stop: Stop, at: float, retry_after_seconds: float | None, bounds: StopTimeouts
+def _after_report_failed(
+    stop: Stop, at: float, retry_after_seconds: float | None, timeouts: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     if stop.phase is not Phase.REPORTING or stop.reporting_at is None:
-        return stop, Wait(_pause(stop, bounds))  # the job comes first; the failure is reported after another check
-    until = stop.reporting_at + bounds.report_seconds
-    stop = replace(stop, away=stop.away + 1)
-    pause_seconds = wait_seconds(stop.away, 0.5, retry_after_seconds)
+        # The job comes first; the failure is reported after another check.
+        return stop, Wait(_pause_seconds(stop, timeouts))
+    until = stop.reporting_at + timeouts.report_seconds
+    stop = replace(stop, failures=stop.failures + 1)
+    pause_seconds = wait_seconds(stop.failures, 0.5, retry_after_seconds)
     if at + pause_seconds > until:
-        return _go(stop, Phase.DONE)
+        return _enter_phase(stop, Phase.DONE)
     return stop, Wait(pause_seconds)
 
 
-def _confirmed(stop: Stop, gone: Gone, at: float) -> Report:
-    if stop.forced_at is not None:
+def _confirm_end(stop: Stop, gone: Gone, at: float) -> Report:
+    if stop.killed_at is not None:
         how, reason = "forced", "the job ended after it was forced to"
     elif stop.parks and stop.cancelled_at is not None:
         how, reason = "by_itself", "the job ended while it was set aside"
     elif stop.cancelled_at is not None:
         how, reason = "cancelled", "the job ended after it was cancelled"
-    elif stop.asked_at is not None:
+    elif stop.checkpoint_requested_at is not None:
         how, reason = "asked", "the job ended after it was asked to save its checkpoint"
     else:
         how, reason = "by_itself", "the job had already ended by itself"
-    return Report("confirmed", reason, _end_details(stop, gone, how, at))
+    return Report("confirmed", reason, _list_end_details(stop, gone, how, at))
 
 
-def _end_details(stop: Stop, seen: Parked | Gone, how: str, at: float) -> dict[str, Any]:
-    own = {"state": seen.state, "how": how, "gone_at": _text(at), "seconds": round(at - stop.started_at, 3)}
-    return {**_details(stop), **own, **seen.details}
+def _list_end_details(stop: Stop, seen: Parked | Gone, how: str, at: float) -> dict[str, Any]:
+    own = {"state": seen.state, "how": how, "gone_at": _format_time(at), "seconds": round(at - stop.started_at, 3)}
+    return {**_list_details(stop), **own, **seen.details}
 
 
-def _details(stop: Stop) -> dict[str, Any]:
-    times = {"asked_at": stop.asked_at, "cancelled_at": stop.cancelled_at, "forced_at": stop.forced_at}
-    details: dict[str, Any] = {name: _text(at) for name, at in times.items() if at is not None}
+def _list_details(stop: Stop) -> dict[str, Any]:
+    times = {"asked_at": stop.checkpoint_requested_at, "cancelled_at": stop.cancelled_at, "forced_at": stop.killed_at}
+    details: dict[str, Any] = {name: _format_time(at) for name, at in times.items() if at is not None}
     if stop.job is not None:
         details = {**stop.job.facts, "job": stop.job.id, **details}
     if stop.checkpoint is not None:
@@ -248,5 +258,5 @@ def _details(stop: Stop) -> dict[str, Any]:
     return details
 
 
-def _text(at: float) -> str:
+def _format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

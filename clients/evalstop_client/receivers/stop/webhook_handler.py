@@ -45,9 +45,9 @@ class Receiver:
         self.context = context
         self._secrets = secrets
         self._changed = threading.Condition()
-        self._under_way: dict[str, StopExecution] = {}
-        self._obeyed = False
-        self._leaving = False
+        self._executions: dict[str, StopExecution] = {}
+        self._has_stopped_a_job = False
+        self._is_shutting_down = False
 
     @property
     def metrics(self) -> Metrics:
@@ -56,12 +56,10 @@ class Receiver:
 
     def start(self) -> None:
         """Continue the stops that an earlier receiver left unfinished."""
-        self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
-        for remembered in self.context.memory.unfinished():
-            logger.info(
-                "continuing the stop of run %s, which is %s", remembered.request.run_name, remembered.stop.phase
-            )
-            self._pursue(remembered)
+        self.context.journal.delete_finished(self.context.clock() - RETENTION_SECONDS)
+        for entry in self.context.journal.list_unfinished():
+            logger.info("continuing the stop of run %s, which is %s", entry.request.run_name, entry.stop.phase)
+            self._start_execution(entry)
 
     def receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
         """Verify one event and start what it requests."""
@@ -91,56 +89,58 @@ class Receiver:
     def wait_until_stopped(self, timeout_seconds: float) -> bool:
         """Wait until a job of this receiver was stopped; False on timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._obeyed, timeout_seconds)
+            return self._changed.wait_for(lambda: self._has_stopped_a_job, timeout_seconds)
 
     def wait_idle(self, timeout_seconds: float | None = None) -> bool:
         """Wait until no stop is being carried out or reported; False on timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._under_way, timeout_seconds)
+            return self._changed.wait_for(lambda: not self._executions, timeout_seconds)
 
-    def leave(self, timeout_seconds: float) -> bool:
+    def shut_down(self, timeout_seconds: float) -> bool:
         """Accept no more stops and leave unfinished ones to the next receiver; False on timeout."""
         with self._changed:
-            self._leaving = True
-            pursuits = list(self._under_way.values())
-        for pursuit in pursuits:
-            pursuit.leave()
+            self._is_shutting_down = True
+            executions = list(self._executions.values())
+        for execution in executions:
+            execution.interrupt()
         return self.wait_idle(timeout_seconds)
 
     def _stop(self, request: StopRequest, escalated: bool) -> Reply:
-        if self._leaving:
+        if self._is_shutting_down:
             return Reply(503, {"error": "The receiver is shutting down; the next one will handle it."})
         try:
-            entry = self.context.memory.begin(request, self.context.clock())
+            entry = self.context.journal.begin_stop(request, self.context.clock())
         except OSError as error:
             logger.error("cannot write a stop to the journal, so it is not started: %s", error)
             return Reply(503, {"error": f"The receiver cannot write to its journal: {error}"})
         if entry is not None:
-            self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
+            self.context.journal.delete_finished(self.context.clock() - RETENTION_SECONDS)
             verb = "park" if request.parks else "stop"
             logger.info("received a request to %s run %s (decision %s)", verb, request.run_name, request.decision_id)
-            self._pursue(entry)  # on shutdown, the next receiver continues from the journal
+            self._start_execution(entry)  # on shutdown, the next receiver continues from the journal
             return Reply(202, {"accepted": request.decision_id})
         with self._changed:
-            pursuit = self._under_way.get(request.decision_id)
-        if escalated and pursuit is not None:
-            pursuit.escalate()
+            execution = self._executions.get(request.decision_id)
+        if escalated and execution is not None:
+            execution.escalate()
             return Reply(202, {"escalated": request.decision_id})
         return Reply(200, {"repeat": request.decision_id})
 
-    def _pursue(self, remembered: JournalEntry) -> None:
-        decision_id = remembered.request.decision_id
+    def _start_execution(self, entry: JournalEntry) -> None:
+        decision_id = entry.request.decision_id
         with self._changed:
-            if self._leaving:
+            if self._is_shutting_down:
                 return
-            pursuit = StopExecution(remembered, self.context, self._note)
-            self._under_way[decision_id] = pursuit
+            execution = StopExecution(entry, self.context, self._notify_waiters)
+            self._executions[decision_id] = execution
             self.metrics.add("stops_under_way")
-        threading.Thread(target=self._run, args=(decision_id, pursuit), name=f"stop {decision_id}", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(decision_id, execution), name=f"stop {decision_id}", daemon=True
+        ).start()
 
-    def _run(self, decision_id: str, pursuit: StopExecution) -> None:
+    def _run(self, decision_id: str, execution: StopExecution) -> None:
         try:
-            stop = pursuit.run()
+            stop = execution.run()
             if stop.phase is Phase.DONE:
                 result = describe_result(stop)
                 logger.info("decision %s is done: %s", decision_id, result)
@@ -149,28 +149,28 @@ class Receiver:
                     self.metrics.add("stop_seconds_total", amount=stop.reporting_at - stop.started_at)
         finally:
             with self._changed:
-                del self._under_way[decision_id]
+                del self._executions[decision_id]
                 self.metrics.add("stops_under_way", amount=-1)
                 self._changed.notify_all()
 
-    def _note(self, stop: Stop) -> None:
-        if stop.mine and stop.phase in (Phase.REPORTING, Phase.DONE):
+    def _notify_waiters(self, stop: Stop) -> None:
+        if stop.is_ours and stop.phase in (Phase.REPORTING, Phase.DONE):
             with self._changed:
-                self._obeyed = True
+                self._has_stopped_a_job = True
                 self._changed.notify_all()
 
     def _undo(self, request: StopRequest) -> Reply:
         """Resume a stopped job while the sender waits; the sender retries failures."""
-        known = self.context.memory.of(request.decision_id)
-        if known is None or not known.stop.mine or known.stop.job is None:
+        entry = self.context.journal.find_entry(request.decision_id)
+        if entry is None or not entry.stop.is_ours or entry.stop.job is None:
             return Reply(200, {"unknown": request.decision_id})
-        if known.stop.resumed_at is not None:
+        if entry.stop.resumed_at is not None:
             return Reply(200, {"repeat": request.decision_id})
-        if known.stop.phase is not Phase.DONE:
+        if entry.stop.phase is not Phase.DONE:
             return Reply(409, {"error": "The stop is still in progress; retry when it is done."})
         try:
-            self.context.action.resume_job(known.stop.job)
-            self.context.memory.keep(known.request, replace(known.stop, resumed_at=self.context.clock()))
+            self.context.job_control.resume_job(entry.stop.job)
+            self.context.journal.record_stop(entry.request, replace(entry.stop, resumed_at=self.context.clock()))
         except RequestRefused as error:
             return Reply(422, {"error": error.detail or str(error)})
         except (SchedulerUnavailable, OSError) as error:

@@ -211,7 +211,7 @@ def _read_value(variable: Json, pod: Json) -> str:
 def _write_annotations(file: Path, annotations: dict[str, str]) -> None:
     text = "".join(f'{name}="{value}"\n' for name, value in sorted(annotations.items()))
     if not file.exists() or file.read_text() != text:
-        draft = file.with_suffix(".draft")
+        draft = file.with_suffix(".tmp")
         draft.write_text(text)
         draft.replace(file)
 

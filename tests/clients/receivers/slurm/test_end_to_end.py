@@ -141,7 +141,7 @@ def test_stop_continues_after_a_receiver_crash(deployment: Deployment) -> None:
     job = deployment.submit_trainer("through-a-kill", "--slow-save-seconds", "1.5")
     wait_until(lambda: "asked" in job.read_events(), STOP_SECONDS)
     state = deployment.folder / "killed" / "state"
-    wait_until(lambda: any('"asked_at": 1' in file.read_text() for file in state.glob("*.json")))
+    wait_until(lambda: any('"checkpoint_requested_at": 1' in file.read_text() for file in state.glob("*.json")))
     receiver.send_signal(signal.SIGKILL)
     receiver.wait()
     deployment.start_listening_receiver("killed", *CHECKPOINT_OPTIONS)
