@@ -17,6 +17,7 @@ PACKAGES = (
     ROOT / "clients" / "evalstop",
     ROOT / "clients" / "evalstop_client",
     ROOT / "lab" / "evalstop_lab",
+    ROOT / "tests",
 )
 
 REPLACEMENTS = {
@@ -52,8 +53,10 @@ REPLACEMENTS = {
 """Words that the field does not use, or uses in another sense, and what to write instead."""
 
 FIELD_TERMS = re.compile(
-    r"(choose|checkpoint|shutdown)_?signals?|signal_(each|name|number)|^signals?$"  # terms of operating systems,
-    r"|(change|operating|entry|check)_?points?",  # of statistics and software
+    r"(choose|checkpoint|shutdown|handle|send|after_a|the)_?signals?|^(test_)?signals?$"  # of operating systems,
+    r"|signals?_(are|each|handler|name|number|target)"
+    r"|(change|operating|entry|check)_?points?"  # of statistics and software,
+    r"|computed_by_hand",  # and of everyday English
     re.IGNORECASE,
 )
 
@@ -64,6 +67,16 @@ EXCEPTIONS = {
     "evalstop_lab.Truth",
     "evalstop_lab._draw_truth",
     "evalstop_lab.draw_gold",
+    "tests/lab/rlhf/test_gold.py",
+    "tests.draw_policy_and_gold",
+    "tests.test_gold_depends_on_the_prompt",
+    "tests.test_gold_is_standardized_over_initial_texts",
+    "tests.test_gold_of_healthy_rises_and_stays",
+    "tests.test_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs",
+    "tests.test_label_noise_is_the_share_of_pairs_labeled_against_gold",
+    "tests.test_only_metrics_depend_on_the_truth",
+    "tests.test_recorded_runs_keep_their_labels_and_their_truth",
+    "tests.test_without_noise_labels_agree_with_gold",
 }
 
 
@@ -74,7 +87,7 @@ def find_replaced_words(name: str) -> set[str]:
 
 
 def list_names() -> Iterator[tuple[str, str]]:
-    """Every module, folder, class and function of the packages: its place, and its name."""
+    """Every module, folder, class and function of the packages and the tests: its place, and its name."""
     for package in PACKAGES:
         for file in package.rglob("*.py"):
             place = file.relative_to(package.parent).as_posix()

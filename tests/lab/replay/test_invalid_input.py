@@ -280,7 +280,7 @@ def test_invalid_answers_of_an_mlflow_server(answer: object, message: str) -> No
     assert address in str(refusal.value)
 
 
-def test_invalid_points_of_an_mlflow_server() -> None:
+def test_invalid_observations_of_an_mlflow_server() -> None:
     """An invalid point is reported, the others are read, and impossible GPUs and durations are ignored."""
     points: list[dict[str, Any]] = [{"key": "eval", "value": 0.5, "step": step} for step in (0, "x", 2)]
     run = RUN_WITH_IMPOSSIBLE_END | {

@@ -47,7 +47,7 @@ def list_eval_scores(run: Run) -> list[tuple[int, float]]:
     return list(zip(series.steps, series.values, strict=True))
 
 
-def list_points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
+def list_observations(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
     """Steps and values of each role; values are strings, so that NaN equals itself."""
     return {role: list(zip(series.steps, map(repr, series.values), strict=True)) for role, series in run.series.items()}
 
@@ -79,8 +79,8 @@ def test_damaged_wandb_run_is_read_up_to_the_damage(tmp_path: Path, data: st.Dat
     changed = whole[:at] if cut else whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
     (tmp_path / "run-x.wandb").write_bytes(changed)
     errors = ReadErrors(strict=False)
-    runs = [list_points(run) for run in read_runs([tmp_path], None, errors).by_name.values()]
-    (everything,) = map(list_points, read_runs([WANDB_FILE]).by_name.values())
+    runs = [list_observations(run) for run in read_runs([tmp_path], None, errors).by_name.values()]
+    (everything,) = map(list_observations, read_runs([WANDB_FILE]).by_name.values())
     assert all(series == everything[role][: len(series)] for run in runs for role, series in run.items())
     assert cut or errors.collected or runs == [everything]
 

@@ -75,7 +75,7 @@ class Node:
         self._logs.shutdown()
         self._logs.server_close()
         for container in self._containers.values():
-            _signal(container, signal.SIGKILL)
+            _send_signal(container, signal.SIGKILL)
             container.process.wait()
 
     def count_running(self) -> int:
@@ -101,7 +101,7 @@ class Node:
             elif pod["spec"]["nodeName"] == self.name:
                 self._sync(pod)
         for uid in self._containers.keys() - pods.keys():
-            _signal(self._containers[uid], signal.SIGKILL)  # deleted while the node was lost
+            _send_signal(self._containers[uid], signal.SIGKILL)  # deleted while the node was lost
 
     def _sync(self, pod: Json) -> None:
         uid, deleted = pod["metadata"]["uid"], pod["metadata"].get("deletionTimestamp")
@@ -119,9 +119,9 @@ class Node:
         elif deleted:
             if container.kill_at is None:
                 container.kill_at = time.monotonic() + pod["metadata"]["deletionGracePeriodSeconds"]
-                _signal(container, signal.SIGTERM)
+                _send_signal(container, signal.SIGTERM)
             elif time.monotonic() >= container.kill_at:
-                _signal(container, signal.SIGKILL)
+                _send_signal(container, signal.SIGKILL)
         elif not container.is_reported_running:
             state = {"running": {"startedAt": _format_now()}}
             self._admin.set_status(POD, pod, {"phase": "Running", "containerStatuses": [_make_status(pod, state)]})
@@ -216,7 +216,7 @@ def _write_annotations(file: Path, annotations: dict[str, str]) -> None:
         draft.replace(file)
 
 
-def _signal(container: Container, number: signal.Signals) -> None:
+def _send_signal(container: Container, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         if container.process.poll() is None:
             os.killpg(container.process.pid, number)

@@ -41,7 +41,7 @@ def test_clock_advances_between_two_readings() -> None:
     assert database_clock.now(110.0) == EPOCH + timedelta(seconds=9.5)
 
 
-def test_setback_is_detected_once() -> None:
+def test_clock_skew_is_detected_once() -> None:
     """A clock that shows less time than has passed was set back; one that shows more was not."""
     database_clock = DatabaseClock()
     database_clock.set_time(EPOCH, 0.0)
@@ -85,7 +85,7 @@ class FakeClock:
         self._offset -= by
 
 
-def test_setback_neither_stalls_nor_repeats_deliveries(database: Database, project: SeededProject) -> None:
+def test_clock_skew_neither_stalls_nor_repeats_deliveries(database: Database, project: SeededProject) -> None:
     """When the clock goes back an hour, waiting, running and retried deliveries all arrive, and no attempt runs
     twice."""
     clock = FakeClock()

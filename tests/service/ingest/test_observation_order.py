@@ -68,7 +68,7 @@ def draw_observations(draw: st.DrawFn, first_step: int = 0, evals: int = 1) -> l
 
 
 @st.composite
-def draw_arrivals(
+def draw_orders(
     draw: st.DrawFn, posted: list[PostedObservation], saved: list[int], changes: list[int]
 ) -> list[Content]:
     """Shuffle the observations, repeat some, cut them into batches, and mix in checkpoints and eval changes."""
@@ -110,12 +110,12 @@ def draw_histories(draw: st.DrawFn, evals: tuple[int, ...] = (1, 2, 3)) -> RunHi
     saved = sorted(draw(st.sets(st.integers(0, LAST_STEP), max_size=4)))
     resumed_at = draw(st.none() | st.integers(0, LAST_STEP))
     changes = sorted(draw(st.just(set()) | st.sets(st.integers(0, LAST_STEP), max_size=2)))
-    messages = draw(draw_arrivals(first, saved, changes))
+    messages = draw(draw_orders(first, saved, changes))
     second: list[PostedObservation] = []
     if resumed_at is not None:
         second = draw(draw_observations(first_step=min(resumed_at + 1, LAST_STEP), evals=eval_count))
         second = [observation for observation in second if observation.step > resumed_at]
-        messages = [*messages, Resumed(resumed_at), *draw(draw_arrivals(second, [], []))]
+        messages = [*messages, Resumed(resumed_at), *draw(draw_orders(second, [], []))]
     dropped_before = draw(st.sets(st.integers(0, max(0, len(messages) - 1)), max_size=3))
     policy, direction = draw(st.sampled_from(POLICIES)), draw(st.sampled_from(["maximize", "minimize"]))
     return RunHistory(
@@ -175,7 +175,7 @@ def summarize_run(run: Run) -> dict[str, Any]:
 
 @HYPOTHESIS_SETTINGS
 @given(history=draw_histories())
-def test_arrival_order_does_not_matter(project: ProjectFixture, history: RunHistory) -> None:
+def test_observation_order_does_not_matter(project: ProjectFixture, history: RunHistory) -> None:
     """Shuffled, repeated, batched and with the cache dropped, a run ends as it would in order."""
     run = open_run(project, history)
     for index, message in enumerate(history.messages):
