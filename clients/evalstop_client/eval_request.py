@@ -44,7 +44,7 @@ def compare_scores(best: Scores, current: Scores) -> Difference:
     3
     """
     if isinstance(best, Summary) and isinstance(current, Summary):
-        found = Difference(current.mean - best.mean, math.hypot(best.stderr, current.stderr))
+        difference = Difference(current.mean - best.mean, math.hypot(best.stderr, current.stderr))
     elif isinstance(best, Summary) or isinstance(current, Summary):
         raise ValueError("one evaluation has scores per prompt and the other a mean; use the same form for both")
     else:
@@ -54,10 +54,12 @@ def compare_scores(best: Scores, current: Scores) -> Difference:
         if not all(map(math.isfinite, changes)):
             raise ValueError("some scores are not finite; leave these prompts out of both evaluations")
         stderr = statistics.stdev(changes) / math.sqrt(len(changes))
-        found = Difference(statistics.fmean(changes), stderr, len(changes))
-    if not math.isfinite(found.difference) or not 0 <= found.stderr < math.inf:
-        raise ValueError(f"a difference of {found.difference} with a standard error of {found.stderr} is no answer")
-    return found
+        difference = Difference(statistics.fmean(changes), stderr, len(changes))
+    if not math.isfinite(difference.difference) or not 0 <= difference.stderr < math.inf:
+        raise ValueError(
+            f"a difference of {difference.difference} with a standard error of {difference.stderr} is no answer"
+        )
+    return difference
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
         return AUTO
     if not isinstance(metrics, Mapping):
         raise ConfigurationError(f'metrics {metrics!r:.80}: name the role of each metric, or write "auto".')
-    taken: dict[str, str] = {}
+    role_of_metric: dict[str, str] = {}
     for name, role in metrics.items():
         if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= FIELDS:
             raise ConfigurationError(
@@ -56,11 +56,11 @@ def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
         if role.get("version") is not None and (metric_role != "eval" or not isinstance(role["version"], str)):
             raise ConfigurationError(f"metrics {name!r}: version {role['version']!r}; only the eval has one, a text.")
         _check_weight(name, role)
-        if metric_role in taken and metric_role != "eval":
+        if metric_role in role_of_metric and metric_role != "eval":
             raise ConfigurationError(
-                f"metrics: {taken[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
+                f"metrics: {role_of_metric[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
             )
-        taken[metric_role] = name
+        role_of_metric[metric_role] = name
     return {name: MetricRole(**role) for name, role in metrics.items()}
 
 

@@ -56,8 +56,8 @@ class LoggedValues:
 
     def add_problem(self, kind: str, example: str, count: int = 1) -> None:
         """Record that `count` items of this kind were dropped."""
-        so_far, first = self.problems.get(kind, (0, example))
-        self.problems[kind] = (so_far + count, first)
+        dropped, first = self.problems.get(kind, (0, example))
+        self.problems[kind] = (dropped + count, first)
 
 
 def read_values(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: float) -> LoggedValues:

@@ -42,9 +42,9 @@ def init(
 
 
 def _declare_roles(names: dict[Role, str | None]) -> Metrics:
-    given = [(role, name) for role, name in names.items() if name is not None]
+    declared = [(role, name) for role, name in names.items() if name is not None]
     metrics: dict[str, MetricRole] = {}
-    for role, name in given:
+    for role, name in declared:
         if name in metrics:
             raise ConfigurationError(f"{role} {name!r}: a metric has only one role.")
         metrics[name] = {"role": role}

@@ -98,7 +98,7 @@ class Run:
             metrics=metrics,
             labels=labels,
             config=config,
-            said={"owner": owner, "group": group, "tags": list(tags) or None, "notes": notes},
+            arguments={"owner": owner, "group": group, "tags": list(tags) or None, "notes": notes},
             policy=policy,
             mode=mode,
             total_steps=total_steps,
@@ -213,12 +213,12 @@ class Run:
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`."""
-        place = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
+        path = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
         whole_step = observations.parse_step(step)
-        if whole_step is None or not isinstance(place, str) or not place:
+        if whole_step is None or not isinstance(path, str) or not path:
             self._warnings.count_dropped("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
         else:
-            self._put(Entry("checkpoints", {"step": whole_step, "uri": place}))
+            self._put(Entry("checkpoints", {"step": whole_step, "uri": path}))
 
     def resume(self, *, step: int) -> None:
         """Report that training resumes from the checkpoint of `step`: what was logged after it is superseded.

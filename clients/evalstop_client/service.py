@@ -158,10 +158,12 @@ def _reason(response: httpx.Response, body: Json | None) -> str:
     fields = ("title",) if errors else ("title", "detail")  # the detail only counts the errors
     parts = [str(body[name]) for name in fields if body and body.get(name)]
     if isinstance(errors, list):
-        listed = [error for error in errors if isinstance(error, dict) and {"pointer", "detail"} <= error.keys()]
-        parts += [f"{error['pointer']}: {error['detail']}" for error in listed[:MOST_ERRORS]]
-        if len(listed) > MOST_ERRORS:
-            parts.append(f"and {len(listed) - MOST_ERRORS} more")
+        described_errors = [
+            error for error in errors if isinstance(error, dict) and {"pointer", "detail"} <= error.keys()
+        ]
+        parts += [f"{error['pointer']}: {error['detail']}" for error in described_errors[:MOST_ERRORS]]
+        if len(described_errors) > MOST_ERRORS:
+            parts.append(f"and {len(described_errors) - MOST_ERRORS} more")
     where = f"{response.request.method} {response.request.url} answered {response.status_code}"
     return f"{where}: {'; '.join(parts)}" if parts else where
 

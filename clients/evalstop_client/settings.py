@@ -95,7 +95,7 @@ def resolve(
     metrics: Metrics | None,
     labels: Mapping[str, LabelValue] | None,
     config: object,
-    said: Mapping[str, str | list[str] | None],
+    arguments: Mapping[str, str | list[str] | None],
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
@@ -119,7 +119,7 @@ def resolve(
             **(labels or {}),
         },
         config=config,
-        said=said,
+        arguments=arguments,
         policy=policy,
         mode=mode,
         total_steps=total_steps,
@@ -143,7 +143,7 @@ def _opening(
     metrics: Metrics | None,
     labels: Mapping[str, LabelValue],
     config: object,
-    said: Mapping[str, str | list[str] | None],
+    arguments: Mapping[str, str | list[str] | None],
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
@@ -160,7 +160,7 @@ def _opening(
         opening["metrics"] = check_metrics(metrics)
     if labels:
         opening["labels"] = {str(label): format_value(value) for label, value in labels.items()}
-    opening |= {field: value for field, value in said.items() if value}
+    opening |= {field: value for field, value in arguments.items() if value}
     if params := flatten_config(config):
         opening["params"] = params
     if policy is not None:

@@ -55,8 +55,8 @@ def verify(
     Raises a SignatureError otherwise. Several secrets are valid while one replaces another; likewise the header may
     hold several signatures.
     """
-    given = {name.lower(): value for name, value in headers.items()}
-    webhook_id, timestamp, signatures = (_header(given, name) for name in ("id", "timestamp", "signature"))
+    values = {name.lower(): value for name, value in headers.items()}
+    webhook_id, timestamp, signatures = (_header(values, name) for name in ("id", "timestamp", "signature"))
     if not (timestamp.isascii() and timestamp.isdecimal() and len(timestamp) <= LONGEST_TIMESTAMP):
         raise TimestampMalformed(f"It is {timestamp!r:.40}.")
     age_seconds = now - int(timestamp)
@@ -110,10 +110,14 @@ def _signature(key: bytes, signed: bytes) -> str:
 def _matches(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
     if secret.startswith(PUBLIC_PREFIX):
         key = _public_key(secret)
-        of_key_pairs = [one.partition(",")[2] for one in presented if one.startswith(f"{KEY_PAIR_TAG},")]
+        of_key_pairs = [
+            presented_signature.partition(",")[2]
+            for presented_signature in presented
+            if presented_signature.startswith(f"{KEY_PAIR_TAG},")
+        ]
         return any(_is_signed_by(key, signed, signature) for signature in of_key_pairs)
-    mine = _signature(secret_bytes(secret), signed).encode()
-    return any(hmac.compare_digest(mine, theirs.encode(errors="replace")) for theirs in presented)
+    expected = _signature(secret_bytes(secret), signed).encode()
+    return any(hmac.compare_digest(expected, received.encode(errors="replace")) for received in presented)
 
 
 def _is_signed_by(key: Ed25519PublicKey, signed: bytes, signature: str) -> bool:

@@ -43,15 +43,15 @@ class RunArguments(NamedRunArguments, total=False):
 
 
 def filled(
-    given: RunArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
+    arguments: RunArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
 ) -> RunArguments:
-    """Complete `given` with what the framework knows; EVALSTOP_RUN_NAME takes precedence over the framework's name.
+    """Complete `arguments` with what the framework knows; EVALSTOP_RUN_NAME takes precedence over the framework's name.
 
     `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended.
     """
-    chosen = given.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
+    chosen = arguments.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
     resume: Literal["allow"] | None = "allow" if resumes else None
-    return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **given, "name": chosen}
+    return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **arguments, "name": chosen}
 
 
 def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -63,8 +63,8 @@ class EvalStopCallback(Callback):
         """End the training when the service asks for it."""
         every = self._agree_every_steps if trainer.world_size > 1 else 1
         if trainer.global_step % every == 0:
-            wanted = self._logger is not None and self._logger.run.should_stop
-            if trainer.strategy.broadcast(wanted):
+            stop_wanted = self._logger is not None and self._logger.run.should_stop
+            if trainer.strategy.broadcast(stop_wanted):
                 trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,8 +110,11 @@ class _RunLogger(Logger):
 
     def after_save_checkpoint(self, checkpoint_callback: Checkpoint) -> None:
         """Register new checkpoints."""
-        kept = {*getattr(checkpoint_callback, "best_k_models", ()), getattr(checkpoint_callback, "best_model_path", "")}
-        for path in sorted(kept - self._registered - {""}):
+        retained_paths = {
+            *getattr(checkpoint_callback, "best_k_models", ()),
+            getattr(checkpoint_callback, "best_model_path", ""),
+        }
+        for path in sorted(retained_paths - self._registered - {""}):
             self._registered.add(path)
             self.run.checkpoint(to_uri(path), step=self._trainer.global_step)
             if self._evaluate is not None:

@@ -74,12 +74,12 @@ def _add_decision(command: argparse.ArgumentParser) -> None:
     command.add_argument("decision", metavar="DECISION", help="its id, or the name of its run")
 
 
-def _find(api: Api, named: str) -> DecisionRecord:
-    if is_id(named):
-        return api.decision(named)
-    decision = api.run(named).decision
+def _find(api: Api, id_or_run: str) -> DecisionRecord:
+    if is_id(id_or_run):
+        return api.decision(id_or_run)
+    decision = api.run(id_or_run).decision
     if decision is None:
-        raise NotFound(f"there is no decision on the run {named!r}.")
+        raise NotFound(f"there is no decision on the run {id_or_run!r}.")
     return decision
 
 

@@ -198,22 +198,24 @@ def _check_decision(run: RunRecord) -> Iterator[Check]:
 
 def _list_guards(decision: DecisionRecord) -> list[str]:
     """The reasons of the guards that last put a decision on hold."""
-    held = [
+    guards_by_hold = [
         change["details"].get("guards", []) for change in decision.document["history"] if change["state"] == "on_hold"
     ]
-    return [guard["reason"] for guard in held[-1]] if held else []
+    return [guard["reason"] for guard in guards_by_hold[-1]] if guards_by_hold else []
 
 
 def _check_endpoints(facts: Facts) -> Iterator[Check]:
     if facts.endpoints is None:
         yield Check("endpoints", Finding.UNKNOWN, "this key may not list them", "use a key with the scope admin")
         return
-    taking = [one for one in facts.endpoints if one.endpoint["enabled"] and _is_receiver(one.endpoint)]
-    if not taking:
+    receivers = [
+        endpoint for endpoint in facts.endpoints if endpoint.endpoint["enabled"] and _is_receiver(endpoint.endpoint)
+    ]
+    if not receivers:
         text = "none receives stops: only a trainer that reads should_stop stops"
         yield Check("endpoints", Finding.NOTE, text, "`evalstop endpoint add URL` for a receiver")
-    for one in taking:
-        yield _check_endpoint(one.endpoint, one.delivery)
+    for endpoint in receivers:
+        yield _check_endpoint(endpoint.endpoint, endpoint.delivery)
 
 
 def _is_receiver(endpoint: Json) -> bool:

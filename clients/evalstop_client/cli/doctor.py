@@ -46,10 +46,10 @@ def examine(options: argparse.Namespace) -> int:
     return FAILED if blocked else OK
 
 
-def gather_facts(api: Api, named: str | None) -> Facts:
+def gather_facts(api: Api, run_name: str | None) -> Facts:
     """Collect what the service reports about a run and what can stop it. Raises ApiError."""
     connection = api.connection
-    run = api.run(named) if named is not None else _find_newest(api)
+    run = api.run(run_name) if run_name is not None else _find_newest(api)
     path = f"/runs/{run.id}" if run is not None else None
     return Facts(
         url=connection.url,

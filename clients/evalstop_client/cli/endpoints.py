@@ -96,13 +96,13 @@ def remove_endpoint(options: argparse.Namespace) -> int:
     return OK
 
 
-def _find(api: Api, named: str) -> str:
-    if is_id(named):
-        return named
+def _find(api: Api, id_or_url: str) -> str:
+    if is_id(id_or_url):
+        return id_or_url
     for item in api.connection.get("/endpoints")["items"]:
-        if item["url"] == named:
+        if item["url"] == id_or_url:
             return str(item["id"])
-    raise NotFound(f"no endpoint has the URL {named!r}.")
+    raise NotFound(f"no endpoint has the URL {id_or_url!r}.")
 
 
 def _describe_test(tested: Json) -> str:

@@ -111,9 +111,9 @@ def _find(api: Api, name: str) -> str:
     """The id of the key with this id or name."""
     if is_id(name):
         return name
-    found = [key["id"] for key in _load(api) if key["name"] == name and key["revoked_at"] is None]
-    if not found:
+    key_ids = [key["id"] for key in _load(api) if key["name"] == name and key["revoked_at"] is None]
+    if not key_ids:
         raise NotFound(f"no active key is called {name!r}.")
-    if len(found) > 1:
-        raise Rejected(f"{len(found)} active keys are called {name!r}; give an id.")
-    return str(found[0])
+    if len(key_ids) > 1:
+        raise Rejected(f"{len(key_ids)} active keys are called {name!r}; give an id.")
+    return str(key_ids[0])

@@ -65,16 +65,16 @@ def try_policy(options: argparse.Namespace) -> int:
     return OK if backtest["state"] == "done" else FAILED
 
 
-def _read_policy(named: str) -> str | Json:
+def _read_policy(name_or_path: str) -> str | Json:
     """The name, or the document in a file."""
-    if not named.endswith(".json"):
-        return named
+    if not name_or_path.endswith(".json"):
+        return name_or_path
     try:
-        document = json.loads(Path(named).read_text())
+        document = json.loads(Path(name_or_path).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"policy {named!r}: {error}") from error
+        raise ConfigurationError(f"policy {name_or_path!r}: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigurationError(f"policy {named!r}: it holds no policy.")
+        raise ConfigurationError(f"policy {name_or_path!r}: it holds no policy.")
     return document
 
 

@@ -99,5 +99,5 @@ def _show(name: str, value: object) -> Shown:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{one}={most}" for one, most in value.items())
+        return ", ".join(f"{quota}={most}" for quota, most in value.items())
     return "none" if value is None else value if isinstance(value, bool | int | float) else str(value)

@@ -23,7 +23,7 @@ def add_to(commands: Subcommands, text: str) -> None:
     """Add the group and its commands."""
     verbs = add_group(commands, "runs", text)
     listing = add_command(verbs, "ls", list_runs, "list")
-    for option, what in (
+    for option, description in (
         ("name", "part of the name"),
         ("status", "running, parked, completed, failed, stopped or lost"),
         ("verdict", "continue, suspect or stop"),
@@ -33,7 +33,7 @@ def add_to(commands: Subcommands, text: str) -> None:
         ("group", "the group"),
         ("since", "opened since: 12h, 30d, or a time"),
     ):
-        listing.add_argument(f"--{option}", help=what)
+        listing.add_argument(f"--{option}", help=description)
     listing.add_argument("--tag", action="append", default=[], help="only runs with this tag")
     listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="only runs with this label")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number (default: %(default)s)")

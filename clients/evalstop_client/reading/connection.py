@@ -25,8 +25,8 @@ class Connection:
 
     def get(self, path: str, query: Query | None = None) -> Json:
         """GET a path such as `/runs`."""
-        given = {name: value for name, value in (query or {}).items() if value not in (None, [])}
-        return _document(self._service.get(f"{path}?{urlencode(given, doseq=True)}" if given else path))
+        parameters = {name: value for name, value in (query or {}).items() if value not in (None, [])}
+        return _document(self._service.get(f"{path}?{urlencode(parameters, doseq=True)}" if parameters else path))
 
     def post(self, path: str, body: Json | None = None) -> Json:
         """POST to a path, with a body if the route requires one."""

@@ -13,5 +13,5 @@ REFUSED_SECONDS = 30.0
 
 def seconds_after(answer: Refused | Unauthorized | Unavailable, failures: int) -> float:
     """Seconds to wait after `failures` (>= 1) failed tries in a row and this last answer."""
-    asked = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
-    return wait_seconds(failures, random.random(), asked)
+    requested_seconds = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
+    return wait_seconds(failures, random.random(), requested_seconds)

@@ -20,10 +20,10 @@ def split_rejected(entry: Entry, refused: Refused) -> tuple[Entry | None, list[E
     if entry.is_control:
         return entry, []
     points = entry.body["observations"]
-    named = {int(match[1]) for pointer in refused.pointers if (match := BAD_POINT.match(pointer))}
-    bad = [point for index, point in enumerate(points) if index in named]
+    bad_indices = {int(match[1]) for pointer in refused.pointers if (match := BAD_POINT.match(pointer))}
+    bad = [point for index, point in enumerate(points) if index in bad_indices]
     if bad:
-        good = [point for index, point in enumerate(points) if index not in named]
+        good = [point for index, point in enumerate(points) if index not in bad_indices]
         return merge_observations(bad), [merge_observations(good)] if good else []
     if len(points) == 1:
         return entry, []

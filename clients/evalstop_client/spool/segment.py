@@ -218,13 +218,13 @@ class FileSegment:
 
     def _lines(self) -> list[bytes]:
         """Complete lines from the first unsent one on; a last line torn by the death of its writer is left out."""
-        wanted = READ_BYTES
+        read_bytes = READ_BYTES
         while True:
-            data = os.pread(self._descriptor, min(wanted, self._size - self._sent), self._sent)
+            data = os.pread(self._descriptor, min(read_bytes, self._size - self._sent), self._sent)
             whole = data[: data.rfind(b"\n") + 1]
-            if whole or self._sent + wanted >= self._size:
+            if whole or self._sent + read_bytes >= self._size:
                 return [line + b"\n" for line in whole.split(b"\n")[:-1]]
-            wanted *= 2
+            read_bytes *= 2
 
 
 def _fits(chosen: Sequence[Entry], entry: Entry, batch_points: int) -> bool:
@@ -254,14 +254,14 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def _first_line(descriptor: int, size: int) -> bytes:
-    wanted = READ_BYTES
+    read_bytes = READ_BYTES
     while True:
-        line, newline, _ = os.pread(descriptor, wanted, 0).partition(b"\n")
+        line, newline, _ = os.pread(descriptor, read_bytes, 0).partition(b"\n")
         if newline:
             return line + newline
-        if wanted >= size:
+        if read_bytes >= size:
             raise ValueError("its first line, which opens the run, is torn")
-        wanted *= 2
+        read_bytes *= 2
 
 
 def _sent_in(marker: Path) -> int:

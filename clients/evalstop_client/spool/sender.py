@@ -169,10 +169,10 @@ class Sender:
                 if answer.status == 404 and not self._reopened:  # the service does not know the run: reopen it, once
                     self._opened, self._reopened = None, True
                     return answer
-                bad, rest = split_rejected(part, answer)
+                bad, valid = split_rejected(part, answer)
                 if bad is not None:
                     self._reject([bad], answer)
-                waiting.extend(reversed(rest))
+                waiting.extend(reversed(valid))
             else:
                 return answer  # everything is sent again; accepted observations become duplicates
         return Accepted({})
@@ -252,8 +252,8 @@ class Sender:
     def _pause(self, seconds: float) -> None:
         began = time.monotonic()
         if self._flushing.wait(seconds):
-            left = seconds - (time.monotonic() - began)
-            self._closed.wait(max(0.0, min(left, FLUSH_RETRY_SECONDS)))
+            remaining_seconds = seconds - (time.monotonic() - began)
+            self._closed.wait(max(0.0, min(remaining_seconds, FLUSH_RETRY_SECONDS)))
 
 
 def _merge_entries(entries: Sequence[Entry]) -> Entry:

@@ -51,14 +51,16 @@ class Spool:
     def append(self, entries: Sequence[Entry]) -> None:
         """Make `entries` durable; if the disk fails, keep them in memory; if that is full, drop observations."""
         with self._changed:
-            kept = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
-            lost = sum(entry.observation_count for entry in entries) - sum(entry.observation_count for entry in kept)
+            storable = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
+            lost = sum(entry.observation_count for entry in entries) - sum(
+                entry.observation_count for entry in storable
+            )
             if lost:
                 self._warnings.count_dropped(
                     "spool-full", lost, "the spool %s is full: observations are dropped", self._folder
                 )
-            if kept and not self._closed:
-                self._write(kept)
+            if storable and not self._closed:
+                self._write(storable)
             self._changed.notify_all()
 
     def head(self) -> Batch | None:

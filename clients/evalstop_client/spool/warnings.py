@@ -14,7 +14,7 @@ class WarningLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._due: Counter[str] = Counter()
         self._dropped = 0
 
@@ -47,13 +47,13 @@ class WarningLog:
     def reset(self, kind: str) -> None:
         """Allow another warning of this kind, since the problem has passed."""
         with self._lock:
-            self._said.discard(kind)
+            self._logged.discard(kind)
 
     def _log_once(self, level: int, kind: str, message: str, *args: object) -> None:
         with self._lock:
-            if kind in self._said:
+            if kind in self._logged:
                 return
-            self._said.add(kind)
+            self._logged.add(kind)
         logger.log(level, "evalstop: " + message, *args)
 
     def after_fork_in_child(self) -> None:

@@ -41,15 +41,15 @@ class Scalar(NamedTuple):
 def parse_scalars(record: bytes) -> list[Scalar]:
     """The scalars of an event, in order. Raises MalformedMessage."""
     wall_time, step = 0.0, 0
-    found: list[tuple[str, float]] = []
+    scalars: list[tuple[str, float]] = []
     for field, kind, value in fields(record):
         if field == 1 and kind == FIXED64:
             (wall_time,) = struct.unpack("<d", value)
         elif field == 2 and kind == VARINT:
             step = signed(value)
         elif field == 5 and kind == BYTES:
-            found += [read for read in map(_value, repeated(value, 1)) if read is not None]
-    return [Scalar(tag, step, number, wall_time) for tag, number in found]
+            scalars += [read for read in map(_value, repeated(value, 1)) if read is not None]
+    return [Scalar(tag, step, number, wall_time) for tag, number in scalars]
 
 
 def _value(summary: bytes) -> tuple[str, float] | None:
@@ -93,7 +93,7 @@ def _number(tensor: bytes) -> float | None:
                 raise MalformedMessage("a tensor's numbers are truncated")
             numbers += [number for (number,) in struct.iter_unpack(FLOATS[field], value)]
         elif field in INTEGERS and kind in (VARINT, BYTES):
-            numbers += [signed(one) for one in ([value] if kind == VARINT else varints(value))]
+            numbers += [signed(encoded) for encoded in ([value] if kind == VARINT else varints(value))]
     form = NUMBERS.get(dtype)
     if form is None:
         return None

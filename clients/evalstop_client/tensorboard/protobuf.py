@@ -20,24 +20,24 @@ def fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
 
     Raises MalformedMessage.
     """
-    place, end = 0, len(message)
-    while place < end:
-        key, place = _varint(message, place)
+    offset, end = 0, len(message)
+    while offset < end:
+        key, offset = _varint(message, offset)
         kind = key & 7
         if kind == VARINT:
-            value, place = _varint(message, place)
+            value, offset = _varint(message, offset)
             yield key >> 3, kind, value
             continue
         if kind == BYTES:
-            length, place = _varint(message, place)
+            length, offset = _varint(message, offset)
         elif kind in (FIXED32, FIXED64):
             length = 4 if kind == FIXED32 else 8
         else:
             raise MalformedMessage(f"a field has the unknown wire type {kind}")
-        if length > end - place:
+        if length > end - offset:
             raise MalformedMessage("a field is longer than its message")
-        yield key >> 3, kind, message[place : place + length]
-        place += length
+        yield key >> 3, kind, message[offset : offset + length]
+        offset += length
 
 
 def repeated(message: bytes, number: int) -> Iterator[bytes]:
@@ -47,9 +47,9 @@ def repeated(message: bytes, number: int) -> Iterator[bytes]:
 
 def varints(packed: bytes) -> Iterator[int]:
     """Consecutive varints."""
-    place = 0
-    while place < len(packed):
-        value, place = _varint(packed, place)
+    offset = 0
+    while offset < len(packed):
+        value, offset = _varint(packed, offset)
         yield value
 
 
@@ -58,14 +58,14 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
-        if place >= len(message):
+        if offset >= len(message):
             break
-        byte = message[place]
-        place += 1
+        byte = message[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & (1 << 64) - 1, place
+            return value & (1 << 64) - 1, offset
     raise MalformedMessage("a number does not end")

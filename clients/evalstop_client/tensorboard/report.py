@@ -48,16 +48,16 @@ class Watch:
         self._opening = opening
         self._memory = memory
         self._one_run = one_run
-        self._folders = self._recall()
+        self._folders = self._load_positions()
         self._ids: dict[str, str] = {}
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def look(self) -> None:
         """Send new data. Raises ServiceUnavailable."""
         for path, files in find_event_files(self._root):
             inside = path.relative_to(self._root).as_posix()
             if inside not in self._folders and len(self._folders) >= MAX_RUNS:
-                self._say("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is ignored")
+                self._log_once("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is ignored")
                 continue
             folder = self._folders.setdefault(inside, Folder())
             for file in files:
@@ -85,17 +85,17 @@ class Watch:
             part = waiting.pop()
             refused = self._post(run, part.to, dict(part.body))
             if refused is not None:
-                bad, rest = split_rejected(part, refused)
+                bad, valid = split_rejected(part, refused)
                 if bad is not None:
-                    self._say("refused", f"the service refuses some data of {run}: {refused.reason}")
-                waiting.extend(reversed(rest))
+                    self._log_once("refused", f"the service refuses some data of {run}: {refused.reason}")
+                waiting.extend(reversed(valid))
 
     def _post(self, run: str, to: str, body: Json) -> Refused | None:
         """Post to a run, which is opened first; returns a refusal."""
         if run not in self._ids:
             opened = self._open(run)
             if isinstance(opened, Refused):
-                self._say(f"open {run}", f"{run} is NOT being watched: {opened.reason}")
+                self._log_once(f"open {run}", f"{run} is NOT being watched: {opened.reason}")
                 return None
             self._ids[run] = str(opened.body.get("id"))
         answer = self._answered(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
@@ -122,7 +122,7 @@ class Watch:
     def _to_observation(self, before: str, scalar: Scalar) -> Json | None:
         metric = before + scalar.tag
         if scalar.step < 0 or len(metric) > LONGEST_TAG:
-            self._say(
+            self._log_once(
                 "odd",
                 f"{metric!r:.80} at step {scalar.step} is skipped: invalid step, or a tag longer than {LONGEST_TAG}",
             )
@@ -134,10 +134,10 @@ class Watch:
             return point
         return point | {"time": time.isoformat().replace("+00:00", "Z")}
 
-    def _recall(self) -> dict[str, Folder]:
+    def _load_positions(self) -> dict[str, Folder]:
         try:
             document = json.loads(self._memory.read_text())
-            return {str(path): Folder.from_document(one) for path, one in document["folders"].items()}
+            return {str(path): Folder.from_document(folder) for path, folder in document["folders"].items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -152,9 +152,9 @@ class Watch:
             draft.write_text(json.dumps(document))
             draft.replace(self._memory)
         except OSError as error:
-            self._say("memory", f"{self._memory} cannot be written, a restart will send everything again: {error}")
+            self._log_once("memory", f"{self._memory} cannot be written, a restart will send everything again: {error}")
 
-    def _say(self, kind: str, what: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            logger.warning("%s (logged once)", what)
+    def _log_once(self, kind: str, message: str) -> None:
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.warning("%s (logged once)", message)

@@ -57,22 +57,22 @@ class Folder:
 
     def portion(self, file: Path) -> Portion | None:
         """The next new scalars in `file`, at most `MAX_SCALARS`; None if there are none. Does not advance."""
-        known = self.positions.get(file.name)
+        position = self.positions.get(file.name)
         try:
             # A pipe would block, and a link could point anywhere.
             descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError as error:
-            self._complain(file, str(error))
+            self._log_problem(file, str(error))
             return None
         with os.fdopen(descriptor, "rb") as opened:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            file_status = os.fstat(descriptor)
+            if not stat.S_ISREG(file_status.st_mode):
                 return None
             head = opened.read(HEAD_BYTES)
-            anew = known is not None and not head.startswith(known.head)
-            goes_on = known is not None and not anew and known.offset <= found.st_size
-            began = known.offset if known is not None and goes_on else 0
-            portion = self._read(file, Reader(opened, found.st_size, began), anew)
+            is_rewritten = position is not None and not head.startswith(position.head)
+            goes_on = position is not None and not is_rewritten and position.offset <= file_status.st_size
+            began = position.offset if position is not None and goes_on else 0
+            portion = self._read_portion(file, Reader(opened, file_status.st_size, began), is_rewritten)
             portion.position.head = head[: portion.position.offset]
             return portion if portion.position.offset > began else None
 
@@ -85,7 +85,7 @@ class Folder:
             step = max(scalar.step, self.lasts.get(scalar.tag, (0, ""))[0])
             self.lasts[scalar.tag] = (step, file.name)
 
-    def _read(self, file: Path, reader: Reader, anew: bool) -> Portion:
+    def _read_portion(self, file: Path, reader: Reader, is_rewritten: bool) -> Portion:
         portion = Portion([], Position())
         while len(portion.scalars) < MAX_SCALARS:
             before = reader.offset
@@ -93,14 +93,16 @@ class Folder:
                 record = reader.next()
                 scalars = parse_scalars(record) if record else []
             except (DamagedRecord, MalformedMessage) as error:
-                self._complain(file, f"{error}; it is skipped")
+                self._log_problem(file, f"{error}; it is skipped")
                 if reader.offset == before:
                     break
                 scalars = []
             else:
                 if record is None:
                     break
-            restart = min((one.step for one in scalars if self._is_restart(one, file, anew)), default=None)
+            restart = min(
+                (scalar.step for scalar in scalars if self._is_restart(scalar, file, is_rewritten)), default=None
+            )
             if restart is not None and portion.restarts_at is None:
                 if portion.scalars:
                     break  # a restart begins a new portion
@@ -109,14 +111,14 @@ class Folder:
             portion.position.offset = reader.offset
         return portion
 
-    def _is_restart(self, scalar: Scalar, file: Path, anew: bool) -> bool:
+    def _is_restart(self, scalar: Scalar, file: Path, is_rewritten: bool) -> bool:
         last = self.lasts.get(scalar.tag)
-        return last is not None and (anew or last[1] != file.name) and scalar.step <= last[0]
+        return last is not None and (is_rewritten or last[1] != file.name) and scalar.step <= last[0]
 
-    def _complain(self, file: Path, what: str) -> None:
+    def _log_problem(self, file: Path, message: str) -> None:
         if file.name not in self._complained:
             self._complained.add(file.name)
-            logger.warning("%s: %s (logged once)", file, what)
+            logger.warning("%s: %s (logged once)", file, message)
 
     def document(self) -> dict[str, Any]:
         """The state as JSON."""

@@ -118,10 +118,10 @@ def _token(options: argparse.Namespace, environment: dict[str, str]) -> Callable
         command = shlex.split(options.token_command)
 
         def by_command() -> str:
-            done = run(command, environment, TOKEN_SECONDS)
-            if done.exit_code != 0:
-                raise SchedulerUnavailable(f"no token: {done.last_line}")
-            return parse_token(done.output)
+            result = run(command, environment, TOKEN_SECONDS)
+            if result.exit_code != 0:
+                raise SchedulerUnavailable(f"no token: {result.last_line}")
+            return parse_token(result.output)
 
         return by_command
     if options.token_file:

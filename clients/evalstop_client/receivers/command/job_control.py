@@ -34,8 +34,8 @@ class Commands:
     @property
     def names(self) -> frozenset[str]:
         """All labels that the commands need."""
-        given = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
-        return frozenset().union(*(one.names for one in given if one is not None))
+        commands = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
+        return frozenset().union(*(command.names for command in commands if command is not None))
 
 
 class CommandJobControl:
@@ -77,71 +77,73 @@ class CommandJobControl:
         for name, pattern in self._patterns.items():
             if not pattern.fullmatch(request.labels.get(name, "")):
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which does not match its pattern")
-        known = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
-        facts = {name: allowed(name, known.get(name, "")) for name in sorted(self._commands.names)}
+        known_values = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
+        facts = {name: allowed(name, known_values.get(name, "")) for name in sorted(self._commands.names)}
         return Job(facts.get("job_id") or " ".join(facts.values()), facts)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Run the signal command, if any."""
         if self._commands.signal is None:
             return False
-        self._insist(self._commands.signal, job)
+        self._run_or_raise(self._commands.signal, job)
         return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Run the cancel command."""
-        self._insist(self._commands.cancel, job)
+        self._run_or_raise(self._commands.cancel, job)
 
     def kill_job(self, job: Job) -> None:
         """Run the force command, or cancel again."""
-        self._insist(self._commands.force or self._commands.cancel, job)
+        self._run_or_raise(self._commands.force or self._commands.cancel, job)
 
     def check_job(self, job: Job) -> Present | Gone:
         """Run the check command: exit 0, the job exists; `gone_exit_code`, it is gone; any other, unknown."""
-        done = self._run(self._commands.check, job)
-        if done.exit_code == 0:
-            return Present(_first_line(done) or "there")
-        if done.exit_code == self._gone_exit_code:
-            return Gone("gone", _said(done))
-        raise SchedulerUnavailable(f"{self._commands.check.arguments[0]}: exit code {done.exit_code}: {done.last_line}")
+        result = self._run(self._commands.check, job)
+        if result.exit_code == 0:
+            return Present(_first_line(result) or "there")
+        if result.exit_code == self._gone_exit_code:
+            return Gone("gone", _read_details(result))
+        raise SchedulerUnavailable(
+            f"{self._commands.check.arguments[0]}: exit code {result.exit_code}: {result.last_line}"
+        )
 
     def park_job(self, job: Job, request: StopRequest) -> None:
         """Run the park command; RequestRefused without commands that park and resume."""
         if self._commands.park is None or self._commands.resume is None:
             raise RequestRefused("this receiver was given no commands that park and resume a job (--park, --resume)")
-        self._insist(self._commands.park, job)
+        self._run_or_raise(self._commands.park, job)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """The same check: after a park command, a job that is gone is parked."""
-        seen = self.check_job(job)
-        return Parked(seen.state, seen.details) if isinstance(seen, Gone) else seen
+        state = self.check_job(job)
+        return Parked(state.state, state.details) if isinstance(state, Gone) else state
 
     def resume_job(self, job: Job) -> None:
         """Run the resume command; RequestRefused without one."""
         if self._commands.resume is None:
             raise RequestRefused("this receiver was given no command that resumes a job (--resume)")
-        self._insist(self._commands.resume, job)
+        self._run_or_raise(self._commands.resume, job)
 
     def _run(self, command: Template, job: Job) -> Done:
         return run(command.filled(job.facts), self._environment, self._command_seconds)
 
-    def _insist(self, command: Template, job: Job) -> None:
-        done = self._run(command, job)
-        if done.exit_code != 0:
-            raise SchedulerUnavailable(f"{command.arguments[0]}: exit code {done.exit_code}: {done.last_line}")
+    def _run_or_raise(self, command: Template, job: Job) -> None:
+        result = self._run(command, job)
+        if result.exit_code != 0:
+            raise SchedulerUnavailable(f"{command.arguments[0]}: exit code {result.exit_code}: {result.last_line}")
 
 
-def _first_line(done: Done) -> str:
-    return next((line.strip()[:100] for line in done.output.splitlines() if line.strip()), "")
+def _first_line(result: Done) -> str:
+    return next((line.strip()[:100] for line in result.output.splitlines() if line.strip()), "")
 
 
-def _said(done: Done) -> dict[str, Any]:
+def _read_details(result: Done) -> dict[str, Any]:
     """The check's output for the report: a JSON object as it is, text as one line."""
     try:
-        document = json.loads(done.output)
+        document = json.loads(result.output)
     except (ValueError, RecursionError):
         document = None
-    if isinstance(document, dict) and len(document) <= 50 and len(done.output) <= 10_000:
+    if isinstance(document, dict) and len(document) <= 50 and len(result.output) <= 10_000:
         return {str(name): value for name, value in document.items()}
-    line = _first_line(done)
+    line = _first_line(result)
     return {"said": line} if line else {}

@@ -61,7 +61,7 @@ def check_uri(uri: str, prefixes: Sequence[str]) -> None:
 def check_places(where: str, arguments: Sequence[str]) -> None:
     """Raise ConfigurationError unless all of PLACES are in the arguments, and the checkpoint is not part of a
     script."""
-    missing = [place for place in PLACES if not any(place in argument for argument in arguments)]
+    missing = [placeholder for placeholder in PLACES if not any(placeholder in argument for argument in arguments)]
     if missing:
         raise ConfigurationError(f"{where}: {' and '.join(missing)} is missing; write them as arguments.")
     for argument in arguments:

@@ -39,23 +39,23 @@ class Evaluator:
 
     def run(self) -> None:
         """Answer requests until `ended` is set."""
-        away = 0
+        failures = 0
         while not self._ended.is_set():
             answer = self._service.get(f"/eval-requests?limit={MOST_REQUESTS}")
             if isinstance(answer, Accepted):
-                away = 0
+                failures = 0
                 items = answer.body.get("items")
                 for item in items if isinstance(items, list) else []:
                     if not self._ended.is_set():
-                        self._take(item)
+                        self._process_request(item)
                 self._ended.wait(self._poll_seconds)
                 continue
-            away += 1
-            if away == 1:
+            failures += 1
+            if failures == 1:
                 logger.warning("requests cannot be fetched, retrying: %s", answer.reason)
-            self._ended.wait(seconds_after(answer, away))
+            self._ended.wait(seconds_after(answer, failures))
 
-    def _take(self, item: Json) -> None:
+    def _process_request(self, item: Json) -> None:
         """Evaluate and report, unless there is no current checkpoint yet, or it failed too often."""
         try:
             if item["current_checkpoint"] is None:
@@ -75,7 +75,7 @@ class Evaluator:
         if self._failures[request.id] >= tries:
             return
         try:
-            found = self._evaluation.compare(request)
+            difference = self._evaluation.compare(request)
         except SchedulerError as error:
             if self._delays.get(request.id) != str(error):  # not at every poll
                 logger.warning("request %s waits: %s", request.id, error)
@@ -85,17 +85,19 @@ class Evaluator:
             self._failures[request.id] += 1
             logger.error("request %s, try %d of %d: %s", request.id, self._failures[request.id], tries, error)
             return
-        if found is not None:
-            self._report(request, found)
+        if difference is not None:
+            self._report_difference(request, difference)
 
-    def _report(self, request: PairedRequest, found: Difference) -> None:
+    def _report_difference(self, request: PairedRequest, difference: Difference) -> None:
         """Repeat the answer until the service has accepted or refused it."""
         path = f"/runs/{quote(request.run_id, safe='')}/eval-requests/{quote(request.id, safe='')}/answer"
         tries = 0
         while not self._ended.is_set():
-            answer = self._service.post(path, found._asdict())
+            answer = self._service.post(path, difference._asdict())
             if isinstance(answer, Accepted):
-                logger.info("answered: the difference is %g, its standard error %g", found.difference, found.stderr)
+                logger.info(
+                    "answered: the difference is %g, its standard error %g", difference.difference, difference.stderr
+                )
                 return
             if isinstance(answer, Refused):
                 logger.warning("the service does not accept the answer: %s", answer.reason)

@@ -78,7 +78,7 @@ class JobEvaluation:
         uris = {"best": request.best_uri, "current": request.current_uri}
         for uri in uris.values():
             check_uri(uri, self._prefixes)
-        jobs = [self._find_or_create(f"evalstop-{request.id}-{which}", request, uri) for which, uri in uris.items()]
+        jobs = [self._find_or_create(f"evalstop-{request.id}-{name}", request, uri) for name, uri in uris.items()]
         for job in jobs:
             _check_not_failed(job)
         if not all("Complete" in JOB.list_states(job) for job in jobs):
@@ -87,9 +87,9 @@ class JobEvaluation:
         return compare_scores(best, current)
 
     def _find_or_create(self, name: str, request: PairedRequest, uri: str) -> Object:
-        found = self._api.get(JOB, self._namespace, name)
-        if not isinstance(found, Missing):
-            return found
+        existing = self._api.get(JOB, self._namespace, name)
+        if not isinstance(existing, Missing):
+            return existing
         job = self._manifest.fill(name, request, uri)
         if self._api.create(JOB, self._namespace, job) is None:
             logger.info("created Job %s/%s to evaluate %s", self._namespace, name, uri)
@@ -98,8 +98,8 @@ class JobEvaluation:
     def _read_scores(self, job: Object) -> Scores:
         """The log of the pod that succeeded: of several attempts there is only one."""
         name, container = job["metadata"]["name"], next(_containers(job))["name"]
-        listed = self._api.list(POD, self._namespace, JOB.selector(job)).items
-        pods = [pod["metadata"]["name"] for pod in listed if at(pod, "status", "phase") == "Succeeded"]
+        listed_pods = self._api.list(POD, self._namespace, JOB.selector(job)).items
+        pods = [pod["metadata"]["name"] for pod in listed_pods if at(pod, "status", "phase") == "Succeeded"]
         log = self._api.read_log(self._namespace, pods[0], container, MAX_OUTPUT_BYTES + 1) if pods else Missing()
         if isinstance(log, Missing):
             raise EvaluationFailed(f"Job {self._namespace}/{name} is complete, and its pod is gone with its log")
@@ -136,8 +136,8 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     except ImportError:
         raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
     try:
-        found: dict[str, Any] = yaml.safe_load(file.read_text())
-        return found
+        manifest: dict[str, Any] = yaml.safe_load(file.read_text())
+        return manifest
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file}: {error}") from None
 

@@ -108,7 +108,7 @@ class Api:
                     yield from _happened(response.iter_lines())
                 else:
                     response.read()
-                    self._check(response, "watch", kind, namespace)
+                    self._raise_for_status(response, "watch", kind, namespace)
         except (httpx.HTTPError, OSError) as error:
             if not began:
                 raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
@@ -136,7 +136,7 @@ class Api:
         response = self._send("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
         if response.status_code == codes.NOT_FOUND:
             return Missing()
-        self._check(response, "get", POD_LOG, namespace)
+        self._raise_for_status(response, "get", POD_LOG, namespace)
         return response.content
 
     def _ask(
@@ -160,26 +160,26 @@ class Api:
                 return Missing()
             self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
             raise SchedulerUnavailable(f"{verb} {kind}: {_message_of(response)}")
-        self._check(response, verb, kind, namespace)
+        self._raise_for_status(response, verb, kind, namespace)
         return response
 
-    def _check(self, response: httpx.Response, verb: str, kind: Kind, namespace: str) -> None:
+    def _raise_for_status(self, response: httpx.Response, verb: str, kind: Kind, namespace: str) -> None:
         """Raise the error of a response, unless it succeeded."""
         if response.is_success:
             return
         status, message = response.status_code, _message_of(response)
         if status == codes.FORBIDDEN:
-            what = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
+            resource = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
             raise RequestRefused(
-                f"the verb {verb!r} on {what} in namespace {namespace} is not granted to it: {message}"
+                f"the verb {verb!r} on {resource} in namespace {namespace} is not granted to it: {message}"
             )
         if status == codes.UNAUTHORIZED:
             raise SchedulerUnavailable(f"the API server does not know this receiver's token or certificate: {message}")
         if status in REFUSALS:
             raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {message}")
-        asked = response.headers.get("retry-after", "")
-        if asked.isdecimal():
-            self._quiet_until = time.monotonic() + min(float(asked), MOST_PATIENCE_SECONDS)
+        retry_after = response.headers.get("retry-after", "")
+        if retry_after.isdecimal():
+            self._quiet_until = time.monotonic() + min(float(retry_after), MOST_PATIENCE_SECONDS)
         raise SchedulerUnavailable(f"{verb} {kind}: {message}")
 
     def _path(self, kind: Kind, namespace: str) -> str:
@@ -191,17 +191,17 @@ class Api:
         if not kind.group:
             return "v1"
         if kind not in self._versions:
-            self._versions[kind] = self._discover(kind)
+            self._versions[kind] = self._discover_version(kind)
         return f"{kind.group}/{self._versions[kind]}"
 
-    def _discover(self, kind: Kind) -> str:
+    def _discover_version(self, kind: Kind) -> str:
         """The version that serves a kind on this cluster, preferably the cluster's preferred one."""
         group = self._described(f"/apis/{kind.group}")
         preferred = at(group, "preferredVersion", "version")
-        offered = [one["version"] for one in group.get("versions") or []]
-        for version in sorted(offered, key=lambda one: one != preferred):
+        offered = [entry["version"] for entry in group.get("versions") or []]
+        for version in sorted(offered, key=lambda offered_version: offered_version != preferred):
             resources = self._described(f"/apis/{kind.group}/{version}").get("resources") or []
-            if any(one["name"] == kind.resource for one in resources):
+            if any(resource["name"] == kind.resource for resource in resources):
                 return str(version)
         raise RequestRefused(f"this cluster knows no {kind.resource}.{kind.group}")
 
@@ -230,9 +230,9 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         """The headers of a request; raises SchedulerUnavailable before the server's Retry-After is over."""
-        left = self._quiet_until - time.monotonic()
-        if left > 0:
-            raise SchedulerUnavailable(f"the API server asked to retry in {left:.0f} s")
+        remaining_seconds = self._quiet_until - time.monotonic()
+        if remaining_seconds > 0:
+            raise SchedulerUnavailable(f"the API server asked to retry in {remaining_seconds:.0f} s")
         token = self._access.token()
         return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 

@@ -64,13 +64,13 @@ class KubernetesJobControl:
             return ForeignJob()
         if self._cluster is not None and labels.get("kubernetes_cluster") != self._cluster:
             return ForeignJob()
-        kind, namespace, name, uid = self._named(labels)
+        kind, namespace, name, uid = self._read_labels(labels)
         item = self._api.get(kind, namespace, name)
         if isinstance(item, Missing):  # it may have been replaced within a higher workload, which may still exist
             raise RequestRefused(f"there is no {kind} {name} in namespace {namespace}; its state is unknown")
         if item["metadata"]["uid"] != uid:
             raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
-        kind, item = self._topmost(kind, item)
+        kind, item = self._find_topmost(kind, item)
         facts = _facts(kind, item)
         if self._cluster is not None:
             facts["cluster"] = self._cluster
@@ -85,20 +85,20 @@ class KubernetesJobControl:
         if job.facts.get("checkpoint_signal") != ANNOTATION:
             return False
         pods = self._pods(job)
-        asked: set[str] = set()
+        requested: set[str] = set()
         for _ in range(TRIES):
             pods.list()
             running = [pod for pod in pods.holding if pod.phase == "Running" and pod.delete_at is None]
-            waiting = [pod for pod in running if pod.uid not in asked]
+            waiting = [pod for pod in running if pod.uid not in requested]
             for pod in waiting:
                 metadata = {"resourceVersion": pod.version, "annotations": {SAVE_ANNOTATION: request.decision_id}}
                 answer = self._api.merge(POD, job.facts["namespace"], pod.name, {"metadata": metadata})
                 if not isinstance(answer, Conflict | Missing):
-                    asked.add(pod.uid)
+                    requested.add(pod.uid)
             if not waiting:
                 break
-        logger.info("requested a checkpoint from %d pods of %s", len(asked), job.id)
-        return bool(asked)
+        logger.info("requested a checkpoint from %d pods of %s", len(requested), job.id)
+        return bool(requested)
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Suspend or delete it; its pods have their own grace period."""
@@ -127,28 +127,28 @@ class KubernetesJobControl:
         """Suspend it; RequestRefused if it cannot be suspended."""
         logger.info("parking %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
-        kind, workload = _kind(job), self._workload(job)
+        kind, workload = _kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
             self._levers.suspend(kind, workload, request.decision_id, may_delete=False)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """Parked when it is suspended and no pod of it holds resources."""
-        seen = self.check_job(job)
-        if isinstance(seen, Gone) and seen.state == SUSPENDED:
-            return Parked("suspended", {**seen.details, "parked_as": "suspended"})
-        return seen
+        state = self.check_job(job)
+        if isinstance(state, Gone) and state.state == SUSPENDED:
+            return Parked("suspended", {**state.details, "parked_as": "suspended"})
+        return state
 
     def check_job(self, job: Job) -> Present | Gone:
         """Gone when its controller creates no more pods and, listed after that, none of its pods holds resources."""
         try:
-            return self._look(job)
+            return self._check_workload(job)
         except RequestRefused as error:  # a revoked permission may be granted again, and the job may still run
             raise SchedulerUnavailable(error.detail) from None
 
     def resume_job(self, job: Job) -> None:
         """Resume a suspended workload."""
         kind = _kind(job)
-        workload = self._workload(job)
+        workload = self._find_workload(job)
         if workload is None:
             raise RequestRefused(f"{kind} {job.id} no longer exists and cannot be resumed")
         if kind.list_states(workload) & kind.ended:
@@ -181,12 +181,12 @@ class KubernetesJobControl:
         except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("%s gets no event: %s", job.id, error)
 
-    def _named(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
+    def _read_labels(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
         """The object that the labels name, validated: a label must not refer to anything else."""
         kind = find_kind(labels.get("kubernetes_kind") or "Job")
         if kind is None:
-            known = ", ".join(str(one) for one in (*KINDS, POD))
-            raise RequestRefused(f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {known}")
+            supported = ", ".join(str(supported_kind) for supported_kind in (*KINDS, POD))
+            raise RequestRefused(f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {supported}")
         for label in ("kubernetes_namespace", "kubernetes_name", "kubernetes_uid"):
             if not NAME.fullmatch(labels.get(label, "")):
                 raise RequestRefused(f"label {label} is {labels.get(label, '')[:80]!r}, which cannot be")
@@ -195,26 +195,26 @@ class KubernetesJobControl:
             raise RequestRefused(f"namespace {namespace} is not on the allow-list")
         return kind, namespace, labels["kubernetes_name"], labels["kubernetes_uid"]
 
-    def _topmost(self, kind: Kind, item: Object) -> tuple[Kind, Object]:
+    def _find_topmost(self, kind: Kind, item: Object) -> tuple[Kind, Object]:
         """Follow controllers to the top: anything stopped below is restarted by its controller."""
         while True:
             owners = item["metadata"].get("ownerReferences") or []
-            owner = next((one for one in owners if one.get("controller")), None)
+            owner = next((reference for reference in owners if reference.get("controller")), None)
             above = find_kind_of(owner["apiVersion"], owner["kind"]) if owner is not None else None
             if owner is None or above is None:
                 break
-            found = self._api.get(above, item["metadata"]["namespace"], owner["name"])
-            if isinstance(found, Missing) or found["metadata"]["uid"] != owner["uid"]:
+            controller = self._api.get(above, item["metadata"]["namespace"], owner["name"])
+            if isinstance(controller, Missing) or controller["metadata"]["uid"] != owner["uid"]:
                 raise RequestRefused(f"{above} {owner['name']}, to which it belonged, no longer exists")
-            kind, item = above, found
+            kind, item = above, controller
         if kind is POD:
             raise RequestRefused(f"pod {item['metadata']['name']} belongs to no workload that can be stopped")
         return kind, item
 
-    def _look(self, job: Job) -> Present | Gone:
+    def _check_workload(self, job: Job) -> Present | Gone:
         pods = self._pods(job)
         pods.follow()
-        kind, workload = _kind(job), self._workload(job)
+        kind, workload = _kind(job), self._find_workload(job)
         if holding := pods.holding:
             return Present(f"{holding[0].state}, {len(holding)} of its pods")
         if workload is None:
@@ -235,19 +235,19 @@ class KubernetesJobControl:
         return Gone(state, {"scheduler_state": state, **details(pods.own)})
 
     def _stop(self, job: Job, decision_id: str | None = None) -> None:
-        kind, workload = _kind(job), self._workload(job)
+        kind, workload = _kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
             self._levers.stop(kind, workload, decision_id)
 
-    def _workload(self, job: Job) -> Object | None:
+    def _find_workload(self, job: Job) -> Object | None:
         """The workload that was found, by uid; None if it no longer exists."""
-        found = self._api.get(_kind(job), job.facts["namespace"], job.facts["name"])
-        if isinstance(found, Missing):
+        workload = self._api.get(_kind(job), job.facts["namespace"], job.facts["name"])
+        if isinstance(workload, Missing):
             return None
-        if found["metadata"]["uid"] != job.facts["uid"]:
-            self._pods(job).successor_at = parse_time(found["metadata"]["creationTimestamp"])
+        if workload["metadata"]["uid"] != job.facts["uid"]:
+            self._pods(job).successor_at = parse_time(workload["metadata"]["creationTimestamp"])
             return None
-        return found
+        return workload
 
     def _pods(self, job: Job) -> PodWatch:
         with self._changing:

@@ -122,13 +122,13 @@ COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), lever=(
 def find_kind(text: str) -> Kind | None:
     """Find a kind by name, with its group after a dot for Volcano's Job."""
     name, _, group = text.partition(".")
-    return next((one for one in (*KINDS, POD) if name == one.name and group in _groups(one)), None)
+    return next((kind for kind in (*KINDS, POD) if name == kind.name and group in _groups(kind)), None)
 
 
 def find_kind_of(api_version: str, name: str) -> Kind | None:
     """The kind that an owner reference names."""
     group = api_version.rpartition("/")[0]
-    return next((one for one in (*KINDS, POD) if (one.group, one.name) == (group, name)), None)
+    return next((kind for kind in (*KINDS, POD) if (kind.group, kind.name) == (group, name)), None)
 
 
 def at(tree: Any, *path: str) -> Any:

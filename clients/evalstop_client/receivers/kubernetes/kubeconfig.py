@@ -34,12 +34,12 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
         raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
     try:
         config = yaml.safe_load(file.read_text())
-        chosen = _named(config, "context", context or config.get("current-context"))
-        cluster = _named(config, "cluster", chosen["cluster"])
-        user = _named(config, "user", chosen["user"])
+        chosen = _find_entry(config, "context", context or config.get("current-context"))
+        cluster = _find_entry(config, "cluster", chosen["cluster"])
+        user = _find_entry(config, "user", chosen["user"])
         url = str(cluster["server"]).rstrip("/")
-        tls = _tls(cluster, user, file.parent) if url.startswith("https://") else None
-        token = _token(user, file.parent, environment)
+        tls = _create_tls(cluster, user, file.parent) if url.startswith("https://") else None
+        token = _choose_token(user, file.parent, environment)
         return Access(url, chosen.get("namespace") or "default", token, tls)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file}: {error}") from None
@@ -49,52 +49,52 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
 
 def find_kubeconfig(environment: Mapping[str, str]) -> Path:
     """The file that kubectl would use; of several files in KUBECONFIG the first."""
-    named = environment.get("KUBECONFIG", "").split(os.pathsep)[0]
-    return Path(named) if named else Path("~/.kube/config").expanduser()
+    path = environment.get("KUBECONFIG", "").split(os.pathsep)[0]
+    return Path(path) if path else Path("~/.kube/config").expanduser()
 
 
-def _named(config: Any, kind: str, name: Any) -> Mapping[str, Any]:
-    for one in config.get(f"{kind}s") or []:
-        if one["name"] == name:
-            found: Mapping[str, Any] = one[kind] or {}
-            return found
+def _find_entry(config: Any, kind: str, name: Any) -> Mapping[str, Any]:
+    for entry in config.get(f"{kind}s") or []:
+        if entry["name"] == name:
+            content: Mapping[str, Any] = entry[kind] or {}
+            return content
     raise ValueError(f"there is no {kind} {name!r}")
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
+def _create_tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
     authority = cluster.get("certificate-authority-data")
     file = cluster.get("certificate-authority") if not authority else None
     tls = ssl.create_default_context(
-        cafile=str(folder / file) if file else None, cadata=_decoded(authority).decode() if authority else None
+        cafile=str(folder / file) if file else None, cadata=_decode_base64(authority).decode() if authority else None
     )
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
     if "client-certificate-data" in user:  # OpenSSL reads certificates only from files
-        with tempfile.TemporaryDirectory(prefix="evalstop-") as place:
-            files = [Path(place) / name for name in ("client-certificate", "client-key")]
-            for one in files:
-                one.write_bytes(_decoded(user[f"{one.name}-data"]))
+        with tempfile.TemporaryDirectory(prefix="evalstop-") as certificate_folder:
+            files = [Path(certificate_folder) / name for name in ("client-certificate", "client-key")]
+            for file in files:
+                file.write_bytes(_decode_base64(user[f"{file.name}-data"]))
             tls.load_cert_chain(str(files[0]), str(files[1]))
     elif "client-certificate" in user:
         tls.load_cert_chain(folder / user["client-certificate"], folder / user["client-key"])
     return tls
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _token(user: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> Callable[[], str | None]:
-    if isinstance(given := user.get("token"), str):
-        return lambda: given
+def _choose_token(user: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> Callable[[], str | None]:
+    if isinstance(token := user.get("token"), str):
+        return lambda: token
     if "tokenFile" in user:
         return read_token_from(folder / user["tokenFile"])
     if helper := user.get("exec"):
         command = [helper["command"], *(helper.get("args") or [])]
-        about = {"apiVersion": helper["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
-        variables = {one["name"]: one["value"] for one in helper.get("env") or []}
-        context = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(about)}
+        exec_info = {"apiVersion": helper["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+        variables = {variable["name"]: variable["value"] for variable in helper.get("env") or []}
+        context = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(exec_info)}
         return PluginToken(command, context)
     if unknown := set(user) & {"username", "auth-provider"}:
         raise ValueError(f"authentication with {', '.join(sorted(unknown))} is not supported")
@@ -118,13 +118,13 @@ class PluginToken:
             return self._token
 
     def _log_in(self) -> tuple[str, float]:
-        done = run(self._command, self._environment, EXEC_SECONDS)
+        result = run(self._command, self._environment, EXEC_SECONDS)
         try:
-            if done.exit_code == 0:
-                status = json.loads(done.output)["status"]
+            if result.exit_code == 0:
+                status = json.loads(result.output)["status"]
                 ends = status.get("expirationTimestamp")
                 until = datetime.fromisoformat(ends).timestamp() if ends else time.time() + UNDATED_SECONDS
                 return str(status["token"]), until - SPARE_SECONDS
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-        raise SchedulerUnavailable(f"no token: {self._command[0]}: {done.last_line}")
+        raise SchedulerUnavailable(f"no token: {self._command[0]}: {result.last_line}")

@@ -27,7 +27,7 @@ class PodWatch:
         self._controller_uid = controller_uid
         self._version: str | None = None
         self._is_fresh = False
-        self._seen: dict[str, Pod] = {}
+        self._pods_by_uid: dict[str, Pod] = {}
         self.successor_at: datetime | None = None
 
     @property
@@ -37,9 +37,11 @@ class PodWatch:
         A pod created in the second of `successor_at` is the successor's, which creates its pods immediately.
         """
         if self._controller_uid is not None:
-            return [pod for pod in self._seen.values() if pod.controller_uid == self._controller_uid]
+            return [pod for pod in self._pods_by_uid.values() if pod.controller_uid == self._controller_uid]
         before = self.successor_at
-        return [pod for pod in self._seen.values() if before is None or not pod.created_at or pod.created_at < before]
+        return [
+            pod for pod in self._pods_by_uid.values() if before is None or not pod.created_at or pod.created_at < before
+        ]
 
     @property
     def holding(self) -> list[Pod]:
@@ -49,9 +51,9 @@ class PodWatch:
     def list(self) -> datetime:
         """List all pods; returns the API server's time."""
         listing = self._api.list(POD, self._namespace, self._selector)
-        listed = {pod.uid: pod for pod in map(parse_pod, listing.items)}
-        missed = {uid: replace(pod, is_there=False) for uid, pod in self._seen.items() if uid not in listed}
-        self._seen = missed | listed
+        present = {pod.uid: pod for pod in map(parse_pod, listing.items)}
+        missed = {uid: replace(pod, is_there=False) for uid, pod in self._pods_by_uid.items() if uid not in present}
+        self._pods_by_uid = missed | present
         self._version = listing.version
         self._is_fresh = True
         return listing.at
@@ -70,6 +72,6 @@ class PodWatch:
             self._version = event.item["metadata"]["resourceVersion"]
             if event.type != "BOOKMARK":
                 pod = parse_pod(event.item)
-                self._seen = {**self._seen, pod.uid: replace(pod, is_there=event.type != "DELETED")}
+                self._pods_by_uid = {**self._pods_by_uid, pod.uid: replace(pod, is_there=event.type != "DELETED")}
             if not self.holding:
                 return

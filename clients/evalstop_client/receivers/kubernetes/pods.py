@@ -54,7 +54,7 @@ class Pod:
 def parse_pod(item: Object) -> Pod:
     """A pod from its JSON."""
     metadata, status = item["metadata"], item.get("status") or {}
-    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
     return Pod(
         uid=metadata["uid"],
         name=metadata["name"],
@@ -64,8 +64,12 @@ def parse_pod(item: Object) -> Pod:
         controller_uid=owners[0]["uid"] if owners else "",
         created_at=parse_time(metadata.get("creationTimestamp")),
         delete_at=parse_time(metadata.get("deletionTimestamp")),
-        gpus=sum(_gpus(one) for one in at(item, "spec", "containers") or []),
-        ends=tuple(end for one in status.get("containerStatuses") or [] if (end := _end(one)) is not None),
+        gpus=sum(_gpus(container) for container in at(item, "spec", "containers") or []),
+        ends=tuple(
+            end
+            for container_status in status.get("containerStatuses") or []
+            if (end := _end(container_status)) is not None
+        ),
     )
 
 

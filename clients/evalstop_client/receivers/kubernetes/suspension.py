@@ -53,11 +53,11 @@ class Suspension:
         note = {STOPPED_BY: decision_id} if decision_id else {}
         if kind is VOLCANO_JOB:
             self._command(workload, "AbortJob")
-        elif queued := self._queued(workload):
-            for one in queued:
-                self._set(WORKLOAD, one, False, note)
+        elif queued := self._list_queued(workload):
+            for queued_workload in queued:
+                self._set_suspend(WORKLOAD, queued_workload, False, note)
         else:
-            changed = self._set(kind, workload, True, note)
+            changed = self._set_suspend(kind, workload, True, note)
             if changed is not None and at(changed, *kind.lever) is not True:
                 self._stop_without_suspend(kind, changed, may_delete)
 
@@ -65,15 +65,15 @@ class Suspension:
         """Resume it."""
         if kind is VOLCANO_JOB:
             self._command(workload, "ResumeJob")
-        elif queued := self._queued(workload):
-            for one in queued:
-                self._set(WORKLOAD, one, True, {STOPPED_BY: None})
+        elif queued := self._list_queued(workload):
+            for queued_workload in queued:
+                self._set_suspend(WORKLOAD, queued_workload, True, {STOPPED_BY: None})
         elif (before := _parallelism_before(workload)) is not None:
             annotations = {PARALLELISM: None, STOPPED_BY: None}
             change = {"spec": {"parallelism": before}, "metadata": {"annotations": annotations}}
-            self._merge(kind, workload, lambda _: change)
+            self._merge_change(kind, workload, lambda _: change)
         else:
-            self._set(kind, workload, False, {STOPPED_BY: None})
+            self._set_suspend(kind, workload, False, {STOPPED_BY: None})
 
     def is_held(self, kind: Kind, workload: Object) -> bool:
         """Whether it is stopped, confirmed by its controller, and will not restart by itself."""
@@ -81,47 +81,51 @@ class Suspension:
             return at(workload, "spec", "parallelism") == 0 and not at(workload, "status", "active")
         if not kind.list_states(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):
             return False
-        return all(at(one, *WORKLOAD.lever) is False for one in self._queued(workload))
+        return all(at(queued_workload, *WORKLOAD.lever) is False for queued_workload in self._list_queued(workload))
 
-    def _queued(self, workload: Object) -> list[Object]:
+    def _list_queued(self, workload: Object) -> list[Object]:
         """Kueue's objects for it: none if Kueue does not manage it."""
         metadata = workload["metadata"]
         if QUEUE_LABEL not in (metadata.get("labels") or {}):
             return []
-        found = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
-        return [one for one in found if any(owner["uid"] == metadata["uid"] for owner in _owners(one))]
+        queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
+        return [
+            queued_workload
+            for queued_workload in queued
+            if any(owner["uid"] == metadata["uid"] for owner in _owners(queued_workload))
+        ]
 
-    def _set(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
+    def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
         """Set its suspend field; returns the resulting object, None if it is gone."""
         change = {**change_at(kind.lever, value), "metadata": {"annotations": annotations}}
-        return self._merge(kind, item, lambda _: change)
+        return self._merge_change(kind, item, lambda _: change)
 
     def _stop_without_suspend(self, kind: Kind, workload: Object, may_delete: bool) -> None:
-        what = f"{kind} {workload['metadata']['name']}"
+        description = f"{kind} {workload['metadata']['name']}"
         field = ".".join(kind.lever)
         if self._instead == "delete" and may_delete:
-            logger.warning("%s: the API server dropped %s; deleting it instead", what, field)
+            logger.warning("%s: the API server dropped %s; deleting it instead", description, field)
             self._delete(kind, workload)
         elif self._instead == "parallelism" and kind is JOB:
-            logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", what, field)
-            self._merge(kind, workload, _without_pods)
+            logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", description, field)
+            self._merge_change(kind, workload, _without_pods)
         else:
             raise RequestRefused(
-                f"the API server accepted {field} of {what} but dropped it: this cluster cannot suspend it; "
+                f"the API server accepted {field} of {description} but dropped it: this cluster cannot suspend it; "
                 "--instead-of-suspend delete would delete it"
             )
 
-    def _merge(self, kind: Kind, item: Object, change: Callable[[Object], dict[str, Any]]) -> Object | None:
+    def _merge_change(self, kind: Kind, item: Object, change: Callable[[Object], dict[str, Any]]) -> Object | None:
         """Change this object, by uid, and read it again after each conflict; None if it is gone."""
-        namespace, name, uid = (item["metadata"][one] for one in ("namespace", "name", "uid"))
+        namespace, name, uid = (item["metadata"][field] for field in ("namespace", "name", "uid"))
         for _ in range(TRIES):
-            now = self._api.get(kind, namespace, name)
-            if isinstance(now, Missing) or now["metadata"]["uid"] != uid:
+            current = self._api.get(kind, namespace, name)
+            if isinstance(current, Missing) or current["metadata"]["uid"] != uid:
                 return None
-            wanted = change(now)
-            guard = {"resourceVersion": now["metadata"]["resourceVersion"]}  # unique to this object
-            wanted = {**wanted, "metadata": {**wanted["metadata"], **guard}}
-            answer = self._api.merge(kind, namespace, name, wanted)
+            patch = change(current)
+            guard = {"resourceVersion": current["metadata"]["resourceVersion"]}  # unique to this object
+            patch = {**patch, "metadata": {**patch["metadata"], **guard}}
+            answer = self._api.merge(kind, namespace, name, patch)
             if not isinstance(answer, Conflict):
                 changed = self._api.get(kind, namespace, name)
                 return None if isinstance(changed, Missing) or changed["metadata"]["uid"] != uid else changed

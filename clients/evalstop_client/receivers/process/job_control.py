@@ -177,10 +177,10 @@ class ProcessJobControl:
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """Parked once no process is left."""
-        seen = self.check_job(job)
-        if isinstance(seen, Gone) and self._parked:
-            return Parked("ended, to be started again", {**seen.details, "parked_as": "terminated"})
-        return seen
+        state = self.check_job(job)
+        if isinstance(state, Gone) and self._parked:
+            return Parked("ended, to be started again", {**state.details, "parked_as": "terminated"})
+        return state
 
     def resume_job(self, job: Job) -> None:
         """Restart a parked job; any other process that has ended cannot be resumed."""

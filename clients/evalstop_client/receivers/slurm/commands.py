@@ -21,29 +21,29 @@ class Programs:
 
     def __init__(self, environment: Mapping[str, str], timeout_seconds: float = 30.0) -> None:
         changing = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
-        kept = {name: value for name, value in environment.items() if not name.startswith(changing)}
-        self._environment = {**kept, "LC_ALL": "C"}
+        inherited = {name: value for name, value in environment.items() if not name.startswith(changing)}
+        self._environment = {**inherited, "LC_ALL": "C"}
         self._timeout_seconds = timeout_seconds
         self._config: str | None = None
         self._has_accounting: bool | None = None
 
     def name(self) -> str:
         """ClusterName."""
-        return self._configured("ClusterName")
+        return self._read_config("ClusterName")
 
     def hides_jobs(self) -> bool:
         """Whether PrivateData hides jobs."""
-        return "jobs" in self._configured("PrivateData").lower()
+        return "jobs" in self._read_config("PrivateData").lower()
 
     def jobs(self, job_id: str) -> list[Record]:
         """From squeue, which also lists ended jobs for some minutes (MinJobAge)."""
         command = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}"]
-        done = self._run(*command)
-        if done.exit_code != 0:
-            if UNKNOWN in done.errors:
+        result = self._run(*command)
+        if result.exit_code != 0:
+            if UNKNOWN in result.errors:
                 return []
-            raise SchedulerUnavailable(f"squeue: {done.last_line}")
-        return [from_squeue(line) for line in done.output.splitlines() if line.strip()]
+            raise SchedulerUnavailable(f"squeue: {result.last_line}")
+        return [from_squeue(line) for line in result.output.splitlines() if line.strip()]
 
     def past(self, job_id: str) -> list[Record]:
         """From sacct; empty if accounting is not stored."""
@@ -52,13 +52,13 @@ class Programs:
         if not self._has_accounting:
             return []
         options = ["--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
-        done = self._run("sacct", *options, f"--format={','.join(SACCT_FIELDS)}")
-        if done.exit_code != 0:
-            if "disabled" in done.errors:
+        result = self._run("sacct", *options, f"--format={','.join(SACCT_FIELDS)}")
+        if result.exit_code != 0:
+            if "disabled" in result.errors:
                 self._has_accounting = False
                 return []
-            raise SchedulerUnavailable(f"sacct: {done.last_line}")
-        return [_from_sacct(line) for line in done.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
+            raise SchedulerUnavailable(f"sacct: {result.last_line}")
+        return [_from_sacct(line) for line in result.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
 
     def signal(self, job: str, user: str, name: str, where: str) -> bool:
         """`scancel --signal`, with --batch or --full as wanted."""
@@ -77,10 +77,10 @@ class Programs:
 
     def is_requeuable(self, job: str) -> bool:
         """`Requeue=1` in `scontrol show job`."""
-        done = self._run("scontrol", "--oneliner", "show", "job", job)
-        if done.exit_code != 0:
-            raise SchedulerUnavailable(f"scontrol: {done.last_line}")
-        return "Requeue=0" not in done.output.split()
+        result = self._run("scontrol", "--oneliner", "show", "job", job)
+        if result.exit_code != 0:
+            raise SchedulerUnavailable(f"scontrol: {result.last_line}")
+        return "Requeue=0" not in result.output.split()
 
     def move(self, job: str, partition: str) -> None:
         """`scontrol update ... Partition=`."""
@@ -104,29 +104,29 @@ class Programs:
 
     def _cancel(self, job: str, user: str, *options: str) -> None:
         # --user: no effect if the id meanwhile belongs to another user's job
-        self._order(self._run("scancel", f"--user={user}", *options, job))
+        self._raise_for_failure(self._run("scancel", f"--user={user}", *options, job))
 
     def _control(self, *arguments: str) -> None:
-        self._order(self._run("scontrol", *arguments))
+        self._raise_for_failure(self._run("scontrol", *arguments))
 
-    def _order(self, done: Done) -> None:
-        output = done.errors + done.output
-        if done.exit_code == 0 or any(sign in output for sign in ON_ITS_WAY):
+    def _raise_for_failure(self, result: Done) -> None:
+        output = result.errors + result.output
+        if result.exit_code == 0 or any(sign in output for sign in ON_ITS_WAY):
             return
         if any(sign in output for sign in FORBIDDEN):
-            raise RequestRefused(f"Slurm does not permit it: {done.last_line}")
-        raise SchedulerUnavailable(done.last_line)
+            raise RequestRefused(f"Slurm does not permit it: {result.last_line}")
+        raise SchedulerUnavailable(result.last_line)
 
-    def _configured(self, name: str) -> str:
+    def _read_config(self, name: str) -> str:
         if self._config is None:
-            done = self._run("scontrol", "show", "config")
-            if done.exit_code != 0:
-                raise SchedulerUnavailable(f"scontrol: {done.last_line}")
-            self._config = done.output
-        found = re.search(rf"^{name}\s*=\s*(.*?)\s*$", self._config, re.MULTILINE)
-        if found is None:
+            result = self._run("scontrol", "show", "config")
+            if result.exit_code != 0:
+                raise SchedulerUnavailable(f"scontrol: {result.last_line}")
+            self._config = result.output
+        match = re.search(rf"^{name}\s*=\s*(.*?)\s*$", self._config, re.MULTILINE)
+        if match is None:
             raise SchedulerUnavailable(f"scontrol show config does not show {name}")
-        return found[1]
+        return match[1]
 
     def _run(self, *command: str) -> Done:
         return run(command, self._environment, self._timeout_seconds)

@@ -98,9 +98,9 @@ class SlurmJobControl:
         self._comment(job, request)
         logger.info("parking job %s", job.id)
         if self._park_partition is None:
-            self._hold(job)
-        elif self._records(job)[0].partition != self._park_partition:
-            self._move(job, self._park_partition)
+            self._hold_job(job)
+        elif self._load_records(job)[0].partition != self._park_partition:
+            self._move_to_partition(job, self._park_partition)
 
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL, which Slurm itself should have sent after KillWait."""
@@ -112,52 +112,52 @@ class SlurmJobControl:
         records = self._find_records(job)
         if not records:  # this receiver saw it before, or sees all jobs: slurmctld has dropped it
             return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm no longer knows the job"})
-        if all(one.state in ENDED for one in records):
+        if all(record.state in ENDED for record in records):
             return Gone(records[0].state, details(records))
         is_parked = records[0].is_held or records[0].partition == self._park_partition
         if _was_started_again(records, job.facts) and not is_parked:
             return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job has been requeued since"})
-        return Present(next(one.state for one in records if one.state not in ENDED))
+        return Present(next(record.state for record in records if record.state not in ENDED))
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """Parked once it is held, or in the partition for parked jobs."""
         records = self._find_records(job)
-        if not records or all(one.state in ENDED for one in records):
+        if not records or all(record.state in ENDED for record in records):
             return self.check_job(job)
-        if self._park_partition is None and all(one.is_held for one in records):
+        if self._park_partition is None and all(record.is_held for record in records):
             return Parked("held", {**details(records), "scheduler_state": "REQUEUE_HOLD", "parked_as": "held"})
-        if self._park_partition is not None and all(one.partition == self._park_partition for one in records):
+        if self._park_partition is not None and all(record.partition == self._park_partition for record in records):
             where = {"parked_as": "requeued", "partition": self._park_partition}
             return Parked(f"in partition {self._park_partition}", {**details(records), **where})
-        return Present(next(one.state for one in records if one.state not in ENDED))
+        return Present(next(record.state for record in records if record.state not in ENDED))
 
     def resume_job(self, job: Job) -> None:
         """Release a held job, or requeue one parked in another partition into its own."""
         records = self._find_records(job)
-        if not records or all(one.state in ENDED for one in records):
+        if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
-        own = job.facts["partition"]
-        if records[0].partition == own:
+        own_partition = job.facts["partition"]
+        if records[0].partition == own_partition:
             self._cluster.release(job.id)
         else:
-            self._move(job, own)
+            self._move_to_partition(job, own_partition)
 
-    def _move(self, job: Job, partition: str) -> None:
+    def _move_to_partition(self, job: Job, partition: str) -> None:
         """Requeue the job into another partition; it is held first, since only a held job stays queued while it is
         moved."""
-        self._hold(job)
+        self._hold_job(job)
         until = time.monotonic() + HELD_SECONDS
-        while not all(one.is_held for one in self._records(job)):
+        while not all(record.is_held for record in self._load_records(job)):
             if time.monotonic() > until:
                 raise SchedulerUnavailable(f"job {job.id} was requeued but is not held yet")
             time.sleep(self._poll_seconds)
         self._cluster.move(job.id, partition)
         self._cluster.release(job.id)
 
-    def _hold(self, job: Job) -> None:
+    def _hold_job(self, job: Job) -> None:
         """Hold it in the queue; requeues a running job."""
-        records = self._records(job)
-        if all(one.state in WAITING for one in records):
+        records = self._load_records(job)
+        if all(record.state in WAITING for record in records):
             self._cluster.hold(job.id)
         else:
             self._cluster.requeue_held(job.id)
@@ -174,9 +174,9 @@ class SlurmJobControl:
             job.facts["job_id"]
         )
 
-    def _records(self, job: Job) -> list[Record]:
+    def _load_records(self, job: Job) -> list[Record]:
         records = self._find_records(job)
-        if not records or all(one.state in ENDED for one in records):
+        if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended")
         return records
 
@@ -196,5 +196,5 @@ class SlurmJobControl:
 def _was_started_again(records: list[Record], facts: Mapping[str, str]) -> bool:
     """Whether the job was restarted since the stop was requested, so that the job to stop is gone."""
     before = facts.get("restarts", "")
-    alive = [one for one in records if one.state not in ENDED and one.state != "COMPLETING"]
-    return before.isdecimal() and bool(alive) and all(one.restarts > int(before) for one in alive)
+    alive = [record for record in records if record.state not in ENDED and record.state != "COMPLETING"]
+    return before.isdecimal() and bool(alive) and all(record.restarts > int(before) for record in alive)

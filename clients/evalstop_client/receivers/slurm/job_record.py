@@ -60,24 +60,24 @@ class Record:
 def of_job(records: Iterable[Record], job_id: str) -> list[Record]:
     """The records of the job with this id: itself, and the other components if it is heterogeneous."""
     records = list(records)
-    own = [one for one in records if one.job_id == job_id]
-    leaders = {one.het_job_id for one in own if one.het_job_id}
-    return own + [one for one in records if one.het_job_id in leaders and one.job_id != job_id]
+    own_records = [record for record in records if record.job_id == job_id]
+    leaders = {record.het_job_id for record in own_records if record.het_job_id}
+    return own_records + [record for record in records if record.het_job_id in leaders and record.job_id != job_id]
 
 
 def details(records: Iterable[Record]) -> dict[str, Any]:
     """The details of a job's end for the report."""
     records = list(records)
-    ends = [one.ended_at for one in records if one.ended_at is not None]
+    ends = [record.ended_at for record in records if record.ended_at is not None]
     first = records[0]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "scheduler_state": first.state,
-        "gpus_freed": sum(one.gpus for one in records),
+        "gpus_freed": sum(record.gpus for record in records),
         "ended_at": max(ends).isoformat().replace("+00:00", "Z") if ends else None,
     }
     if first.exit_code is not None:
-        found |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}
-    return found
+        facts |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}
+    return facts
 
 
 def parse_gpus(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
@@ -87,8 +87,8 @@ def parse_gpus(allocated: str, per_job: str = "", per_node: str = "", nodes: int
         counted = _count(r"gres/gpu:[^=,]+=(\d+)", allocated.split(","))
     if counted:
         return counted
-    asked = r"(?:gres[:/])?gpu(?::[^:,=()]*[^:,=()\d][^:,=()]*)?(?:[:=](\d+))?"
-    return _count(asked, per_job.split(",")) or _count(asked, per_node.split(",")) * max(1, nodes)
+    pattern = r"(?:gres[:/])?gpu(?::[^:,=()]*[^:,=()\d][^:,=()]*)?(?:[:=](\d+))?"
+    return _count(pattern, per_job.split(",")) or _count(pattern, per_node.split(",")) * max(1, nodes)
 
 
 def _count(pattern: str, parts: Iterable[str]) -> int:
@@ -99,21 +99,23 @@ def _count(pattern: str, parts: Iterable[str]) -> int:
 def from_squeue(line: str) -> Record:
     """From a line of `squeue` in the format of `FIELDS`."""
     values = dict(zip(FIELDS, line.split(SEPARATOR), strict=False))
-    given = {name: "" if value in ("N/A", "(null)", "None") else value for name, value in values.items()}
-    array_task = given["ArrayTaskID"]
+    fields = {name: "" if value in ("N/A", "(null)", "None") else value for name, value in values.items()}
+    array_task = fields["ArrayTaskID"]
     return Record(
-        job_id=given["JobID"],
-        state=given["State"],
-        user=given["UserName"],
-        partition=given["Partition"],
-        array_job_id=given["ArrayJobID"] if array_task else "",
+        job_id=fields["JobID"],
+        state=fields["State"],
+        user=fields["UserName"],
+        partition=fields["Partition"],
+        array_job_id=fields["ArrayJobID"] if array_task else "",
         array_task_id=array_task,
-        het_job_id=given["HetJobID"],
-        reason=given["Reason"],
-        exit_code=int(given["exit_code"]) if given["exit_code"].isdecimal() else None,
-        ended_at=_local_time(given["EndTime"]) if given["State"] in ENDED else None,
-        gpus=parse_gpus(given["tres-alloc"], given["tres-per-job"], given["tres-per-node"], _number(given["NumNodes"])),
-        restarts=_number(given["RestartCnt"]),
+        het_job_id=fields["HetJobID"],
+        reason=fields["Reason"],
+        exit_code=int(fields["exit_code"]) if fields["exit_code"].isdecimal() else None,
+        ended_at=_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
+        gpus=parse_gpus(
+            fields["tres-alloc"], fields["tres-per-job"], fields["tres-per-node"], _number(fields["NumNodes"])
+        ),
+        restarts=_number(fields["RestartCnt"]),
     )
 
 
@@ -141,8 +143,8 @@ SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
 def from_rest(job: Mapping[str, Any]) -> Record:
     """From an element of `jobs` in a response of slurmrestd, of version 0.0.38 or later."""
     states = job.get("job_state")
-    listed = [str(state) for state in states] if isinstance(states, list) else [str(states)]
-    state = "COMPLETING" if "COMPLETING" in listed else (listed[0] if listed else "")
+    state_names = [str(state) for state in states] if isinstance(states, list) else [str(states)]
+    state = "COMPLETING" if "COMPLETING" in state_names else (state_names[0] if state_names else "")
     array_task = _rest_number(job.get("array_task_id"))
     ended_at = _rest_number(job.get("end_time"))
     return Record(

@@ -124,11 +124,11 @@ class Rest:
         return body
 
     def _discover(self) -> str:
-        for place in DESCRIPTIONS:
-            body = _object_in(self._send("GET", place))
-            found = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
-            if found:
-                return f"v0.0.{max(int(number) for number in found)}"
+        for path in DESCRIPTIONS:
+            body = _object_in(self._send("GET", path))
+            versions = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
+            if versions:
+                return f"v0.0.{max(int(number) for number in versions)}"
         raise SchedulerUnavailable("slurmrestd reports no API version; check the token")
 
     def _send(
