@@ -174,11 +174,11 @@ def create_app(
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, context, session_secret, _openid(settings, clock))
-    held = HeldBodies(settings.max_body_bytes)
+    held_bodies = HeldBodies(settings.max_body_bytes)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
-        held=held,
+        held_bodies=held_bodies,
         identify=create_identify(app.state.pages),
         report_refused_veto=RefusedVetoes(database, clock).report,
         streamed=STREAMED,
@@ -193,7 +193,7 @@ def create_app(
         key_cache,
         clock,
         settings.max_body_bytes,
-        held.long,
+        held_bodies.long,
         LoopShares(service_metrics.delayed.inc),
     )
     app.front = SlowRefusals(RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log))

@@ -182,7 +182,7 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
     """Remove the details of runs that ended before their project's retention; decisions stay."""
     database = open_database(settings)
     try:
-        done = retention.prune_runs(
+        result = retention.prune_runs(
             database,
             utc_now(),
             project=options.project,
@@ -191,9 +191,9 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
         )
     finally:
         database.close()
-    lines = [f"{name}: {format_count(count, 'run')}" for name, count in sorted(done.runs.items())]
+    lines = [f"{name}: {format_count(count, 'run')}" for name, count in sorted(result.runs.items())]
     text = "\n".join(lines) or "no run is that old"
-    tell(options, {"runs": done.runs, "rows": done.rows, "dry_run": options.dry_run}, f"{text}; {done.rows} rows")
+    tell(options, {"runs": result.runs, "rows": result.rows, "dry_run": options.dry_run}, f"{text}; {result.rows} rows")
     return OK
 
 
@@ -201,10 +201,10 @@ def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
     """Encrypt all webhook secrets, also those in plain text, with the first of EVALSTOP_SECRET_KEYS."""
     database = open_database(settings)
     with database.transaction() as tx:
-        done = endpoints.reencrypt_secrets(tx, configuration.create_encryption(settings))
+        count = endpoints.reencrypt_secrets(tx, configuration.create_encryption(settings))
     database.close()
-    text = f"{done.secrets} secrets are encrypted with the first key; {done.were_plain} of them were in plain text"
-    tell(options, {"secrets": done.secrets, "were_plain": done.were_plain}, text)
+    text = f"{count.secrets} secrets are encrypted with the first key; {count.were_plain} of them were in plain text"
+    tell(options, {"secrets": count.secrets, "were_plain": count.were_plain}, text)
     return OK
 
 

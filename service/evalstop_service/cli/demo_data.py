@@ -119,8 +119,8 @@ class Script:
         self.schedule(story.begins_at, partial(self._open, story))
         length = len(story.example.steps)
         for first in range(0, length if story.silent_after is None else story.silent_after, EVALS_A_POST):
-            some = range(first, min(first + EVALS_A_POST, length))
-            self.schedule(story.at(some[-1]), partial(self._post, story, some))
+            evals = range(first, min(first + EVALS_A_POST, length))
+            self.schedule(story.at(evals[-1]), partial(self._post, story, evals))
         if story.silent_after is None:
             self.schedule(story.at(length), partial(self._finish, story))
 
@@ -162,15 +162,15 @@ class Script:
         )
         story.run, _ = open_run.open_run(self.database, self.project.id, terms, at)
 
-    def _post(self, story: Story, some: range, at: datetime) -> None:
+    def _post(self, story: Story, evals: range, at: datetime) -> None:
         run, example = story.run, story.example
         if run is None or story.over:
             return
         contents: list[Content] = [
-            Observations(tuple(point for index in some for point in example.list_observations(index)))
+            Observations(tuple(point for index in evals for point in example.list_observations(index)))
         ]
         if story.saves:
-            last = example.steps[some[-1]]
+            last = example.steps[evals[-1]]
             contents.insert(0, CheckpointSaved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))
         for content in contents:
             receipt = self.committer.submit_and_wait(Message(self.project.id, run.id, content))
@@ -232,13 +232,15 @@ class Script:
         """A person labels the outcome; sometimes the label is `unknown`."""
         assert story.run is not None
         peak, turned = story.example.peak_step, story.example.turned
-        word: tuple[str, int | None, str] = ("unknown", None, "the samples look alike to me")
+        outcome_label: tuple[str, int | None, str] = ("unknown", None, "the samples look alike to me")
         if turned is False:
-            word = ("right", None, "it went on getting better") if decision is None else ("wrong", None, "it was a dip")
+            outcome_label = (
+                ("right", None, "it went on getting better") if decision is None else ("wrong", None, "it was a dip")
+            )
         elif turned is True and peak is not None and self.chance.random() < 0.95:
             right = decision is not None and decision.step >= peak
-            word = ("right", peak, "the answers got worse") if right else ("wrong", peak, "look at gold")
-        outcome, turn_step, note = word
+            outcome_label = ("right", peak, "the answers got worse") if right else ("wrong", peak, "look at gold")
+        outcome, turn_step, note = outcome_label
         label = commands.Label(DecisionOutcome(outcome), turn_step, note, self.chance.choice(PEOPLE), at)
         commands.label_run(self.database, self.project.id, story.run.id, label)
 

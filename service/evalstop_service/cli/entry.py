@@ -75,12 +75,12 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    named = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    if named is None:
+    command = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    if command is None:
         for name, text in COMMANDS.items():
             commands.add_parser(name, help=text)
     else:
-        module: Any = import_module(f"evalstop_service.cli.{MODULES.get(named, 'administration')}")
+        module: Any = import_module(f"evalstop_service.cli.{MODULES.get(command, 'administration')}")
         module.add_to(commands, _add)
     return root
 

@@ -18,7 +18,7 @@ from evalstop_service.settings import Settings
 def execute(options: argparse.Namespace) -> int:
     """Run `options.command` and return the exit code; prints errors."""
     try:
-        settings = _settings(options)
+        settings = _read_settings(options)
         configuration.check_settings(settings)
     except ValidationError as error:
         for item in error.errors():
@@ -41,8 +41,8 @@ def execute(options: argparse.Namespace) -> int:
     return FAILED
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    given = {
+def _read_settings(options: argparse.Namespace) -> Settings:
+    overrides = {
         name: value for name, value in vars(options).items() if name in Settings.model_fields and value is not None
     }
-    return Settings(**given)
+    return Settings(**overrides)

@@ -63,9 +63,9 @@ def find_pause(project: Project) -> tuple[Guard, ...]:
     """The guard of a paused project; none if it is not paused."""
     if project.paused_at is None:
         return ()
-    why = f": {project.paused_reason}" if project.paused_reason else ""
+    reason = f": {project.paused_reason}" if project.paused_reason else ""
     details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by}
-    return (Guard(GuardKind.PAUSED, f"the project was paused by {project.paused_by}{why}", details),)
+    return (Guard(GuardKind.PAUSED, f"the project was paused by {project.paused_by}{reason}", details),)
 
 
 def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Guard]:

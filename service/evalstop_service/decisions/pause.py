@@ -32,8 +32,8 @@ def pause_project(
             projects.update_project(tx, project)
             subject, details = f"project {project.name}", {"reason": reason}
             audit.record_action(tx, project.id, actor, "project.paused", subject, details, now, proved)
-    held = transitions.hold_pending_stops(database, project_id, guards.find_pause(project), now)
-    log.warning("project %s is paused by %s; %d stops are on hold", project.name, project.paused_by, held)
+    held_count = transitions.hold_pending_stops(database, project_id, guards.find_pause(project), now)
+    log.warning("project %s is paused by %s; %d stops are on hold", project.name, project.paused_by, held_count)
     return project
 
 

@@ -69,8 +69,8 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
 def remove_stage(database: Database, author: Author, policy_name: str) -> Proposal | None:
     """Remove a policy's rollout stage, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
-        held = rollout_stages.find_stage(tx, author.project_id, policy_name)
-        if held is None or not projects.get_project(tx, author.project_id).second_person:
+        stage = rollout_stages.find_stage(tx, author.project_id, policy_name)
+        if stage is None or not projects.get_project(tx, author.project_id).second_person:
             rollout_stage.remove_rollout_stage(tx, author, policy_name)
             return None
         summary = f"Remove the rollout stage of policy {policy_name}"

@@ -156,14 +156,14 @@ def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: 
     before = backtest.findings[-1].run_id if backtest.findings else backtest.id
     with database.reading() as tx:
         total = backtest.total or backtests.count_past_runs(tx, backtest.project_id, backtest.id, backtest.most_runs)
-        left = min(RUNS_AT_A_TIME, backtest.most_runs - backtest.done)
-        batch = backtests.load_past_runs(tx, backtest.project_id, before, left) if left > 0 else []
+        limit = min(RUNS_AT_A_TIME, backtest.most_runs - backtest.done)
+        batch = backtests.load_past_runs(tx, backtest.project_id, before, limit) if limit > 0 else []
     findings = []
     for past in batch:
         with database.reading() as tx:
             findings.append(_replay_run(tx, past, policy))
     done = backtest.done + len(findings)
-    ended = len(batch) < left or done >= backtest.most_runs
+    ended = len(batch) < limit or done >= backtest.most_runs
     with database.transaction() as tx:
         now, _ = queues.read_clock(tx, clock())
         progressed = replace(

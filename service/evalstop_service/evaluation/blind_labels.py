@@ -28,7 +28,7 @@ class LabeledCase:
 
     run: Run
     decision: Decision | None
-    said: Sequence[Outcome]
+    outcomes: Sequence[Outcome]
 
     @property
     def labels(self) -> dict[str, RunOutcome]:
@@ -36,22 +36,22 @@ class LabeledCase:
         flagged = self.decision is not None
         return {
             recorded.actor: outcome.read_run_outcome(recorded.outcome, recorded.turn_step, flagged=flagged)
-            for recorded in self.said
+            for recorded in self.outcomes
             if not recorded.derived
         }
 
     @property
     def derived(self) -> Outcome | None:
         """The outcome derived from its later evals, if recorded."""
-        return next((recorded for recorded in reversed(self.said) if recorded.derived), None)
+        return next((recorded for recorded in reversed(self.outcomes) if recorded.derived), None)
 
 
-def choose_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[LabeledCase]:
+def choose_cases(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> list[LabeledCase]:
     """Up to `MOST_CASES` of the newest cases that can be judged from their curve: half of them stops that were not
     carried out, half never flagged, in an order that does not reveal which. The same for everybody with the same
     filter."""
-    flagged = _list_curves(tx, project_id, replace(wanted, treatment=Treatment.OBSERVED))
-    passed = _list_curves(tx, project_id, replace(wanted, flagged=False))
+    flagged = _list_curves(tx, project_id, replace(case_filter, treatment=Treatment.OBSERVED))
+    passed = _list_curves(tx, project_id, replace(case_filter, flagged=False))
     number = min(len(flagged), max(MOST_CASES // 2, MOST_CASES - len(passed)))
     chosen = flagged[:number] + passed[: MOST_CASES - number]
     history = outcomes.load_history(tx, [(run.id, run.attempt) for run, _ in chosen])
@@ -60,17 +60,17 @@ def choose_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[
     return [LabeledCase(run, decision, history.get((run.id, run.attempt), ())) for run, decision in ordered]
 
 
-def judge_outcome(given: RunOutcome, turn_step: int | None, decision: Decision | None) -> DecisionOutcome:
+def judge_outcome(run_outcome: RunOutcome, turn_step: int | None, decision: Decision | None) -> DecisionOutcome:
     """Whether the decision was right, given a person's label of the run; raises Invalid for a contradiction."""
-    if turn_step is not None and given is not RunOutcome.TURNED:
+    if turn_step is not None and run_outcome is not RunOutcome.TURNED:
         raise Invalid("only a run that turned has a turn_step: leave it empty, or label the run turned")
     turn = None if turn_step is None else Turn(turn_step, turn_step)
-    return outcome.judge_decision(given, None if decision is None else decision.step, turn)
+    return outcome.judge_decision(run_outcome, None if decision is None else decision.step, turn)
 
 
-def _list_curves(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> list[tuple[Run, Decision | None]]:
+def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> list[tuple[Run, Decision | None]]:
     """The runs of the newest cases that can show their whole last attempt, with its decision."""
-    listed = case_counts.list_cases(tx, project_id, wanted, limit=_EXAMINED)
+    listed = case_counts.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
     present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
     shown = []

@@ -136,8 +136,8 @@ def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None
         return RunOutcome.UNDECIDED
     if recorded.assessment is not None:
         return recorded.assessment.run_outcome
-    given = DecisionOutcome(recorded.outcome)
-    return outcome.read_run_outcome(given, recorded.turn_step, flagged=decision is not None)
+    decision_outcome = DecisionOutcome(recorded.outcome)
+    return outcome.read_run_outcome(decision_outcome, recorded.turn_step, flagged=decision is not None)
 
 
 def _save_case(
@@ -253,8 +253,8 @@ class _GpuHours:
             return after
         if total_steps is None:
             return None
-        left = self._of_steps(decision, total_steps - decision.step)
-        return None if left is None or after is None else max(left - after, 0.0)
+        remaining_hours = self._of_steps(decision, total_steps - decision.step)
+        return None if remaining_hours is None or after is None else max(remaining_hours - after, 0.0)
 
     def lost(self, decision: Decision, outcome: str) -> float | None:
         """The hours that a wrong stop lost or would have lost: the work since the best checkpoint has to be redone."""
@@ -268,8 +268,8 @@ class _GpuHours:
 
     def _of_steps(self, decision: Decision, steps: int) -> float | None:
         """The hours of this many steps, at the pace of the attempt until the decision."""
-        spent, done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
-        return spent * max(steps, 0) / done if spent is not None and done > 0 else None
+        hours_spent, steps_done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
+        return hours_spent * max(steps, 0) / steps_done if hours_spent is not None and steps_done > 0 else None
 
     def _until_end(self, start: datetime) -> float | None:
         """The hours until the end except parked time, which always follows a decision."""

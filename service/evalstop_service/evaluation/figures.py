@@ -137,8 +137,8 @@ class _Totals:
         elif row == Treatment.STOPPED and count.outcome == DecisionOutcome.WRONG:
             self.hours["lost_as_reported"] += count.gpu_hours_lost
         elif row == Treatment.STOPPED:
-            known = count.outcome == DecisionOutcome.RIGHT
-            self.hours["saved" if known else "saved_if_right"] += count.gpu_hours_saved
+            is_right = count.outcome == DecisionOutcome.RIGHT
+            self.hours["saved" if is_right else "saved_if_right"] += count.gpu_hours_saved
 
     def add_parked(self, count: CaseCount) -> None:
         self.hours["parked"] += count.parked_gpu_hours
@@ -154,12 +154,12 @@ class _Totals:
 
 
 def load_figures(
-    tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = (), alpha: float = ALPHA
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = (), alpha: float = ALPHA
 ) -> list[GroupFigures]:
     """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty."""
-    counts = case_counts.count_cases(tx, project_id, wanted, by)
-    delays = case_counts.count_delays(tx, project_id, wanted, by)
-    whole = wanted.detector is None and "detector" not in by
+    counts = case_counts.count_cases(tx, project_id, case_filter, by)
+    delays = case_counts.count_delays(tx, project_id, case_filter, by)
+    whole = case_filter.detector is None and "detector" not in by
     return compute_figures(counts, delays, alpha, whole=whole) if counts or by else [compute_total((), ())]
 
 
@@ -187,11 +187,11 @@ def compute_figures(
 
 def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
     """Cumulative figures up to the end of each period; the keys are the first days of the periods."""
-    so_far, groups = _Totals(), []
+    totals, groups = _Totals(), []
     for key, counts_of_period in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in counts_of_period:
-            so_far.add(count)
-        groups.append(_compute_group(key, so_far, (), ALPHA, whole=True))
+            totals.add(count)
+        groups.append(_compute_group(key, totals, (), ALPHA, whole=True))
     return groups
 
 
@@ -205,14 +205,16 @@ def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
     return dict(zip((name for grouping in by for name in _PARTS[grouping]), key, strict=True))
 
 
-def select_cell(wanted: CaseFilter, row: str, outcome: DecisionOutcome) -> CaseFilter:
+def select_cell(case_filter: CaseFilter, row: str, outcome: DecisionOutcome) -> CaseFilter:
     """The filter of the cases behind one of the `counts` of a group."""
-    return replace(wanted, outcome=outcome, flagged=row != PASSED, treatment=Treatment(row) if row != PASSED else None)
+    return replace(
+        case_filter, outcome=outcome, flagged=row != PASSED, treatment=Treatment(row) if row != PASSED else None
+    )
 
 
-def filter_to_query(wanted: CaseFilter) -> dict[str, str]:
+def filter_to_query(case_filter: CaseFilter) -> dict[str, str]:
     """A filter as the query parameters of a URL."""
-    return {name: _format_parameter(value) for name, value in vars(wanted).items() if value is not None}
+    return {name: _format_parameter(value) for name, value in vars(case_filter).items() if value is not None}
 
 
 def _format_parameter(value: str | int | bool | datetime) -> str:
@@ -221,16 +223,19 @@ def _format_parameter(value: str | int | bool | datetime) -> str:
     return rfc3339(value) if isinstance(value, datetime) else str(value)
 
 
-def select_group(wanted: CaseFilter, by: Sequence[Grouping], key: Key) -> CaseFilter:
+def select_group(case_filter: CaseFilter, by: Sequence[Grouping], key: Key) -> CaseFilter:
     """The filter of the cases of one group."""
-    own = name_key_parts(key, by)
+    key_parts = name_key_parts(key, by)
     period = next((grouping for grouping in by if grouping in _PERIODS), None)
     if period is not None:
-        since, until = _period(period, own.pop("begins"))
-        own["since"], own["until"] = max(since, wanted.since or since), min(until, wanted.until or until)
-    if "job_kind" in own:
-        own["job_kind"] = own["job_kind"] or ""
-    return replace(wanted, **own)
+        since, until = _period(period, key_parts.pop("begins"))
+        key_parts["since"], key_parts["until"] = (
+            max(since, case_filter.since or since),
+            min(until, case_filter.until or until),
+        )
+    if "job_kind" in key_parts:
+        key_parts["job_kind"] = key_parts["job_kind"] or ""
+    return replace(case_filter, **key_parts)
 
 
 def _period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:

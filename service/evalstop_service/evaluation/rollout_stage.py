@@ -110,7 +110,7 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     return None
 
 
-def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
+def estimate_cases_needed(estimate: Estimate, required: float) -> int | None:
     """About how many cases it takes until the lower bound reaches the requirement, at the current share of right ones.
 
     Undecided cases count as wrong, as in the bound. None: at this share it takes more than `MOST_CASES`, or never.
@@ -119,10 +119,10 @@ def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
        the current cases: cases of unequal weight carry less information.
     2. Multiply the current number of cases by the ratio of the two.
     """
-    cases = shown.decided + shown.undecided
-    if cases and shown.bounds.low >= required:
+    cases = estimate.decided + estimate.undecided
+    if cases and estimate.bounds.low >= required:
         return cases
-    right = (shown.value or 0.0) * shown.decided / cases if cases else 1.0
+    right = (estimate.value or 0.0) * estimate.decided / cases if cases else 1.0
 
     def count_cases(bound: float) -> int:
         def reaches(number: int) -> bool:
@@ -132,8 +132,8 @@ def estimate_cases_needed(shown: Estimate, required: float) -> int | None:
         return bisect_left(range(MOST_CASES), True, key=reaches)
 
     needed = count_cases(required) if right > required else MOST_CASES
-    if needed < MOST_CASES and shown.bounds.low > 0:
-        needed = max(cases + 1, math.ceil(cases * needed / count_cases(shown.bounds.low)))
+    if needed < MOST_CASES and estimate.bounds.low > 0:
+        needed = max(cases + 1, math.ceil(cases * needed / count_cases(estimate.bounds.low)))
     return needed if needed < MOST_CASES else None
 
 
@@ -151,13 +151,13 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
     )
 
 
-def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
+def explain_shortfalls(tx: Transaction, project_id: UUID, cases: Sequence[Case]) -> dict[tuple[UUID, int], str]:
     """Why cases do not count towards a rollout stage, by run and attempt; cases that may count are left out."""
     needed = projects.get_project(tx, project_id).case_requirements
-    shortfalls = case_counts.find_shortfalls(tx, project_id, listed, needed)
+    shortfalls = case_counts.find_shortfalls(tx, project_id, cases, needed)
     return {
         (case.run_id, case.attempt): needed.explain(shortfall, case.seconds, case.evals, case.gpu_hours)
-        for case in listed
+        for case in cases
         if (shortfall := shortfalls.get((case.run_id, case.attempt))) is not None
     }
 
@@ -261,11 +261,11 @@ def set_rollout_stage(
 
 def _find_move(tx: Transaction, current: RolloutStage, now: datetime) -> tuple[RolloutStage, str]:
     """The stage that the cases allow, and why; the current stage if no move is due."""
-    shown = load_stage_cases(tx, current)
-    move = choose_move(current.stage, current.required_precision, shown.of_version, shown.since)
+    stage_cases = load_stage_cases(tx, current)
+    move = choose_move(current.stage, current.required_precision, stage_cases.of_version, stage_cases.since)
     if move is None:
         return current, ""
-    numbers = StageNumbers(shown.of_version, shown.since)
+    numbers = StageNumbers(stage_cases.of_version, stage_cases.since)
     return replace(current, stage=move.stage, since=now, numbers=numbers), move.reason
 
 

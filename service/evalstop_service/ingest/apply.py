@@ -145,13 +145,13 @@ def _apply_observations(
     names = find_new_names(state, content.points) if metric_roles.is_open(run) else None
     fresh, doubtful, last_steps = sort_observations(state, content.points)
     needs = _needs_of_decision(state)
-    many = len(last_steps) > max(LEAST_METRICS, len(state.last_steps))
-    if doubtful or names is not None or many:
+    quota_applies = len(last_steps) > max(LEAST_METRICS, len(state.last_steps))
+    if doubtful or names is not None or quota_applies:
         identities = frozenset(point.identity for point in doubtful)
-        needs |= Needs(identities, role_patterns=names is not None, metrics_quota=many)
+        needs |= Needs(identities, role_patterns=names is not None, metrics_quota=quota_applies)
     if not facts.meet(needs):
         return facts.needs | needs
-    if many and len(last_steps) > facts.metrics_quota:
+    if quota_applies and len(last_steps) > facts.metrics_quota:
         raise QuotaReached(Quota.METRICS_PER_RUN, facts.metrics_quota)
     late, conflicts = compare_with_stored(fresh, doubtful, facts.values)
     fresh += late
@@ -159,22 +159,22 @@ def _apply_observations(
     if names is not None:
         state = with_roles(state, metric_roles.assign_roles(names, run.labels, facts.role_patterns))
     recast = state.watch is not before.watch
-    seen, combined = fresh, NO_SCORES
+    watched_points, combined = fresh, NO_SCORES
     if state.watch.combined:
         refuse_own_scores(state, content.points)
         needs |= needs_of_evals(state, fresh)
         if not facts.meet(needs):
             return facts.needs | needs
         state, combined = add_values(state, facts, fresh)
-        facts, seen = combined.drop_outdated(facts), [*fresh, *combined.points]
+        facts, watched_points = combined.drop_outdated(facts), [*fresh, *combined.points]
         if combined.points:
             last_steps[COMBINED_METRIC] = combined.points[-1].step
-    observations = state.watch.observations(seen)
+    observations = state.watch.observations(watched_points)
     replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
     if replayed:
         state = rewind_monitor(state, None if recast else observations[0])
     eval_metric = state.watch.eval_metric
-    evals = sorted([point for point in seen if point.metric == eval_metric], key=_STEP)
+    evals = sorted([point for point in watched_points if point.metric == eval_metric], key=_STEP)
     scores = None if recast else state.usable_scores
     late_eval = bool(evals) and scores is not None and evals[0].step <= scores.last_step
     if late_eval:
@@ -190,7 +190,7 @@ def _apply_observations(
     if not fresh and not state.unrecorded:
         return Applied(before, before, [write_receipt(before, decision, 0, duplicates, conflicts)], decision=decision)
     if replayed:
-        state = replay_monitor(state, facts.points, seen)
+        state = replay_monitor(state, facts.points, watched_points)
     elif observations:
         state = advance_monitor(state, observations)
     fallen = None
@@ -217,7 +217,7 @@ def _apply_observations(
         before,
         state,
         [receipt],
-        fresh if is_replaced else seen,
+        fresh if is_replaced else watched_points,
         late,
         content if follows else None,
         decision,
@@ -252,8 +252,8 @@ def _apply_checkpoint(
     if not facts.meet(needs):
         return facts.needs | needs
     decision = facts.decision if before.final_decision is None else before.final_decision
-    known = scores.uris if scores is not None else {item.step: item.uri for item in facts.checkpoints}
-    uri = known.get(content.step)
+    uris = scores.uris if scores is not None else {item.step: item.uri for item in facts.checkpoints}
+    uri = uris.get(content.step)
     if uri is not None and uri != content.uri:
         raise Conflict(f"the checkpoint of step {content.step} is already stored at {uri!r}; its address cannot change")
     if uri is not None:
@@ -277,13 +277,13 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     decision = facts.decision if before.final_decision is None else before.final_decision
     if run.status == RunStatus.RUNNING and facts.attempt_began_at == content.step and facts.attempt_is_empty:
         return Applied(before, before, [Receipt(run, decision)], decision=decision)
-    left = [point for point in facts.points if point.step <= content.step]
+    remaining_points = [point for point in facts.points if point.step <= content.step]
     saved = tuple(item for item in facts.checkpoints if item.step <= content.step)
     follows = decision is not None and decision.follows_run
     state = replace(state, has_decision=follows, final_decision=None, last_steps=dict(facts.last_steps))
-    state = replay_monitor(state, left, [])
-    fallen = name_fallen_evals(before, state, left)
-    state, changes = add_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
+    state = replay_monitor(state, remaining_points, [])
+    fallen = name_fallen_evals(before, state, remaining_points)
+    state, changes = add_evals(state, None, replace(facts, points=tuple(remaining_points), checkpoints=saved), [])
     changes |= {
         "attempt": run.attempt + 1,
         "status": run.status if run.status in OPEN else RunStatus.RUNNING,

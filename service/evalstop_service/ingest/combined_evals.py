@@ -110,8 +110,8 @@ def name_fallen_evals(before: RunState, state: RunState, points: Iterable[Posted
     fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
     total = math.fsum(fall for fall, _ in fallen)
     shares = [(fall / total, metric) for fall, metric in fallen if fall >= LEAST_SHARE * total]
-    named = [f"{metric} ({format_percent(share)} of the fall)" for share, metric in shares]
-    return f"fallen evals: {', '.join(named)}" if named else ""
+    descriptions = [f"{metric} ({format_percent(share)} of the fall)" for share, metric in shares]
+    return f"fallen evals: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _goes_on(state: RunState, values: Sequence[EvalValue]) -> bool:

@@ -207,14 +207,14 @@ class Committer:
             await self._commit_with_retries(group)
         except Exception as error:
             self._cache.drop_states(group)
-            left = [entry for entries in group.values() for entry in entries if not entry.is_answered]
+            unanswered = [entry for entries in group.values() for entry in entries if not entry.is_answered]
             is_away = isinstance(error, sa.exc.DBAPIError) and (is_transient(error) or is_disk_full(error))
-            if is_away or len(left) <= 1:
-                for entry in left:
+            if is_away or len(unanswered) <= 1:
+                for entry in unanswered:
                     entry.answer(error)
                 return
-            _log.error("commit of %d requests failed; retrying each request alone", len(left), exc_info=error)
-            for entry in left:
+            _log.error("commit of %d requests failed; retrying each request alone", len(unanswered), exc_info=error)
+            for entry in unanswered:
                 await self._commit_or_split({entry.message.run_id: [entry]})
 
     async def _commit_with_retries(self, group: Group) -> None:
@@ -246,99 +246,107 @@ class Committer:
            read in this commit, it is read first, since another process may have changed it.
         5. Load the missing facts, and continue with the remaining messages. Other commits may start meanwhile.
         """
-        left = {run: some for run, entries in group.items() if (some := [e for e in entries if not e.is_answered])}
+        unanswered = {
+            run: open_entries
+            for run, entries in group.items()
+            if (open_entries := [e for e in entries if not e.is_answered])
+        }
         facts: dict[UUID, Facts] = {}
-        moved: set[UUID] = set()
+        changed_elsewhere: set[UUID] = set()
         doubted: set[UUID] = set()
-        while left:
+        while unanswered:
             now = self._clock()
-            self._count_loaded("mistaken", len(moved))
-            states, read = await self._load(left, moved | doubted)
+            self._count_loaded("mistaken", len(changed_elsewhere))
+            states, read = await self._load(unanswered, changed_elsewhere | doubted)
             with self._tracer.span("step detectors", runs=len(states)):
-                applied, needs = await self._apply(left, states, facts, now)
+                applied, needs = await self._apply(unanswered, states, facts, now)
             doubted = {result.state.run.id for result in applied if not result.is_changed} - read - facts.keys()
             if doubted:
                 applied = [result for result in applied if result.state.run.id not in doubted]
             with self._tracer.span("write"):
                 saved = await self._save(applied, now)
-            moved = set()
+            changed_elsewhere = set()
             if len(saved) < len(applied):
-                moved = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
+                changed_elsewhere = {result.state.run.id for result in applied} - {
+                    result.state.run.id for result in saved
+                }
             for result in saved:
-                entries = left[result.state.run.id]
+                entries = unanswered[result.state.run.id]
                 for entry, answer in zip(entries, result.answers, strict=False):
                     entry.answer(answer)
                 del entries[: len(result.answers)]
-            for run_id in [run_id for run_id, entries in left.items() if entries]:
+            for run_id in [run_id for run_id, entries in unanswered.items() if entries]:
                 state = states.get(run_id)
                 if not isinstance(state, RunState):
-                    for entry in left[run_id]:
+                    for entry in unanswered[run_id]:
                         entry.answer(state or not_found(entry.message))
-                    left[run_id] = []
+                    unanswered[run_id] = []
             self._measure(saved)
             for run_id, (_, needed) in list(needs.items()):
-                if objection := self.replays.find_objection(left[run_id][0].message, needed):
+                if objection := self.replays.find_objection(unanswered[run_id][0].message, needed):
                     self.count_refused("replays")
-                    left[run_id].pop(0).answer(objection)
+                    unanswered[run_id].pop(0).answer(objection)
                     del needs[run_id]
             if needs:
                 self._let_others_start()
-            facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
-            moved |= {run_id for run_id, known in facts.items() if known.version != needs[run_id][0].version}
-            left = {run_id: entries for run_id, entries in left.items() if entries}
+            facts = await self._store.read(partial(load_facts, needs_by_run=needs)) if needs else {}
+            changed_elsewhere |= {
+                run_id for run_id, run_facts in facts.items() if run_facts.version != needs[run_id][0].version
+            }
+            unanswered = {run_id: entries for run_id, entries in unanswered.items() if entries}
 
-    async def _load(self, left: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
+    async def _load(self, unanswered: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
         """The states of these runs, and which were read: cached states are used unless they are in `doubted`."""
         loaded: Loaded = {}
-        known: dict[UUID, RunState] = {}
-        wanted: dict[UUID, list[Message]] = {}
-        for run_id, entries in left.items():
+        cached: dict[UUID, RunState] = {}
+        messages_to_load: dict[UUID, list[Message]] = {}
+        for run_id, entries in unanswered.items():
             state, messages = self._cache.find_state(run_id), [entry.message for entry in entries]
             # Another project's run is looked up as a missing one is, so that the response time reveals nothing.
             is_own = state is not None and state.run.project_id in [message.project_id for message in messages]
             if state is not None and is_own and not state.shared and not (doubted and run_id in doubted):
                 loaded[run_id] = state
                 continue
-            wanted[run_id] = messages
+            messages_to_load[run_id] = messages
             if state is not None:
-                known[run_id] = state
+                cached[run_id] = state
         counts = Counter(hit=len(loaded))
-        if wanted:
-            query = partial(load_runs, messages=wanted, known=known, used=self._policies, counts=counts)
+        if messages_to_load:
+            query = partial(load_runs, messages=messages_to_load, cached=cached, used=self._policies, counts=counts)
             read = await self._store.read(query)
             self._cache.put_states(state for state in read.values() if isinstance(state, RunState))
             loaded |= read
-        for way, count in counts.items():
-            self._count_loaded(way, count)
-        return loaded, wanted.keys()
+        for source, count in counts.items():
+            self._count_loaded(source, count)
+        return loaded, messages_to_load.keys()
 
-    def _count_loaded(self, way: str, count: int) -> None:
+    def _count_loaded(self, source: str, count: int) -> None:
         if count:
-            self._metrics.loaded_runs.labels(way).inc(count)
+            self._metrics.loaded_runs.labels(source).inc(count)
 
     async def _apply(
-        self, left: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
+        self, unanswered: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
     ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
         """Each run's messages applied, and the needs of those that could not be."""
         started_at = time.perf_counter()
         applied: list[Applied] = []
         needs: dict[UUID, tuple[Run, Needs]] = {}
-        for run_id, entries in left.items():
+        for run_id, entries in unanswered.items():
             state = states.get(run_id)
             if not isinstance(state, RunState):
                 continue
-            known = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
-            known = known if known.version == state.run.version else NO_FACTS
+            run_facts = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
+            run_facts = run_facts if run_facts.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
             started = time.perf_counter()
-            size = len(known.points) + sum([entry.size for entry in entries])
+            size = len(run_facts.points) + sum([entry.size for entry in entries])
             if size > LARGE or (self._costly and run_id in self._costly):
                 self._let_others_start()
-                result = await asyncio.to_thread(self.replays.apply, state, messages, known, now)
+                result = await asyncio.to_thread(self.replays.apply, state, messages, run_facts, now)
             else:
-                result = self.replays.apply(state, messages, known, now)
-            spent = time.perf_counter() - started
-            if self._costly.weigh_step(run_id, spent):
+                result = self.replays.apply(state, messages, run_facts, now)
+            seconds = time.perf_counter() - started
+            if self._costly.weigh_step(run_id, seconds):
                 self._metrics.costly_steps.inc()
             if isinstance(result, Needs):
                 needs[run_id] = state.run, result

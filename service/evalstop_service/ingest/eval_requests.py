@@ -41,20 +41,24 @@ def raise_request(tx: Transaction, before: RunState, state: RunState, now: datet
 
     A replay may ask at another step than the first time: the latest request counts.
     """
-    asked, run = find_request(state.policy, state.monitor), state.run
-    if asked is None or asked == find_request(before.policy, before.monitor) or run.status != RunStatus.RUNNING:
+    policy_request, run = find_request(state.policy, state.monitor), state.run
+    if (
+        policy_request is None
+        or policy_request == find_request(before.policy, before.monitor)
+        or run.status != RunStatus.RUNNING
+    ):
         return None
     best = run.best_checkpoint
-    if best is None or best.step >= asked.step:
+    if best is None or best.step >= policy_request.step:
         return None
     request = EvalRequest(
         id=new_id(),
         run_id=run.id,
         project_id=run.project_id,
         attempt=run.attempt,
-        step=asked.step,
-        number=asked.number,
-        multiplier=asked.multiplier,
+        step=policy_request.step,
+        number=policy_request.number,
+        multiplier=policy_request.multiplier,
         best_step=best.step,
         best_uri=best.uri,
         probability=_find_probability(state),
@@ -66,11 +70,11 @@ def raise_request(tx: Transaction, before: RunState, state: RunState, now: datet
 
 def keep_open_request(state: RunState, raised: EvalRequest | None) -> EvalRequest | None:
     """The request that awaits its answer: the one created now, or else the previous one."""
-    asked = find_request(state.policy, state.monitor)
-    if asked is None:
+    policy_request = find_request(state.policy, state.monitor)
+    if policy_request is None:
         return None
-    known = raised or state.eval_request
-    return known if known is not None and known.step == asked.step else None
+    stored_request = raised or state.eval_request
+    return stored_request if stored_request is not None and stored_request.step == policy_request.step else None
 
 
 def _find_probability(state: RunState) -> float | None:

@@ -85,15 +85,15 @@ class Facts(msgspec.Struct, frozen=True):
 NO_FACTS = Facts()
 
 
-def load_facts(tx: Transaction, wanted: Mapping[UUID, tuple[Run, Needs]]) -> dict[UUID, Facts]:
+def load_facts(tx: Transaction, needs_by_run: Mapping[UUID, tuple[Run, Needs]]) -> dict[UUID, Facts]:
     """The facts that these runs' messages need."""
     # The versions are read first: if the facts are newer, the version comparison fails when they are saved.
-    versions = runs.load_versions(tx, list(wanted))
-    deciding = [run_id for run_id, (_, needs) in wanted.items() if needs.decision]
+    versions = runs.load_versions(tx, list(needs_by_run))
+    deciding = [run_id for run_id, (_, needs) in needs_by_run.items() if needs.decision]
     by_run = decisions.load_decisions(tx, deciding) if deciding else {}
     return {
         run_id: _facts_of(tx, run, needs, versions.get(run_id), by_run.get(run_id))
-        for run_id, (run, needs) in wanted.items()
+        for run_id, (run, needs) in needs_by_run.items()
     }
 
 

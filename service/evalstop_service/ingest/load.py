@@ -37,19 +37,19 @@ Loaded = dict[UUID, RunState | ServiceError]
 def load_runs(
     tx: Transaction,
     messages: Mapping[UUID, Sequence[Message]],
-    known: Mapping[UUID, RunState],
+    cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
 ) -> Loaded:
     """The current states of these messages' runs; runs that their projects do not have are left out.
 
-    `known`: their cached states. `used`: cache of policies, which never change; policies read are added. `counts`: the
+    `cached`: their cached states. `used`: cache of policies, which never change; policies read are added. `counts`: the
     number of runs loaded each way (hit, moved_on, restored, rebuilt).
     """
     loaded: Loaded = {}
     run_ids = list(messages)
     for at in range(0, len(run_ids), TOGETHER):
-        loaded |= _load_some(tx, run_ids[at : at + TOGETHER], messages, known, used, counts)
+        loaded |= _load_some(tx, run_ids[at : at + TOGETHER], messages, cached, used, counts)
     return loaded
 
 
@@ -57,7 +57,7 @@ def _load_some(
     tx: Transaction,
     run_ids: Sequence[UUID],
     messages: Mapping[UUID, Sequence[Message]],
-    known: Mapping[UUID, RunState],
+    cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
 ) -> Loaded:
@@ -76,33 +76,33 @@ def _load_some(
     }
     loaded: Loaded = {}
     for run_id, run in rows.items():
-        state = known.get(run_id)
+        state = cached.get(run_id)
         if state is not None and state.run.version == run.version:
             loaded[run_id] = replace(state, shared=max(0, state.shared - 1))
     counts["hit"] += len(loaded)
-    moved = [run_id for run_id in rows if run_id not in loaded]
-    if not moved:
+    changed_ids = [run_id for run_id in rows if run_id not in loaded]
+    if not changed_ids:
         return loaded
-    cold = [run_id for run_id in moved if not _was_only_added_to(rows[run_id], known.get(run_id))]
+    cold = [run_id for run_id in changed_ids if not _was_only_added_to(rows[run_id], cached.get(run_id))]
     stored = monitor_states.load_states(tx, cold) if cold else {}
-    deciding = [run_id for run_id in moved if loaded_rows[run_id].has_decision]
+    deciding = [run_id for run_id in changed_ids if loaded_rows[run_id].has_decision]
     decided = decisions.load_decisions(tx, deciding) if deciding else {}
     states: dict[UUID, RunState] = {}
-    for run_id in moved:
+    for run_id in changed_ids:
         run = rows[run_id]
         policy = _find_policy(tx, run.policy_id, used)
         if policy is None:
             loaded[run_id] = Behind()
             continue
-        state, way = _restored(run, policy, known.get(run_id), stored.get(run_id))
-        counts[way] += 1
+        state, source = _restore_state(run, policy, cached.get(run_id), stored.get(run_id))
+        counts[source] += 1
         state = replace(state, has_decision=False, final_decision=None)
         states[run_id] = with_decision(state, decided.get(run_id))
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
     checkpoint_counts = {run_id: loaded_rows[run_id].checkpoints for run_id in states}
     caught_up = _catch_up(tx, states, scored, checkpoint_counts)
-    asked = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
-    steps = {run_id: request.step for run_id, request in asked.items() if request is not None}
+    policy_requests = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
+    steps = {run_id: request.step for run_id, request in policy_requests.items() if request is not None}
     unanswered = eval_requests.load_unanswered(tx, steps) if steps else {}
     for run_id, state in caught_up.items():
         state = replace(state, eval_request=unanswered.get(run_id))
@@ -122,26 +122,26 @@ def _find_policy(tx: Transaction, policy_id: UUID, used: dict[UUID, Policy]) -> 
     return used[policy_id]
 
 
-def _restored(
-    run: Run, policy: Policy, known: RunState | None, stored: StoredMonitorState | None
+def _restore_state(
+    run: Run, policy: Policy, cached: RunState | None, stored: StoredMonitorState | None
 ) -> tuple[RunState, str]:
     """The run with a monitor to continue from, and where that came from."""
-    if known is not None and _was_only_added_to(run, known):
-        scores = known.usable_scores
-        state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores, combined=None)
+    if cached is not None and _was_only_added_to(run, cached):
+        scores = cached.usable_scores
+        state = replace(cached, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores, combined=None)
         return state, "moved_on"
     policy = restrict_policy(policy, run)
-    shared = SHARED_FOR if known is not None else 0
+    shared = SHARED_FOR if cached is not None else 0
     monitor = None
     if run.last_step is not None and stored is not None and stored.version >= run.rewritten_version:
         monitor = _decoded(policy, stored)
-    way = "rebuilt" if monitor is None else "restored"
-    return RunState(run, policy, WatchedMetrics(run, policy), monitor or start(policy), {}, shared=shared), way
+    source = "rebuilt" if monitor is None else "restored"
+    return RunState(run, policy, WatchedMetrics(run, policy), monitor or start(policy), {}, shared=shared), source
 
 
-def _was_only_added_to(run: Run, known: RunState | None) -> bool:
+def _was_only_added_to(run: Run, cached: RunState | None) -> bool:
     """Whether other processes have only appended to a run since it was cached."""
-    return known is not None and known.run.version >= run.rewritten_version
+    return cached is not None and cached.run.version >= run.rewritten_version
 
 
 def _decoded(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:
@@ -174,14 +174,14 @@ def _catch_up(
         for run_id, state in states.items()
         if state.scores is not None or run_id in scored or state.run.last_step is None
     }
-    grown = [run_id for run_id, known in scores.items() if len(known.uris) != checkpoint_counts[run_id]]
+    grown = [run_id for run_id, scores_of_run in scores.items() if len(scores_of_run.uris) != checkpoint_counts[run_id]]
     saved = checkpoints.load_checkpoints(tx, grown) if grown else {}
-    wanted = {
+    scoreless = {
         (run_id, metric): step
         for run_id, state in states.items()
         for metric, step in _unseen(state, scores.get(run_id)).items()
     }
-    last_steps, series = observations.load_last_steps_and_series(tx, list(states), wanted, KEEP_EVERY)
+    last_steps, series = observations.load_last_steps_and_series(tx, list(states), scoreless, KEEP_EVERY)
     caught_up = {}
     for run_id, state in states.items():
         points = series.get(run_id, [])
@@ -214,8 +214,8 @@ def _unseen(state: RunState, scores: Scores | None) -> dict[str, int]:
     """The step from which each metric has to be read; empty if nothing was observed."""
     if state.run.last_step is None:
         return {}
-    seen, eval_metric = state.monitor.last, state.watch.eval_metric
-    steps = dict.fromkeys(state.watch.metrics, 0 if seen is None else seen[0])
+    last_step, eval_metric = state.monitor.last, state.watch.eval_metric
+    steps = dict.fromkeys(state.watch.metrics, 0 if last_step is None else last_step[0])
     if eval_metric is not None and scores is not None:
         after_scores = scores.last_step + 1
         steps[eval_metric] = min(after_scores, steps.get(eval_metric, after_scores))

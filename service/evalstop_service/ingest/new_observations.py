@@ -13,12 +13,14 @@ from evalstop_service.store.observations import PostedObservation
 
 def find_new_names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
     """All metric names of a run including those that these observations introduce; None when they introduce none."""
-    seen, named = state.last_steps, state.run.metrics
-    new = {point.metric for point in points if point.metric not in seen and point.metric not in named} - OWN_METRICS
+    last_steps, roles = state.last_steps, state.run.metrics
+    new = {
+        point.metric for point in points if point.metric not in last_steps and point.metric not in roles
+    } - OWN_METRICS
     if not new:
         return None
-    known = (seen.keys() | named.keys()) - OWN_METRICS
-    return known | new if len(known) < metric_roles.MOST_NAMES else None
+    known_names = (last_steps.keys() | roles.keys()) - OWN_METRICS
+    return known_names | new if len(known_names) < metric_roles.MOST_NAMES else None
 
 
 def sort_observations(
@@ -43,13 +45,13 @@ def compare_with_stored(
     """The looked-up observations that are new, and those that contradict stored ones; the others are repeats."""
     if not doubtful:
         return [], ()
-    known = {**stored, **{point.identity: point.value for point in fresh}}
+    values = {**stored, **{point.identity: point.value for point in fresh}}
     new: list[PostedObservation] = []
     conflicts: list[ValueConflict] = []
     for point in doubtful:
-        value = known.get(point.identity)
+        value = values.get(point.identity)
         if value is None:
-            known[point.identity] = point.value
+            values[point.identity] = point.value
             new.append(point)
         elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
             conflicts.append(ValueConflict(point, value))

@@ -95,8 +95,8 @@ def describe_limits(project: Project, request: OpenRequest, run: Run) -> list[Li
     if request.mode is not None and not _is_mode_allowed(project, request.mode):
         limits.append(Limit(LimitedField.MODE, request.mode, run.mode, "max_mode"))
     if request.policy is not None and not is_allowed(project, request.policy):
-        given = f"{run.policy_name}@{run.policy_version}"
-        limits.append(Limit(LimitedField.POLICY, request.policy, given, "allowed_policies"))
+        policy = f"{run.policy_name}@{run.policy_version}"
+        limits.append(Limit(LimitedField.POLICY, request.policy, policy, "allowed_policies"))
     return limits
 
 

@@ -317,8 +317,8 @@ def _declare_version(
     changes: tuple[EvalChange, ...], step: int, request: OpenRequest, now: datetime
 ) -> tuple[EvalChange, ...]:
     """The changes of the eval's measurement, with one at this step if the request names another version."""
-    held = next((change.version for change in reversed(changes) if change.version is not None), None)
-    if request.eval_version in (None, held) or len(changes) >= MOST_CHANGES:
+    current_version = next((change.version for change in reversed(changes) if change.version is not None), None)
+    if request.eval_version in (None, current_version) or len(changes) >= MOST_CHANGES:
         return changes
     earlier = tuple(change for change in changes if change.step < step)
     return (*earlier, EvalChange(step, f"version {request.eval_version}", request.actor, now, request.eval_version))
@@ -390,8 +390,8 @@ def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor:
     """Record changed labels by which a run with observations may identify another job."""
     if run.last_step is not None and (changed := list_job_changes(run.labels, labels)):
         details = {
-            when: {name: held.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}
-            for when, held in (("before", run.labels), ("after", labels))
+            when: {name: job_labels.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}
+            for when, job_labels in (("before", run.labels), ("after", labels))
         }
         audit.record_action(tx, run.project_id, actor, "run.job_changed", f"run {run.name}", details, now)
 

@@ -94,11 +94,11 @@ class Tracer:
 def create_tracer(environment: Mapping[str, str]) -> Tracer:
     """A tracer that exports if the environment names a collector and the extra `otel` is installed; else one that
     records nothing, with a warning if a collector is named."""
-    wanted = any(environment.get(name) for name in ENDPOINTS)
-    off = (
+    is_configured = any(environment.get(name) for name in ENDPOINTS)
+    is_disabled = (
         environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
     )
-    if not wanted or off:
+    if not is_configured or is_disabled:
         return Tracer()
     protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), SPOKEN)
     if protocol != SPOKEN:
@@ -117,7 +117,7 @@ def _create_provider(environment: Mapping[str, str]) -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    provider = TracerProvider(resource=Resource.create({} if named else {"service.name": "evalstop"}))
+    has_name = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    provider = TracerProvider(resource=Resource.create({} if has_name else {"service.name": "evalstop"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

@@ -78,8 +78,8 @@ def find_reading_key(database: Database) -> Key | None:
     """A valid key that may read the project `default`."""
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, FIRST_PROJECT)
-        listed = keys.list_keys(tx, project.id) if project else []
-    readers = (key for key in listed if key.revoked_at is None and {"read", "admin"} & set(key.scopes))
+        project_keys = keys.list_keys(tx, project.id) if project else []
+    readers = (key for key in project_keys if key.revoked_at is None and {"read", "admin"} & set(key.scopes))
     return next(readers, None)
 
 

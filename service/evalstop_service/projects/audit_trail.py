@@ -62,14 +62,16 @@ def find_trails(database: Database, project_name: str | None = None) -> dict[str
     Raises NotFound.
     """
     with database.reading() as tx:
-        named = {project.name: project.id for project in projects.list_projects(tx)} | {INSTALLATION_NAME: INSTALLATION}
-        gone = set(audit_chain.list_chains(tx)) - set(named.values())
-    named |= {str(project_id): project_id for project_id in gone}
+        project_ids = {project.name: project.id for project in projects.list_projects(tx)} | {
+            INSTALLATION_NAME: INSTALLATION
+        }
+        deleted_ids = set(audit_chain.list_chains(tx)) - set(project_ids.values())
+    project_ids |= {str(project_id): project_id for project_id in deleted_ids}
     if project_name is None:
-        return named
-    if project_name not in named:
-        raise NotFound(f"there is no project {project_name!r}; there are {', '.join(sorted(named))}")
-    return {project_name: named[project_name]}
+        return project_ids
+    if project_name not in project_ids:
+        raise NotFound(f"there is no project {project_name!r}; there are {', '.join(sorted(project_ids))}")
+    return {project_name: project_ids[project_name]}
 
 
 def verify_trail(database: Database, project_id: UUID, contains: str | None = None) -> ChainReport:

@@ -74,16 +74,16 @@ class KeyCache:
         key = self.get(secret)
         if key is not None:
             return _accept(key, address)
-        place = (
+        read_key = (
             secret,
             address,
             urgent,
             self._clears,
         )  # a read that began before a key was revoked must not admit it afterwards
-        read = self._reads.get(place)
+        read = self._reads.get(read_key)
         if read is None:
-            read = self._reads[place] = asyncio.create_task(to_thread.run_sync(self._load, secret, address, urgent))
-            read.add_done_callback(lambda _: self._reads.pop(place))
+            read = self._reads[read_key] = asyncio.create_task(to_thread.run_sync(self._load, secret, address, urgent))
+            read.add_done_callback(lambda _: self._reads.pop(read_key))
         return _accept(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others
 
     def clear(self) -> None:

@@ -48,10 +48,10 @@ Version = StoredPolicy | ShippedPolicy
 
 def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
     """All versions of all policies, by name, newest first."""
-    own = policies.list_policies(tx, project_id)
-    names = {policy.name for policy in own}
+    stored = policies.list_policies(tx, project_id)
+    names = {policy.name for policy in stored}
     shipped = [_shipped(name) for name in POLICIES if name not in names]
-    return sorted([*own, *shipped], key=lambda policy: (policy.name, -policy.version))
+    return sorted([*stored, *shipped], key=lambda policy: (policy.name, -policy.version))
 
 
 def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
@@ -67,8 +67,8 @@ def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> V
         raise Invalid(f"policy {reference!r}: a version number must follow the @, as in paper@1")
     version_found = find_version(tx, project_id, name, int(version) if version else None)
     if version_found is None:
-        known = sorted({policy.name for policy in list_versions(tx, project_id)})
-        raise Invalid(f"there is no policy {reference!r} in this project; it has {', '.join(known)}")
+        names = sorted({policy.name for policy in list_versions(tx, project_id)})
+        raise Invalid(f"there is no policy {reference!r} in this project; it has {', '.join(names)}")
     return version_found
 
 

@@ -43,9 +43,9 @@ def measure_agreements(labels: Mapping[str, Mapping[_Case, str]]) -> list[Agreem
 def compute_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
     """Cohen's kappa of pairs of labels; None where it is not defined."""
     number = len(pairs)
-    first, second = Counter(mine for mine, _ in pairs), Counter(other for _, other in pairs)
+    first, second = Counter(first_label for first_label, _ in pairs), Counter(second_label for _, second_label in pairs)
     chance = sum(count * second[label] for label, count in first.items())
     if chance == number * number:
         return None
-    alike = sum(mine == other for mine, other in pairs)
+    alike = sum(first_label == second_label for first_label, second_label in pairs)
     return (alike * number - chance) / (number * number - chance)

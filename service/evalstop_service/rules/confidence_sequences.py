@@ -119,10 +119,10 @@ def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: flo
 
 def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
     """The weighted quantile of (value, weight) pairs in ascending order; there must be at least one."""
-    wanted, passed = share * sum(weight for _, weight in ordered), 0.0
+    target, passed = share * sum(weight for _, weight in ordered), 0.0
     for value, weight in ordered:
         passed += weight
-        if passed >= wanted:
+        if passed >= target:
             return value
     return ordered[-1][0]
 
@@ -142,9 +142,9 @@ def _estimate_share(
     """
     smallest = min((stratum.probability for stratum in flagged), default=1.0)
 
-    def weigh_cases(these: Sequence[Stratum], those: Stratum, worst: bool) -> Stratum:
-        above = sum(yes(stratum, worst) * smallest / stratum.probability for stratum in these)
-        return Stratum(above, no(those, worst) * smallest)
+    def weigh_cases(flagged_strata: Sequence[Stratum], passed_stratum: Stratum, worst: bool) -> Stratum:
+        above = sum(yes(stratum, worst) * smallest / stratum.probability for stratum in flagged_strata)
+        return Stratum(above, no(passed_stratum, worst) * smallest)
 
     def ends(stratum: Stratum) -> tuple[float, float]:
         return _lowest([stratum], alpha), 1 - _lowest([_swap(stratum)], alpha)
@@ -168,13 +168,13 @@ def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
        equation in the multiplier, so that only one unknown remains.
     3. The sum falls as the multiplier grows: find where it meets the bound.
     """
-    known = [stratum for stratum in strata if stratum.right + stratum.wrong > 0]
-    weights = [(stratum.right + stratum.wrong) / stratum.probability for stratum in known]
+    decided = [stratum for stratum in strata if stratum.right + stratum.wrong > 0]
+    weights = [(stratum.right + stratum.wrong) / stratum.probability for stratum in decided]
     total = sum(weights)
-    if not any(stratum.right for stratum in known):
+    if not any(stratum.right for stratum in decided):
         return 0.0
-    parts = [(weight / total, stratum) for weight, stratum in zip(weights, known, strict=True)]
-    constant = sum(_log_beta(stratum.right + 1, stratum.wrong + 1) for stratum in known) + math.log(alpha)
+    parts = [(weight / total, stratum) for weight, stratum in zip(weights, decided, strict=True)]
+    constant = sum(_log_beta(stratum.right + 1, stratum.wrong + 1) for stratum in decided) + math.log(alpha)
 
     def rates(multiplier: float) -> list[float]:
         solutions = []

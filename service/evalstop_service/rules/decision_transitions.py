@@ -82,8 +82,8 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
         case GuardsRaised(at, guards):
             if lifecycle.state is not DecisionState.PENDING or not guards:
                 return lifecycle, []
-            held, instructions = _put_on_hold(lifecycle, at, guards, SERVICE, _join_reasons(guards))
-            return held, [Cancel("the decision is on hold"), *instructions]
+            on_hold, instructions = _put_on_hold(lifecycle, at, guards, SERVICE, _join_reasons(guards))
+            return on_hold, [Cancel("the decision is on hold"), *instructions]
         case Released():
             return _apply_release(lifecycle, event, timeouts)
         case StopOrdered():
@@ -129,8 +129,8 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
     # 3. Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
-    wanted = "is gone: the stop" if lifecycle.action is Action.STOP else "is parked: it"
-    reason = f"no receiver confirmed in time that the job {wanted} is {action}"
+    awaited = "is gone: the stop" if lifecycle.action is Action.STOP else "is parked: it"
+    reason = f"no receiver confirmed in time that the job {awaited} is {action}"
     lifecycle = replace(lifecycle, escalations=escalations)
     return _await_report(lifecycle, DecisionState.ESCALATED, event.at, timeouts), [
         Record(DecisionState.ESCALATED, SERVICE, reason, {"escalations": escalations}),
@@ -277,9 +277,9 @@ def _apply_recovery(lifecycle: Lifecycle, event: Recovered) -> Transition:
 
 def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition:
     deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
-    held = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_kinds(guards))
+    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_kinds(guards))
     details = _describe_guards(guards)
-    return held, [Record(held.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
+    return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
 
 
 def _open_veto_window(

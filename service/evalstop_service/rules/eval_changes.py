@@ -33,7 +33,7 @@ def find_version(changes: Sequence[EvalChange], step: int) -> int:
 
 def add_change(changes: Sequence[EvalChange], change: EvalChange) -> tuple[EvalChange, ...]:
     """The changes with another one, unless they already have one at its step."""
-    if any(known.step == change.step for known in changes):
+    if any(earlier.step == change.step for earlier in changes):
         return tuple(changes)
     return tuple(sorted((*changes, change), key=lambda item: item.step))
 

@@ -149,8 +149,8 @@ def _check_constant(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None
 
 def select_new_faults(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> list[MetricFault]:
     """The faults whose metric did not have the same kind of fault before."""
-    known = {(fault.metric, fault.kind) for fault in before}
-    return [fault for fault in faults if (fault.metric, fault.kind) not in known]
+    earlier = {(fault.metric, fault.kind) for fault in before}
+    return [fault for fault in faults if (fault.metric, fault.kind) not in earlier]
 
 
 def faults_differ(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> bool:

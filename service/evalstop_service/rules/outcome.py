@@ -94,12 +94,12 @@ def judge_levelled_off(scores: Sequence[Score], decided_step: int) -> DecisionOu
     """
     finite = [score for score in select_version(scores, decided_step) if math.isfinite(score.value)]
     width = max(FEWEST_IN_A_WINDOW, len(finite) // EVALS_A_WINDOW)
-    seen = sum(score.step <= decided_step for score in finite)
-    if min(seen, len(finite) - seen) < width:
+    decided_count = sum(score.step <= decided_step for score in finite)
+    if min(decided_count, len(finite) - decided_count) < width:
         return DecisionOutcome.UNKNOWN
     means = _means([noise.clipped(score.value) for score in finite], width)
-    highest = max(means[: seen - width + 1])
-    gained, unit = max(means[seen:]) - highest, highest - min(means[: seen - width + 1])
+    highest = max(means[: decided_count - width + 1])
+    gained, unit = max(means[decided_count:]) - highest, highest - min(means[: decided_count - width + 1])
     errors = gained / stderr if (stderr := _stderr(finite, width)) > 0 else math.inf
     if gained > SHARE_OF_GAIN * unit and errors > SIGNIFICANT:
         return DecisionOutcome.WRONG

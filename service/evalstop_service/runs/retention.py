@@ -79,13 +79,13 @@ def prune_runs(
     many seconds and returns whether to stop; the next pass continues. Raises NotFound, Invalid, and Conflict while
     another process prunes.
     """
-    wanted = _find_projects(database, project, older_than_days, now)
+    projects = _find_projects(database, project, older_than_days, now)
     if dry_run:
-        return _count_runs(database, wanted)
+        return _count_runs(database, projects)
     with retention.hold_retention_lock(database) as alone:
         if not alone:
             raise Conflict("another process is pruning; try again later")
-        return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(wanted)
+        return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(projects)
 
 
 def create_job(
@@ -121,11 +121,11 @@ class _Pass:
         self._service_metrics = service_metrics
         self._rows = 0
 
-    def run(self, wanted: list[tuple[Project, datetime]]) -> PruneResult:
+    def run(self, projects: list[tuple[Project, datetime]]) -> PruneResult:
         runs: dict[str, int] = {}
         if not self._empty():  # first finish an interrupted pass
             return PruneResult(runs, self._rows)
-        for project, ended_before in wanted:
+        for project, ended_before in projects:
             while marked := self._mark(project, ended_before):
                 runs[project.name] = runs.get(project.name, 0) + marked
                 self._service_metrics.pruned_runs.inc(marked)
@@ -176,12 +176,12 @@ def _find_projects(
     return [(project, now - timedelta(days=keep_days)) for project, keep_days in days if keep_days is not None]
 
 
-def _count_runs(database: Database, wanted: list[tuple[Project, datetime]]) -> PruneResult:
+def _count_runs(database: Database, projects: list[tuple[Project, datetime]]) -> PruneResult:
     runs, rows = {}, 0
     with database.reading() as tx:
-        for project, ended_before in wanted:
-            count, held = retention.count_expired_runs(tx, project.id, ended_before)
-            rows += held
+        for project, ended_before in projects:
+            count, row_count = retention.count_expired_runs(tx, project.id, ended_before)
+            rows += row_count
             if count:
                 runs[project.name] = count
     return PruneResult(runs, rows)

@@ -138,19 +138,19 @@ def list_watched(run: Run) -> dict[str, MetricFields]:
 
 def select_eval_values(run: Run, points: Iterable[PostedObservation]) -> list[EvalValue]:
     """The values of the combined evals among points, by ascending step."""
-    places = {metric: place for place, metric in enumerate(find_combined_evals(run))}
-    signs = {metric: metric_sign(run.metrics, metric) for metric in places}
+    positions = {metric: position for position, metric in enumerate(find_combined_evals(run))}
+    signs = {metric: metric_sign(run.metrics, metric) for metric in positions}
     changes = run.eval_changes
     return sorted(
         EvalValue(
             point.step,
-            places[point.metric],
+            positions[point.metric],
             signs[point.metric] * point.value,
             point.stderr,
             find_version(changes, point.step),
         )
         for point in points
-        if point.metric in places
+        if point.metric in positions
     )
 
 

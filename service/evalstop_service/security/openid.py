@@ -202,8 +202,8 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
 def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     if metadata["issuer"] != issuer:
         raise ValueError(f"its issuer is {metadata['issuer']!r}")
-    places = {name: metadata[name] for name in (*_NEEDED, *({_USERINFO} & metadata.keys()))}
-    if any(urlsplit(place).scheme not in ("https", urlsplit(issuer).scheme) for place in places.values()):
+    urls = {name: metadata[name] for name in (*_NEEDED, *({_USERINFO} & metadata.keys()))}
+    if any(urlsplit(url).scheme not in ("https", urlsplit(issuer).scheme) for url in urls.values()):
         raise ValueError("it has endpoints without TLS")
     methods = metadata.get("token_endpoint_auth_methods_supported")
     return {
@@ -211,7 +211,7 @@ def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
         "id_token_signing_alg_values_supported": list(ALGORITHMS),
         _SAYS_ISSUER: metadata.get(_SAYS_ISSUER) is True,
         **({"token_endpoint_auth_methods_supported": methods} if methods else {}),
-        **places,
+        **urls,
     }
 
 

@@ -29,37 +29,37 @@ class RateLimit:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens left, and since when
 
-    def spend(self, who: Hashable, cost: float = 1.0) -> float:
+    def spend(self, key: Hashable, cost: float = 1.0) -> float:
         """Spend `cost` tokens and return 0, or spend nothing and return the seconds to wait.
 
         A cost above the bucket's size needs a full bucket and leaves a debt.
         """
         with self._lock:
             now = self._monotonic()
-            left = self._read(who, now)
-            missing = min(cost, self.rate.burst) - left
+            tokens = self._compute_tokens(key, now)
+            missing = min(cost, self.rate.burst) - tokens
             if missing > 0:
                 return missing / self.rate.per_second
-            self._keep(who, left - cost, now)
+            self._store_tokens(key, tokens - cost, now)
             return 0.0
 
-    def charge(self, who: Hashable, cost: float) -> None:
+    def charge(self, key: Hashable, cost: float) -> None:
         """Spend tokens for work already done; the balance may become negative."""
         with self._lock:
             now = self._monotonic()
-            self._keep(who, self._read(who, now) - cost, now)
+            self._store_tokens(key, self._compute_tokens(key, now) - cost, now)
 
-    def find_wait(self, who: Hashable) -> float:
+    def find_wait(self, key: Hashable) -> float:
         """The seconds until one token is available, without spending it."""
         with self._lock:
-            return max(0.0, (1.0 - self._read(who, self._monotonic())) / self.rate.per_second)
+            return max(0.0, (1.0 - self._compute_tokens(key, self._monotonic())) / self.rate.per_second)
 
-    def _read(self, who: Hashable, now: float) -> float:
-        left, since = self._buckets.get(who, (self.rate.burst, now))
-        return min(self.rate.burst, left + (now - since) * self.rate.per_second)
+    def _compute_tokens(self, key: Hashable, now: float) -> float:
+        tokens, since = self._buckets.get(key, (self.rate.burst, now))
+        return min(self.rate.burst, tokens + (now - since) * self.rate.per_second)
 
-    def _keep(self, who: Hashable, left: float, now: float) -> None:
-        self._buckets[who] = left, now
-        self._buckets.move_to_end(who)
+    def _store_tokens(self, key: Hashable, tokens: float, now: float) -> None:
+        self._buckets[key] = tokens, now
+        self._buckets.move_to_end(key)
         if len(self._buckets) > MOST_BUCKETS:
             self._buckets.popitem(last=False)

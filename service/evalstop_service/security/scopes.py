@@ -22,9 +22,9 @@ class VisitorRole(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
 
-    def covers(self, wanted: VisitorRole) -> bool:
-        """Whether this role includes `wanted`."""
-        return _RANKS.index(self) >= _RANKS.index(wanted)
+    def covers(self, needed: VisitorRole) -> bool:
+        """Whether this role includes `needed`."""
+        return _RANKS.index(self) >= _RANKS.index(needed)
 
 
 _RANKS = tuple(VisitorRole)
@@ -32,12 +32,12 @@ _RANKS = tuple(VisitorRole)
 
 def role_of_scopes(scopes: Iterable[str]) -> VisitorRole | None:
     """The role of a key with these scopes; None when it has no access to the dashboard."""
-    held = set(scopes)
-    if "admin" in held:
+    granted = set(scopes)
+    if "admin" in granted:
         return VisitorRole.ADMIN
-    if "read" not in held:
+    if "read" not in granted:
         return None
-    return VisitorRole.OPERATOR if "operate" in held else VisitorRole.VIEWER
+    return VisitorRole.OPERATOR if "operate" in granted else VisitorRole.VIEWER
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ def _grant(number: int, entry: Any) -> Grant:
         raise ValueError(f"grant {number} has {sorted(entry)}; it needs project, role, and either group or email")
     if entry["role"] not in _RANKS:
         raise ValueError(f"grant {number} has the role {entry['role']!r}; it must be one of {', '.join(_RANKS)}")
-    who = {name: entry[name] for name in ("group", "email") if name in entry}
-    if "email" in who:
-        if not who["email"].isascii():
+    subject = {name: entry[name] for name in ("group", "email") if name in entry}
+    if "email" in subject:
+        if not subject["email"].isascii():
             raise ValueError(f"grant {number} has an e-mail address that is not ASCII")
-        who["email"] = who["email"].lower()
-    return Grant(entry["project"], VisitorRole(entry["role"]), **who)
+        subject["email"] = subject["email"].lower()
+    return Grant(entry["project"], VisitorRole(entry["role"]), **subject)
 
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:

@@ -127,21 +127,21 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
     row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
     if row is None:
         return None
-    taken = dict(row) | {"state": BacktestState.RUNNING, "lease_until": lease_until}
+    claimed = dict(row) | {"state": BacktestState.RUNNING, "lease_until": lease_until}
     tx.execute(
         backtests.update()
         .where(backtests.c.id == row["id"])
         .values(state=BacktestState.RUNNING, lease_until=lease_until)
     )
-    return _backtest(taken)
+    return _backtest(claimed)
 
 
-def save_progress(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
+def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
     """Save progress; False, with nothing saved, when another worker has taken over the lease."""
     query = backtests.update().where(
-        backtests.c.id == held.id,
+        backtests.c.id == leased.id,
         backtests.c.state == BacktestState.RUNNING,
-        backtests.c.lease_until == held.lease_until,
+        backtests.c.lease_until == leased.lease_until,
     )
     return tx.execute(query.values(_columns(changed))).rowcount == 1
 

@@ -124,16 +124,20 @@ def parse_cursor(cursor: str | None) -> Place | None:
     return _EPOCH + int(ended_at) * _MICROSECOND, UUID(run_id), int(attempt)
 
 
-def count_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()) -> list[CaseCount]:
+def count_cases(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
+) -> list[CaseCount]:
     """Count the cases of a project by group, treatment and outcome. With a filter by detector, never-flagged cases are
     left out."""
-    counts = count_flagged(tx, project_id, wanted, by)
-    if wanted.detector is not None or "detector" in by:
+    counts = count_flagged(tx, project_id, case_filter, by)
+    if case_filter.detector is not None or "detector" in by:
         return counts
-    return counts + count_unflagged(tx, project_id, wanted, by)
+    return counts + count_unflagged(tx, project_id, case_filter, by)
 
 
-def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[CaseCount]:
+def count_flagged(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()
+) -> list[CaseCount]:
     """Count the cases with a decision to stop by group, treatment and outcome."""
     keys = [_key(tx, split) for split in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
@@ -150,21 +154,21 @@ def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Seq
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
     ]
-    query = _from(tx, sa.select(*columns), project_id, wanted, by).where(_FLAGGED).group_by(*keys, *kinds)
+    query = _from(tx, sa.select(*columns), project_id, case_filter, by).where(_FLAGGED).group_by(*keys, *kinds)
     named = _names(tx, project_id, by)
     return [CaseCount(named(row), *row[len(keys) :]) for row in tx.execute(query)]
 
 
 def count_towards_stage(
-    tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: CaseRequirements
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
 ) -> tuple[list[CaseCount], dict[Shortfall, int]]:
     """Count the stops that count towards a rollout stage, by outcome, and those that do not, by reason.
 
     For each key and day the cases that ended first count, whatever their outcome.
     """
-    lacking = _shortfalls(tx, project_id, replace(wanted, since=None, until=None), needed)
+    lacking = _shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
-    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, ())
+    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
     query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
     counted, not_counted = [], dict.fromkeys(Shortfall, 0)
     for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
@@ -176,38 +180,38 @@ def count_towards_stage(
 
 
 def find_shortfalls(
-    tx: Transaction, project_id: UUID, listed: Sequence[Case], needed: CaseRequirements
+    tx: Transaction, project_id: UUID, listed_cases: Sequence[Case], needed: CaseRequirements
 ) -> dict[tuple[UUID, int], Shortfall]:
     """Why each of these cases does not count towards a rollout stage, by run and attempt; cases that count are left
     out."""
-    if not listed:
+    if not listed_cases:
         return {}
-    days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed]
+    days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed_cases]
     lacking = _shortfalls(tx, project_id, CaseFilter(since=min(days), until=max(days) + timedelta(days=1)), needed)
     query = sa.select(lacking).where(
-        lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed])
+        lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed_cases])
     )
     return {(run_id, attempt): Shortfall(shortfall) for run_id, attempt, shortfall in tx.execute(query)}
 
 
 def count_unflagged(
-    tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[CaseCount]:
     """Count the cases that were never flagged, by group and outcome.
 
     They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
     """
     keys = [_key(tx, grouping) for grouping in by]
-    query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, wanted, by)
+    query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
     rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
     named = _names(tx, project_id, by)
     return [CaseCount(named(row), None, None, *row[len(keys) :]) for row in rows]
 
 
-def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
+def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were observed and right and whose turn is known."""
     kinds = [*(_key(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
-    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
+    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
         _FLAGGED,
         cases.c.treatment == Treatment.OBSERVED,
         cases.c.outcome == DecisionOutcome.RIGHT,
@@ -228,7 +232,7 @@ def read_revision(tx: Transaction, project_id: UUID) -> str:
 
 
 def list_cases(
-    tx: Transaction, project_id: UUID, wanted: CaseFilter, *, before: Place | None = None, limit: int = 50
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int = 50
 ) -> list[ListedCase]:
     """The cases behind a count, those that ended last first, after the position `before`."""
     columns = [
@@ -237,7 +241,7 @@ def list_cases(
         policies.c.name.label("policy_name"),
         policies.c.version.label("policy_version"),
     ]
-    query = _from(tx, sa.select(*columns), project_id, wanted, ())
+    query = _from(tx, sa.select(*columns), project_id, case_filter, ())
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
     if before is not None:
@@ -258,19 +262,19 @@ _NEWEST = 50
 _FLAGGED = cases.c.decision_id.is_not(None)
 
 
-def _shortfalls(tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: CaseRequirements) -> sa.Subquery:
+def _shortfalls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements) -> sa.Subquery:
     """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
     by_itself = sa.case(
         (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
         (cases.c.evals < needed.evals, Shortfall.EVALS.value),
         (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
     )
-    place = sa.func.row_number().over(
+    rank = sa.func.row_number().over(
         partition_by=[cases.c.policy_id, cases.c.key_id, _key(tx, "day"), by_itself],
         order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
     )
     identity = (cases.c.run_id, cases.c.attempt)
-    query = _from(tx, sa.select(*identity, by_itself.label("own"), place.label("place")), project_id, wanted, ())
+    query = _from(tx, sa.select(*identity, by_itself.label("own"), rank.label("place")), project_id, case_filter, ())
     observed = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
     too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
     return sa.select(
@@ -279,29 +283,29 @@ def _shortfalls(tx: Transaction, project_id: UUID, wanted: CaseFilter, needed: C
 
 
 def _from(
-    tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: CaseFilter, by: Sequence[Split]
+    tx: Transaction, query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]
 ) -> sa.Select[Any]:
     query = query.select_from(cases)
     if "detector" in by:
         query = query.join(_detectors(tx), sa.true())
     exact = {
-        sa.func.coalesce(cases.c.job_kind, ""): wanted.job_kind,
-        cases.c.treatment: wanted.treatment,
-        cases.c.outcome: wanted.outcome,
-        cases.c.run_outcome: wanted.run_outcome,
+        sa.func.coalesce(cases.c.job_kind, ""): case_filter.job_kind,
+        cases.c.treatment: case_filter.treatment,
+        cases.c.outcome: case_filter.outcome,
+        cases.c.run_outcome: case_filter.run_outcome,
     }
     conditions = [column == value for column, value in exact.items() if value is not None]
-    if wanted.policy is not None or wanted.version is not None:
-        conditions.append(cases.c.policy_id.in_(_policies(project_id, wanted)))
-    if wanted.detector is not None:
+    if case_filter.policy is not None or case_filter.version is not None:
+        conditions.append(cases.c.policy_id.in_(_policies(project_id, case_filter)))
+    if case_filter.detector is not None:
         detector = _detectors(tx)
-        conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == wanted.detector)))
-    if wanted.since is not None:
-        conditions.append(cases.c.ended_at >= wanted.since)
-    if wanted.until is not None:
-        conditions.append(cases.c.ended_at < wanted.until)
-    if wanted.flagged is not None:
-        conditions.append(cases.c.decision_id.is_not(None) == wanted.flagged)
+        conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == case_filter.detector)))
+    if case_filter.since is not None:
+        conditions.append(cases.c.ended_at >= case_filter.since)
+    if case_filter.until is not None:
+        conditions.append(cases.c.ended_at < case_filter.until)
+    if case_filter.flagged is not None:
+        conditions.append(cases.c.decision_id.is_not(None) == case_filter.flagged)
     return query.where(cases.c.project_id == project_id, *conditions)
 
 
@@ -341,11 +345,11 @@ def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[
     return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
 
 
-def _policies(project_id: UUID, wanted: CaseFilter) -> sa.Select[Any]:
+def _policies(project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
     query = sa.select(policies.c.id).where(policies.c.project_id == project_id)
-    if wanted.policy is not None:
-        query = query.where(policies.c.name == wanted.policy)
-    return query if wanted.version is None else query.where(policies.c.version == wanted.version)
+    if case_filter.policy is not None:
+        query = query.where(policies.c.name == case_filter.policy)
+    return query if case_filter.version is None else query.where(policies.c.version == case_filter.version)
 
 
 def _detectors(tx: Transaction) -> sa.FromClause:

@@ -64,8 +64,8 @@ def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
 
 def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while the attempt has not ended."""
-    own = (cases.c[name] for name in Case.__dataclass_fields__)
-    row = tx.execute(sa.select(*own).where(*_of(run_id, attempt))).mappings().one_or_none()
+    columns = (cases.c[name] for name in Case.__dataclass_fields__)
+    row = tx.execute(sa.select(*columns).where(*_of(run_id, attempt))).mappings().one_or_none()
     return Case(**row) if row else None
 
 

@@ -123,12 +123,12 @@ class Decision:
     @property
     def life(self) -> Lifecycle:
         """Its state for the state machine, as far as its row holds it."""
-        held = frozenset(self.guard_kinds)
-        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, held, action=self.action)
+        guard_kinds = frozenset(self.guard_kinds)
+        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, guard_kinds, action=self.action)
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
         """The decision in another state, with the reason of the last change; the reason stays if the state does."""
-        held = life.guard_kinds if life.state is DecisionState.ON_HOLD else ()
+        guard_kinds = life.guard_kinds if life.state is DecisionState.ON_HOLD else ()
         return replace(
             self,
             state=life.state,
@@ -136,7 +136,7 @@ class Decision:
             deadline_at=life.deadline_at,
             escalations=life.escalations,
             state_reason=records[-1].state_reason if records else self.state_reason,
-            guard_kinds=sorted(held),
+            guard_kinds=sorted(guard_kinds),
             action=life.action,
         )
 
@@ -148,10 +148,10 @@ def add_decision(tx: Transaction, decision: Decision) -> None:
 
 def lock_decision(tx: Transaction, decision: Decision) -> Decision:
     """The decision as it is now, locked until the transaction ends; its run was locked before."""
-    wanted = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
+    is_decision = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
     # Locked first and read afterwards, like a run; rows that refer to its key need not wait.
-    tx.execute(sa.select(decisions.c.id).where(*wanted).with_for_update(key_share=True))
-    return Decision(**tx.execute(_SELECT.where(*wanted)).mappings().one())
+    tx.execute(sa.select(decisions.c.id).where(*is_decision).with_for_update(key_share=True))
+    return Decision(**tx.execute(_SELECT.where(*is_decision)).mappings().one())
 
 
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
@@ -165,8 +165,8 @@ def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> boo
 
 def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decision:
     """Assign a decision that follows its run to another attempt."""
-    which = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
-    tx.execute(decisions.update().where(*which).values(attempt=attempt))
+    is_decision = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
+    tx.execute(decisions.update().where(*is_decision).values(attempt=attempt))
     return replace(decision, attempt=attempt)
 
 

@@ -141,8 +141,8 @@ def update_endpoint(
 
     A new URL, or enabling the endpoint, resets its failures.
     """
-    given = {"url": url, "event_types": event_types and list(event_types), "format": format, "enabled": enabled}
-    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes = {"url": url, "event_types": event_types and list(event_types), "format": format, "enabled": enabled}
+    values: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     if url is not None or enabled:  # the cause of the failures may be gone
         values |= {"failures": 0, "open_until": None}
     if values:
@@ -197,10 +197,10 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
 
 def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
     """Delete the endpoint and cancel its waiting deliveries; past deliveries stay. False when there was none."""
-    gone = tx.execute(
+    deleted = tx.execute(
         sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
-    if gone:
+    if deleted:
         waiting = sa.and_(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == sa.literal_column("'waiting'"))
         # Locked in key order, as workers settle them: otherwise the two can deadlock.
         in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
@@ -210,7 +210,7 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
             .where(waiting)
             .values(state=DeliveryState.CANCELLED, last_error="the endpoint was deleted", settled_at=now)
         )
-    return bool(gone)
+    return bool(deleted)
 
 
 def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:

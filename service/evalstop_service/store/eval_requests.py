@@ -59,8 +59,8 @@ def add_request(tx: Transaction, request: EvalRequest) -> bool:
 def save_answer(tx: Transaction, request: EvalRequest) -> None:
     """Store the answer to a request that has none."""
     columns = ("answered_at", "actor", "difference", "stderr", "prompts", "probability_after")
-    own = (eval_requests.c.run_id == request.run_id) & (eval_requests.c.id == request.id)
-    query = eval_requests.update().where(own, eval_requests.c.answered_at.is_(None))
+    is_request = (eval_requests.c.run_id == request.run_id) & (eval_requests.c.id == request.id)
+    query = eval_requests.update().where(is_request, eval_requests.c.answered_at.is_(None))
     tx.execute(query.values({name: getattr(request, name) for name in columns}))
 
 

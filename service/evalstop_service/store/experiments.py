@@ -46,12 +46,12 @@ def add_experiment(tx: Transaction, experiment: Experiment) -> bool:
 
 def save_experiment(tx: Transaction, experiment: Experiment) -> bool:
     """Store the changes of an experiment; False if another one of the project has its name."""
-    taken = sa.select(experiments.c.id).where(
+    same_name = sa.select(experiments.c.id).where(
         experiments.c.project_id == experiment.project_id,
         experiments.c.name == experiment.name,
         experiments.c.id != experiment.id,
     )
-    if tx.execute(taken).first() is not None:
+    if tx.execute(same_name).first() is not None:
         return False
     values = msgspec.structs.asdict(experiment)
     tx.execute(experiments.update().where(experiments.c.id == experiment.id).values(values))

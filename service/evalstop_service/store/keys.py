@@ -101,8 +101,8 @@ def is_well_formed(secret: str) -> bool:
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
     """The valid key with this secret, or whose previous secret this is while that is still accepted."""
-    given = _hash(secret)
-    present = (keys.c.hash == given) | ((keys.c.previous_hash == given) & (keys.c.previous_until > now))
+    secret_hash = _hash(secret)
+    present = (keys.c.hash == secret_hash) | ((keys.c.previous_hash == secret_hash) & (keys.c.previous_until > now))
     return _one(tx, present & _in_use(now))
 
 

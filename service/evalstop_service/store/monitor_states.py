@@ -32,5 +32,5 @@ def save_state(tx: Transaction, run_id: UUID, stored: StoredMonitorState, now: d
     """Store the monitor of a run, which is locked, replacing the previous one."""
     insert = (postgresql if tx.dialect.name == "postgresql" else sqlite).insert(monitor_states)
     row = {"run_id": run_id, "version": stored.version, "state": stored.state, "saved_at": now}
-    instead = {name: insert.excluded[name] for name in ("version", "state", "saved_at")}
-    tx.execute(insert.values(row).on_conflict_do_update(index_elements=["run_id"], set_=instead))
+    updated = {name: insert.excluded[name] for name in ("version", "state", "saved_at")}
+    tx.execute(insert.values(row).on_conflict_do_update(index_elements=["run_id"], set_=updated))

@@ -144,27 +144,29 @@ def load_last_steps_and_series(
         series[run_id][metric] = []
     if tx.dialect.name == "postgresql":
         last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
-        given = {
+        series_parameters = {
             "given_ids": [run_id for run_id, _ in wanted],
             "metrics": [metric for _, metric in wanted],
             "steps": list(wanted.values()),
         }
-        rows = tx.execute(_LAST_STEPS_AND_SERIES, {"run_ids": list(run_ids), "until": MAX_STEP, **given, "most": most})
+        rows = tx.execute(
+            _LAST_STEPS_AND_SERIES, {"run_ids": list(run_ids), "until": MAX_STEP, **series_parameters, "most": most}
+        )
         for run_id, metric, last_step, step, value, stderr in rows:
             last_steps[run_id][metric] = last_step
             if step is not None:
                 series[run_id][metric].append(_observation(metric, step, value, stderr))
     else:
         last_steps = load_last_steps(tx, run_ids)
-        places = list(wanted)
-        asked = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
-        parameters = {"series": msgspec.json.encode(asked).decode(), "most": most}
-        for place, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if wanted else ():
-            run_id, metric = places[place]
+        keys = list(wanted)
+        requested = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
+        parameters = {"series": msgspec.json.encode(requested).decode(), "most": most}
+        for index, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if wanted else ():
+            run_id, metric = keys[index]
             series[run_id][metric].append(_observation(metric, step, value, stderr))
     return last_steps, {
-        run_id: None if any(len(some) > most for some in found.values()) else list(chain(*found.values()))
-        for run_id, found in series.items()
+        run_id: None if any(len(points) > most for points in by_metric.values()) else list(chain(*by_metric.values()))
+        for run_id, by_metric in series.items()
     }
 
 

@@ -86,7 +86,7 @@ def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excer
         decisions.c.due_at,
         decisions.c.created_at,
     )
-    urgency = sa.case({state: place for place, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
+    urgency = sa.case({state: rank for rank, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
     rows, count = _first(tx, _of_running_runs(query, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
     return Excerpt([WaitingStop(**row) for row in rows], count)
 

@@ -78,11 +78,11 @@ def hold_retention_lock(database: Database) -> Iterator[bool]:
         yield True
         return
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
-        got: bool = guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one()
+        is_locked: bool = guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one()
         try:
-            yield got
+            yield is_locked
         finally:
-            if got:
+            if is_locked:
                 guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
 
 
@@ -108,13 +108,13 @@ def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime
 def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
     """Mark those of these runs as pruned that are still old and not locked; returns their number."""
     query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _old(ended_before)).order_by(runs.c.id)
-    taken = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
-    if taken:
+    marked_ids = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
+    if marked_ids:
         # A new version, so that run caches reload the run.
         values = {"pruned_at": now, "version": runs.c.version + 1}
-        tx.execute(runs.update().where(runs.c.id.in_(taken)).values(values))
-        tx.execute(run_deletions.insert(), [{"run_id": run_id, "started_at": now} for run_id in taken])
-    return len(taken)
+        tx.execute(runs.update().where(runs.c.id.in_(marked_ids)).values(values))
+        tx.execute(run_deletions.insert(), [{"run_id": run_id, "started_at": now} for run_id in marked_ids])
+    return len(marked_ids)
 
 
 def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = None) -> DeletedRows:

@@ -59,8 +59,8 @@ def start_checks(
     """Start to check a run, as alive: it was opened, or it continues after its end."""
     fresh = RunHealth(run_id, project_id, Liveness.ALIVE, next_check_at, now, heartbeat_at)
     if not insert_if_new(tx, run_health, vars(fresh), ["run_id"]):
-        again = {"state": Liveness.ALIVE, "next_check_at": next_check_at, "changed_at": now}
-        tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(again))
+        restarted = {"state": Liveness.ALIVE, "next_check_at": next_check_at, "changed_at": now}
+        tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(restarted))
 
 
 def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
@@ -133,12 +133,12 @@ def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tu
     """The newest readings of these metrics of runs, each by ascending step."""
     readings: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
     if tx.dialect.name == "postgresql":
-        given = {
+        parameters = {
             "run_ids": [run.id for run, _ in wanted],
             "metrics": [metric for _, metric in wanted],
             "steps": [run.last_step for run, _ in wanted],
         }
-        rows = tx.execute(_NEWEST, given)
+        rows = tx.execute(_NEWEST, parameters)
         for run_id, metric, step, value, at in rows:
             readings[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:

@@ -59,7 +59,7 @@ class RunFilter:
 def list_runs(
     tx: Transaction,
     project_id: UUID,
-    wanted: RunFilter = RunFilter(),
+    run_filter: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> list[Run]:
     """A project's runs, newest first or in the requested order.
@@ -68,9 +68,9 @@ def list_runs(
     """
     # The page comes first, from an index in its order: with the joins inside, a planner without statistics sorts all
     # runs.
-    page = _page(tx, sa.select(*runs.c), project_id, wanted, limit).subquery()
+    page = _page(tx, sa.select(*runs.c), project_id, run_filter, limit).subquery()
     query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
-    return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
+    return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, run_filter.order))).mappings()]
 
 
 class ListedVerdict(NamedTuple):
@@ -81,10 +81,10 @@ class ListedVerdict(NamedTuple):
     verdict: Verdict
 
 
-def list_verdicts(tx: Transaction, project_id: UUID, wanted: RunFilter, limit: int) -> list[ListedVerdict]:
+def list_verdicts(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> list[ListedVerdict]:
     """The verdicts of the runs that `list_runs` returns for the same arguments, without reading whole rows."""
     query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
-    return [ListedVerdict(*row) for row in tx.execute(_page(tx, query, project_id, wanted, limit))]
+    return [ListedVerdict(*row) for row in tx.execute(_page(tx, query, project_id, run_filter, limit))]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
@@ -95,11 +95,11 @@ def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
 def read_list_revision(
     tx: Transaction,
     project_id: UUID,
-    wanted: RunFilter = RunFilter(),
+    run_filter: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> str:
     """A value that changes whenever the result of `list_runs` for the same arguments, or a decision on it, changes."""
-    return _digest(tx, _page(tx, _REVISION, project_id, wanted, limit))
+    return _digest(tx, _page(tx, _REVISION, project_id, run_filter, limit))
 
 
 _REVISION = sa.select(
@@ -119,48 +119,52 @@ _REVISION = sa.select(
 )
 
 
-def _page(tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: RunFilter, limit: int) -> sa.Select[Any]:
+def _page(
+    tx: Transaction, query: sa.Select[Any], project_id: UUID, run_filter: RunFilter, limit: int
+) -> sa.Select[Any]:
     query = query.where(runs.c.project_id == project_id)
-    if wanted.name is not None:
-        query = query.where(contains_text(runs.c.name, wanted.name))
-    if wanted.status is not None:
-        query = query.where(runs.c.status == wanted.status)
-    if wanted.verdict is not None:
-        query = query.where(runs.c.verdict["verdict"].as_string() == wanted.verdict)
-    if wanted.mode is not None:
-        query = query.where(runs.c.mode == wanted.mode)
-    if wanted.policy is not None:
-        of_name = sa.select(policies.c.id).where(policies.c.project_id == project_id, policies.c.name == wanted.policy)
+    if run_filter.name is not None:
+        query = query.where(contains_text(runs.c.name, run_filter.name))
+    if run_filter.status is not None:
+        query = query.where(runs.c.status == run_filter.status)
+    if run_filter.verdict is not None:
+        query = query.where(runs.c.verdict["verdict"].as_string() == run_filter.verdict)
+    if run_filter.mode is not None:
+        query = query.where(runs.c.mode == run_filter.mode)
+    if run_filter.policy is not None:
+        of_name = sa.select(policies.c.id).where(
+            policies.c.project_id == project_id, policies.c.name == run_filter.policy
+        )
         query = query.where(runs.c.policy_id.in_(of_name))
-    for name, value in wanted.labels:
+    for name, value in run_filter.labels:
         query = query.where(runs.c.labels[name].as_string() == value)
-    if wanted.since is not None:
-        query = query.where(runs.c.created_at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(runs.c.created_at < wanted.until)
-    if wanted.owner is not None or wanted.group is not None or wanted.tags:
-        query = query.where(runs.c.id.in_(_described(tx, project_id, wanted)))
-    if wanted.bounded:
+    if run_filter.since is not None:
+        query = query.where(runs.c.created_at >= run_filter.since)
+    if run_filter.until is not None:
+        query = query.where(runs.c.created_at < run_filter.until)
+    if run_filter.owner is not None or run_filter.group is not None or run_filter.tags:
+        query = query.where(runs.c.id.in_(_described(tx, project_id, run_filter)))
+    if run_filter.bounded:
         newest = sa.select(runs.c.id).where(runs.c.project_id == project_id)
-        if wanted.before is not None and wanted.order == "newest":
-            newest = newest.where(runs.c.id < wanted.before)
+        if run_filter.before is not None and run_filter.order == "newest":
+            newest = newest.where(runs.c.id < run_filter.before)
         oldest = newest.order_by(runs.c.id.desc()).offset(_SEARCHED - 1).limit(1).scalar_subquery()
         query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
-    if wanted.before is not None:
-        query = query.where(_after(wanted))
-    return query.order_by(*_ordered(runs.c, wanted.order)).limit(limit)
+    if run_filter.before is not None:
+        query = query.where(_after(run_filter))
+    return query.order_by(*_ordered(runs.c, run_filter.order)).limit(limit)
 
 
-def _described(tx: Transaction, project_id: UUID, wanted: RunFilter) -> sa.Select[Any]:
+def _described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.Select[Any]:
     """The ids of the runs whose description matches."""
     table = run_descriptions.c
     query = sa.select(table.run_id).where(table.project_id == project_id)
-    if wanted.owner is not None:
-        query = query.where(table.owner == wanted.owner)
-    if wanted.group is not None:
-        query = query.where(table.group == wanted.group)
+    if run_filter.owner is not None:
+        query = query.where(table.owner == run_filter.owner)
+    if run_filter.group is not None:
+        query = query.where(table.group == run_filter.group)
     unfold = sa.func.json_array_elements_text if tx.dialect.name == "postgresql" else sa.func.json_each
-    for tag in wanted.tags:
+    for tag in run_filter.tags:
         item = unfold(table.tags).table_valued("value")
         query = query.where(sa.select(item.c.value).where(item.c.value == tag).exists())
     return query
@@ -176,13 +180,13 @@ def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
     return (newest,)
 
 
-def _after(wanted: RunFilter) -> sa.ColumnElement[bool]:
+def _after(run_filter: RunFilter) -> sa.ColumnElement[bool]:
     """The condition for runs after the run `before` in the order."""
-    older = runs.c.id < wanted.before
-    if wanted.order == "newest" or wanted.place is None:
+    older = runs.c.id < run_filter.before
+    if run_filter.order == "newest" or run_filter.place is None:
         return older
-    key = runs.c.updated_at if wanted.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
-    return (key < wanted.place) | ((key == wanted.place) & older)
+    key = runs.c.updated_at if run_filter.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
+    return (key < run_filter.place) | ((key == run_filter.place) & older)
 
 
 def _digest(tx: Transaction, query: sa.Select[Any]) -> str:

@@ -179,9 +179,9 @@ def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The run, locked until the transaction ends."""
     # Locked first and read afterwards: in a join, PostgreSQL finds no row if the run's policy changed while it waited
     # for the lock.
-    wanted = (runs.c.project_id == project_id, runs.c.id == run_id)
-    tx.execute(sa.select(runs.c.id).where(*wanted).with_for_update())
-    return _one(tx, _SELECT.where(*wanted))
+    is_run = (runs.c.project_id == project_id, runs.c.id == run_id)
+    tx.execute(sa.select(runs.c.id).where(*is_run).with_for_update())
+    return _one(tx, _SELECT.where(*is_run))
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:

@@ -77,9 +77,9 @@ def needed_revision(folder: Path = MIGRATIONS) -> str:
 
 def is_served(revision: str | None, folder: Path = MIGRATIONS) -> bool:
     """Whether this code runs on a schema at this revision; newer, unknown revisions are compatible by promise."""
-    known = [script.revision for script in _revisions(folder)]
+    revisions = [script.revision for script in _revisions(folder)]
     return revision is not None and (
-        revision not in known or known.index(revision) >= known.index(needed_revision(folder))
+        revision not in revisions or revisions.index(revision) >= revisions.index(needed_revision(folder))
     )
 
 

@@ -110,8 +110,8 @@ def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) 
     """Delete the summaries invalidated by changes at (run, metric, step); the runs are locked."""
     lowest: dict[tuple[UUID, str], int] = {}
     for run_id, metric, step in changes:
-        known = lowest.get((run_id, metric))
-        if known is None or step < known:
+        lowest_step = lowest.get((run_id, metric))
+        if lowest_step is None or step < lowest_step:
             lowest[run_id, metric] = step
     if not lowest:
         return
@@ -127,24 +127,24 @@ def _merged(parts: Sequence[Sequence[Any]], buckets: int) -> list[Bucket]:
     """Merge parts in step order into at most this many buckets."""
     total = sum(part[2] for part in parts)
     merged: list[Bucket] = []
-    reached = place = 0
+    reached = index = 0
     for part in parts:
         first, last, count, lowest, highest, value, nans, infinities = part
         value = math.nan if value is None else value
-        place, before = reached * buckets // total, place
+        index, before = reached * buckets // total, index
         reached += count
-        if not merged or place != before:
+        if not merged or index != before:
             merged.append(Bucket(first, last, count, lowest, highest, value, nans, infinities))
             continue
-        known = merged[-1]
-        known.last_step = last
-        known.last = value
-        known.count += count
-        known.nan_count += nans
-        known.infinite_count += infinities
+        bucket = merged[-1]
+        bucket.last_step = last
+        bucket.last = value
+        bucket.count += count
+        bucket.nan_count += nans
+        bucket.infinite_count += infinities
         if lowest is not None:
-            known.lowest = lowest if known.lowest is None or lowest < known.lowest else known.lowest
-            known.highest = highest if known.highest is None or highest > known.highest else known.highest
+            bucket.lowest = lowest if bucket.lowest is None or lowest < bucket.lowest else bucket.lowest
+            bucket.highest = highest if bucket.highest is None or highest > bucket.highest else bucket.highest
     return merged
 
 

@@ -53,8 +53,8 @@ def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
 def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: datetime) -> list[Session]:
     """The sessions with access to a project, oldest first."""
     of_project = sa.select(keys.c.id).where(keys.c.project_id == project_id, keys.c.revoked_at.is_(None))
-    wanted = sessions.c.key_id.in_(of_project) | sessions.c.key_id.is_(None)
-    query = sa.select(*_COLUMNS).where(sessions.c.expires_at > now, wanted).order_by(sessions.c.id)
+    is_of_project = sessions.c.key_id.in_(of_project) | sessions.c.key_id.is_(None)
+    query = sa.select(*_COLUMNS).where(sessions.c.expires_at > now, is_of_project).order_by(sessions.c.id)
     sessions_found = [Session(**row._mapping) for row in tx.execute(query)]
     return [
         session

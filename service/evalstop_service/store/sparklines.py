@@ -29,13 +29,13 @@ class Segment(NamedTuple):
     highest: float
 
 
-def load_segments(tx: Transaction, wanted: Collection[Series], stretches: int) -> dict[Series, list[Segment]]:
+def load_segments(tx: Transaction, requested: Collection[Series], stretches: int) -> dict[Series, list[Segment]]:
     """The finite live values of each series in at most `stretches` segments of equal length, by ascending step.
 
     A series longer than `OUTLINED` is not read as a whole: that many single values are taken, evenly over its steps.
     """
-    known = _load_bounds(tx, wanted)
-    short, long = ([bounds for bounds in known if bounds.long is is_long] for is_long in (False, True))
+    all_bounds = _load_bounds(tx, requested)
+    short, long = ([bounds for bounds in all_bounds if bounds.long is is_long] for is_long in (False, True))
     segments: dict[Series, list[Segment]] = defaultdict(list)
     for bounds, rows in ((short, _outline(tx, short, stretches)), (long, _sample(tx, long, stretches))):
         for number, *stretch in rows:
@@ -53,11 +53,11 @@ class _Bounds(NamedTuple):
     long: bool
 
 
-def _load_bounds(tx: Transaction, wanted: Collection[Series]) -> list[_Bounds]:
-    if not wanted:
+def _load_bounds(tx: Transaction, requested: Collection[Series]) -> list[_Bounds]:
+    if not requested:
         return []
     columns = sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)
-    series = sa.values(*columns).data(list(wanted)).cte("series")
+    series = sa.values(*columns).data(list(requested)).cte("series")
     steps = sa.select(observations.c.step).where(*_is_of(series)).order_by(observations.c.step)
     first, last = (
         sa.select(end(observations.c.step)).where(*_is_of(series)).scalar_subquery()
@@ -68,11 +68,11 @@ def _load_bounds(tx: Transaction, wanted: Collection[Series]) -> list[_Bounds]:
     return [_Bounds(*row) for row in tx.execute(query) if row[2] is not None]
 
 
-def _outline(tx: Transaction, known: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
+def _outline(tx: Transaction, series_bounds: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
     """The number of a series, and for each of its segments the last step, the lowest and the highest finite value."""
-    if not known:
+    if not series_bounds:
         return []
-    bounds = _bounds_cte(known)
+    bounds = _bounds_cte(series_bounds)
     stretch = (observations.c.step - bounds.c.first) * stretches // (bounds.c.last - bounds.c.first + 1)
     values = (func(observations.c.value) for func in (sa.func.min, sa.func.max))
     query = (
@@ -85,11 +85,11 @@ def _outline(tx: Transaction, known: Sequence[_Bounds], stretches: int) -> Seque
     return tx.execute(query).all()
 
 
-def _sample(tx: Transaction, known: Sequence[_Bounds], places: int) -> list[tuple[int, int, float, float]]:
+def _sample(tx: Transaction, series_bounds: Sequence[_Bounds], places: int) -> list[tuple[int, int, float, float]]:
     """The number of a series, and its first value at or after each of `places` steps, evenly from first to last."""
-    if not known:
+    if not series_bounds:
         return []
-    bounds = _bounds_cte(known)
+    bounds = _bounds_cte(series_bounds)
     numbers = sa.values(sa.column("place", sa.BigInteger)).data([(place,) for place in range(places)]).cte("places")
     step = bounds.c.first + (bounds.c.last - bounds.c.first) * numbers.c.place // (places - 1)
     probes = [
@@ -101,14 +101,16 @@ def _sample(tx: Transaction, known: Sequence[_Bounds], places: int) -> list[tupl
     return [(number, step, value, value) for number, step, value in sorted(rows) if math.isfinite(value)]
 
 
-def _bounds_cte(known: Sequence[_Bounds]) -> sa.CTE:
+def _bounds_cte(series_bounds: Sequence[_Bounds]) -> sa.CTE:
     """One row for each of these series: in a join each is looked up by index, whatever the planner's estimates.
 
     They are numbered, because reading a number thousands of times is faster than reading an id.
     """
     columns = [sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)]
     columns += [sa.column(name, sa.BigInteger) for name in ("first", "last", "number")]
-    return sa.values(*columns).data([(*bounds[:4], number) for number, bounds in enumerate(known)]).cte("bounds")
+    return (
+        sa.values(*columns).data([(*bounds[:4], number) for number, bounds in enumerate(series_bounds)]).cte("bounds")
+    )
 
 
 def _is_of(series: sa.CTE) -> tuple[sa.ColumnElement[bool], ...]:

@@ -32,36 +32,37 @@ THREADS = 40
 
 
 class Places:
-    """Counts the places that each sender holds, at most `each`, however many are free. Thread-safe."""
+    """Counts the places that each sender holds, at most `most_per_sender`, however many are free. Thread-safe."""
 
-    def __init__(self, name: str, each: int, refused: Callable[[str], object]) -> None:
-        self._name, self._each, self._refused = name, each, refused
+    def __init__(self, name: str, most_per_sender: int, refused: Callable[[str], object]) -> None:
+        self._name, self._most_per_sender, self._refused = name, most_per_sender, refused
         self._lock = threading.Lock()
-        self._held: Counter[str] = Counter()
+        self._held_places: Counter[str] = Counter()
 
-    def has_room(self, who: str) -> bool:
+    def has_room(self, sender: str) -> bool:
         """Whether this sender may hold another place."""
         with self._lock:
-            return self._held[who] < self._each
+            return self._held_places[sender] < self._most_per_sender
 
     @contextmanager
-    def hold(self, who: str) -> Iterator[None]:
+    def hold(self, sender: str) -> Iterator[None]:
         """Hold a place until the block ends; raises TooOften when the sender has none left."""
         with self._lock:
-            if self._held[who] >= self._each:
+            if self._held_places[sender] >= self._most_per_sender:
                 self._refused(self._name)
                 raise TooOften(
-                    f"{self._each} {self._name} are in progress, the most for one sender; wait for one to end",
+                    f"{self._most_per_sender} {self._name} are in progress, the most for one sender; "
+                    "wait for one to end",
                     RETRY_SECONDS,
                 )
-            self._held[who] += 1
+            self._held_places[sender] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._held[who] -= 1
-                if not self._held[who]:
-                    del self._held[who]
+                self._held_places[sender] -= 1
+                if not self._held_places[sender]:
+                    del self._held_places[sender]
 
 
 class FairShares:
@@ -76,8 +77,8 @@ class FairShares:
         self.event_streams = Places("event streams", 20, refused)
         self._costly = RateLimit(COSTLY)
 
-    def spend_costly(self, who: str, cost: float = 1.0) -> None:
+    def spend_costly(self, sender: str, cost: float = 1.0) -> None:
         """Count a costly request of a sender; raises TooOften when there were too many."""
-        if wait := self._costly.spend(who, cost):
+        if wait := self._costly.spend(sender, cost):
             self.count_refused("costly")
             raise TooOften("too many costly requests; wait before you send another", wait)

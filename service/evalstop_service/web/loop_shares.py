@@ -69,13 +69,13 @@ class LoopShares:
         self._in_progress += 1
         return self._share_ms
 
-    def end(self, key: Hashable, begun: float | None) -> None:
+    def end(self, key: Hashable, share_ms_at_begin: float | None) -> None:
         """Charge the key for a request that ends."""
-        if begun is None:
+        if share_ms_at_begin is None:
             return
         self._advance()
         self._in_progress -= 1
-        self._limit.charge(key, self._share_ms - begun)
+        self._limit.charge(key, self._share_ms - share_ms_at_begin)
 
     def find_wait(self, key: Hashable) -> float:
         """The seconds until this key may begin a request, as far as is known now; 0 while nobody else is active."""

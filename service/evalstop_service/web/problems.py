@@ -153,7 +153,7 @@ def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
     details = error.errors()
     errors = [
-        {"pointer": _pointer(item["loc"]), "detail": describe_fault(item) + _hint(item, model)}
+        {"pointer": _pointer(item["loc"]), "detail": describe_fault(item) + _suggest_correction(item, model)}
         for item in details[:MOST_ERRORS]
     ]
     detail = f"the request has {len(details)} error{'s' if len(details) != 1 else ''}; nothing was stored"
@@ -172,14 +172,14 @@ def describe_fault(item: Mapping[str, Any]) -> str:
     return PLAIN_TEXTS.get(item["type"]) or str(item["msg"]).removeprefix("Value error, ")
 
 
-def _hint(item: Mapping[str, Any], model: Any) -> str:
+def _suggest_correction(item: Mapping[str, Any], model: Any) -> str:
     """A suggestion for an unknown name or word."""
-    written, known = item.get("input"), re.findall("'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+    written, accepted = item.get("input"), re.findall("'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
     if item["type"] == "extra_forbidden" and item["loc"][0] == "body":
-        place = tuple(part for part in item["loc"][1:-1] if part not in CHOICES)
-        written, known = item["loc"][-1], _list_fields(model, place)
-    meant = difflib.get_close_matches(written, known, n=1) if isinstance(written, str) else []
-    return f"; did you mean {meant[0]!r}?" if meant else ""
+        parent = tuple(part for part in item["loc"][1:-1] if part not in CHOICES)
+        written, accepted = item["loc"][-1], _list_fields(model, parent)
+    suggestions = difflib.get_close_matches(written, accepted, n=1) if isinstance(written, str) else []
+    return f"; did you mean {suggestions[0]!r}?" if suggestions else ""
 
 
 def _list_fields(annotation: Any, location: tuple[int | str, ...]) -> list[str]:

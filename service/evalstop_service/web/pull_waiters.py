@@ -47,4 +47,8 @@ class PullWaiters:
         """The endpoints with due events; all of them when a veto window has ended, which may make something due."""
         with self._database.reading() as tx:
             now, over = queues.read_clock(tx, self._clock())
-            return endpoint_ids if over else {each for each in endpoint_ids if pull.is_any_due(tx, each, now)}
+            return (
+                endpoint_ids
+                if over
+                else {endpoint_id for endpoint_id in endpoint_ids if pull.is_any_due(tx, endpoint_id, now)}
+            )

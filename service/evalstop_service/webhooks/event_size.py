@@ -27,7 +27,7 @@ def fit_data(data: dict[str, Any]) -> dict[str, Any]:
         data = data | {"run": data["run"] | {"labels": {}}}
     longest = 2000
     while _size(data) > most - _LABEL_BYTES and longest > 10:
-        data, longest = _cut(data, longest), longest // 2
+        data, longest = _truncate(data, longest), longest // 2
     if labels:
         data["run"]["labels"] = _select_shortest(labels, most - _size(data))
     return data
@@ -35,24 +35,24 @@ def fit_data(data: dict[str, Any]) -> dict[str, Any]:
 
 def _select_shortest(labels: dict[str, str], most: int) -> dict[str, str]:
     """The shortest labels that fit, in their original order."""
-    kept: set[str] = set()
+    selected: set[str] = set()
     for name in sorted(labels, key=lambda name: _size({name: labels[name]})):
         most -= _size({name: labels[name]})  # its braces stand for the comma
         if most < 0:
             break
-        kept.add(name)
-    return {name: value for name, value in labels.items() if name in kept}
+        selected.add(name)
+    return {name: value for name, value in labels.items() if name in selected}
 
 
-def _cut(value: Any, longest: int) -> Any:
+def _truncate(value: Any, longest: int) -> Any:
     """Truncate texts to `longest` characters, and lists and objects to about a twentieth as many entries."""
     if isinstance(value, str):
         return value if len(value) <= longest else value[: longest - 1] + "\u2026"
     if isinstance(value, list):
-        return [_cut(one, longest) for one in value[: longest // 20 + 1]]
+        return [_truncate(item, longest) for item in value[: longest // 20 + 1]]
     if isinstance(value, dict):
         entries = list(value.items())[: max(20, longest // 20)]
-        return {name: _cut(one, longest) for name, one in entries}
+        return {name: _truncate(item, longest) for name, item in entries}
     return value
 
 

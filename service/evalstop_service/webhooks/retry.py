@@ -78,9 +78,9 @@ def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, ba
     if attempts >= backoff.max_attempts:
         return Dead(f"{error}; given up after {attempts} {'attempt' if attempts == 1 else 'attempts'}")
     wait = backoff.seconds(attempts, chance)
-    asked = _retry_after_seconds(answer.retry_after, now)
-    if asked is not None:
-        wait = max(wait, min(asked, backoff.cap_seconds))
+    requested_seconds = _retry_after_seconds(answer.retry_after, now)
+    if requested_seconds is not None:
+        wait = max(wait, min(requested_seconds, backoff.cap_seconds))
     return Retry(now + timedelta(seconds=wait), error)
 
 

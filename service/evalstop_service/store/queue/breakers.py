@@ -36,14 +36,14 @@ class AttemptResult:
     well: bool
 
 
-def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
-    """Claim the trial attempts of endpoints whose `open_until`, as `seen`, has passed; returns those claimed.
+def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
+    """Claim the trial attempts of endpoints whose `open_until_of` has passed; returns those claimed.
 
     Endpoints that another transaction has locked are skipped, so that no one waits here while holding locks on
     deliveries.
     """
-    mine = set()
-    for endpoint_id, open_until in seen.items():
+    claimed = set()
+    for endpoint_id, open_until in open_until_of.items():
         table = endpoints.c
         free = (
             sa.select(table.id)
@@ -52,8 +52,8 @@ def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: da
         )
         turn = sa.update(endpoints).where(table.id.in_(free)).values(open_until=lease_until)
         if tx.execute(turn).rowcount:
-            mine.add(endpoint_id)
-    return mine
+            claimed.add(endpoint_id)
+    return claimed
 
 
 def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> frozenset[UUID]:

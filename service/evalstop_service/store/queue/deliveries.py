@@ -130,10 +130,10 @@ def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: da
         )
         .values(state=DeliveryState.WAITING, due_at=now, settled_at=None)
     )
-    done = tx.execute(revived).rowcount == 1
-    if done:
+    is_revived = tx.execute(revived).rowcount == 1
+    if is_revived:
         wakeup.wake_workers(tx)
-    return done
+    return is_revived
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:

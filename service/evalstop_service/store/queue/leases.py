@@ -68,8 +68,10 @@ def claim_deliveries(
     if limit <= 0:
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
-    take = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
-    return _ready(tx, take(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, encryption)
+    claim = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
+    return _prepare_claims(
+        tx, claim(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, encryption
+    )
 
 
 def settle_deliveries(
@@ -87,11 +89,16 @@ def settle_deliveries(
     """
     if not ended:
         return Settlement(frozenset(), frozenset())
-    gone = {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}
+    gone_endpoints = {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}
     tried = [attempt for attempt in ended if attempt.was_tried] if breaker is not None else []
-    shaky = {attempt.claimed.endpoint_id for attempt in tried if attempt.claimed.failures or not attempt.went_well}
-    if gone or shaky:  # endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock
-        lock = sa.select(targets.c.id).where(targets.c.id.in_(gone | shaky)).order_by(targets.c.id)
+    failing_endpoints = {
+        attempt.claimed.endpoint_id for attempt in tried if attempt.claimed.failures or not attempt.went_well
+    }
+    # Endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock.
+    if gone_endpoints or failing_endpoints:
+        lock = (
+            sa.select(targets.c.id).where(targets.c.id.in_(gone_endpoints | failing_endpoints)).order_by(targets.c.id)
+        )
         tx.execute(lock.with_for_update(key_share=True))
     write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
     present = write(tx, ended)
@@ -101,8 +108,10 @@ def settle_deliveries(
     for endpoint_id in sorted({attempt.claimed.endpoint_id for attempt in still_held if attempt.is_gone}):
         endpoints.disable_endpoint(tx, endpoint_id)
     opened = frozenset[UUID]()
-    if breaker is not None and shaky:
-        counted = [attempt for attempt in still_held if attempt.was_tried and attempt.claimed.endpoint_id in shaky]
+    if breaker is not None and failing_endpoints:
+        counted = [
+            attempt for attempt in still_held if attempt.was_tried and attempt.claimed.endpoint_id in failing_endpoints
+        ]
         results = [AttemptResult(attempt.claimed.endpoint_id, attempt.at, attempt.went_well) for attempt in counted]
         opened = breakers.record_results(tx, results, breaker)
     return Settlement(
@@ -112,15 +121,15 @@ def settle_deliveries(
     )
 
 
-def _ready(
-    tx: Transaction, taken: list[ClaimedDelivery], now: datetime, lease_until: datetime, encryption: Encryption
+def _prepare_claims(
+    tx: Transaction, claims: list[ClaimedDelivery], now: datetime, lease_until: datetime, encryption: Encryption
 ) -> list[ClaimedDelivery]:
     """Decrypt the secrets of claimed deliveries; put back those of another worker's trial, or without a usable key."""
-    turns = {claimed.endpoint_id: claimed.open_until for claimed in taken if claimed.open_until is not None}
-    mine = breakers.claim_trials(tx, turns, lease_until) if turns else set()
+    turns = {claimed.endpoint_id: claimed.open_until for claimed in claims if claimed.open_until is not None}
+    trials = breakers.claim_trials(tx, turns, lease_until) if turns else set()
     ready = []
-    for claimed in taken:
-        if claimed.open_until is not None and claimed.endpoint_id not in mine:
+    for claimed in claims:
+        if claimed.open_until is not None and claimed.endpoint_id not in trials:
             _put_back(tx, claimed, claimed.due_at, None)
             continue
         try:

@@ -91,8 +91,8 @@ def claim_deliveries(
         for row in tx.execute(query)
     ]
     for delivery in claimed:
-        held = sa.update(deliveries).where(table.run_id == delivery.run_id, table.id == delivery.id)
-        tx.execute(held.values(due_at=lease_until, attempts=delivery.attempts))
+        lease = sa.update(deliveries).where(table.run_id == delivery.run_id, table.id == delivery.id)
+        tx.execute(lease.values(due_at=lease_until, attempts=delivery.attempts))
     return claimed
 
 

@@ -53,15 +53,17 @@ def find_due_deliveries(
         )
         return [DueDelivery(*row) for row in rows]
     most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
-    left = dict(room)
+    room_left = dict(room)
     due: list[DueDelivery] = []
     for row in tx.execute(_DUE_SQLITE, {"now": now, "most": most}):
         delivery = DueDelivery(*row)
-        left.setdefault(delivery.endpoint_id, per_endpoint)
+        room_left.setdefault(delivery.endpoint_id, per_endpoint)
         if delivery.open_until is not None:
-            left[delivery.endpoint_id] = min(left[delivery.endpoint_id], 1)
-        if left[delivery.endpoint_id] > 0 and len(due) < limit:
-            left[delivery.endpoint_id] = 0 if delivery.open_until is not None else left[delivery.endpoint_id] - 1
+            room_left[delivery.endpoint_id] = min(room_left[delivery.endpoint_id], 1)
+        if room_left[delivery.endpoint_id] > 0 and len(due) < limit:
+            room_left[delivery.endpoint_id] = (
+                0 if delivery.open_until is not None else room_left[delivery.endpoint_id] - 1
+            )
             due.append(delivery)
     return due
 

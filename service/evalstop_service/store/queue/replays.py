@@ -81,7 +81,7 @@ def _send(tx: Transaction, endpoint_id: UUID, candidates: Sequence[Any], now: da
 
 def _holding(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
     """The events that still hold; they keep holding until this transaction ends."""
-    states = _states(tx, [event for event in candidates if event.type in URGENT_EVENTS])
+    states = _lock_states(tx, [event for event in candidates if event.type in URGENT_EVENTS])
     return [
         event
         for event in candidates
@@ -91,7 +91,7 @@ def _holding(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:
+def _lock_states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:
     """The states of decisions on the current attempts of their runs; both are locked until this transaction ends."""
     if not stops:
         return {}
@@ -101,5 +101,5 @@ def _states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:
     table = decisions.c
     query = sa.select(table.run_id, table.id, table.attempt, table.state)
     query = query.where(table.id.in_({event.decision_id for event in stops if event.decision_id is not None}))
-    held = tx.execute(query.order_by(table.run_id, table.id).with_for_update(read=True))
-    return {row.id: row.state for row in held if attempts.get(row.run_id) == row.attempt}
+    rows = tx.execute(query.order_by(table.run_id, table.id).with_for_update(read=True))
+    return {row.id: row.state for row in rows if attempts.get(row.run_id) == row.attempt}

@@ -35,23 +35,23 @@ def extend_windows(
     `ended_before`: only windows that ended before. `project_ids`: only these projects. Runs are locked first, in the
     order of their ids.
     """
-    which = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
+    is_extended = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
     if project_ids is not None:
-        which &= decisions.c.project_id.in_(project_ids)
-    run_ids = tx.execute(sa.select(decisions.c.run_id).where(which).distinct()).scalars().all()
+        is_extended &= decisions.c.project_id.in_(project_ids)
+    run_ids = tx.execute(sa.select(decisions.c.run_id).where(is_extended).distinct()).scalars().all()
     if not run_ids:
         return 0
     run_rows.lock_runs(tx, run_ids)
     query = (
         sa.select(decisions, projects.c.veto_window_seconds)
         .join(projects, projects.c.id == decisions.c.project_id)
-        .where(which, decisions.c.run_id.in_(run_ids))
+        .where(is_extended, decisions.c.run_id.in_(run_ids))
         .order_by(decisions.c.run_id, decisions.c.id)
     )
     extended: list[UUID] = []
     for row in tx.execute(query).mappings().all():
         due_at = now + timedelta(seconds=min(EXTENSION_SECONDS, row["veto_window_seconds"]))
-        if due_at > row["due_at"] and _extend(tx, row["run_id"], row["id"], due_at):
+        if due_at > row["due_at"] and _extend_window(tx, row["run_id"], row["id"], due_at):
             decision = decision_rows.find_decision(tx, row["project_id"], row["id"])
             assert decision is not None
             decision_rows.add_change(tx, decision, Record(DecisionState.PENDING, "service", reason), now)
@@ -65,9 +65,9 @@ def extend_unseen_windows(tx: Transaction, now: datetime) -> int:
     return extend_windows(tx, now, "the veto window ended while the service could not write", now - UNSEEN)
 
 
-def _extend(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) -> bool:
-    mine = (decisions.c.run_id == run_id, decisions.c.id == decision_id, _PENDING)
-    if not tx.execute(sa.update(decisions).where(*mine).values(due_at=due_at)).rowcount:
+def _extend_window(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) -> bool:
+    is_decision = (decisions.c.run_id == run_id, decisions.c.id == decision_id, _PENDING)
+    if not tx.execute(sa.update(decisions).where(*is_decision).values(due_at=due_at)).rowcount:
         return False
     stops = sa.select(events.c.id).where(
         events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)

@@ -53,9 +53,9 @@ def list_audit_entries(
 ) -> AuditPage:
     """The audit log, newest first; filter by `actor` (part of the name) or by `action` (such as `key`)."""
     with database.reading() as tx:
-        found = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
-    items = [AuditEntryOut.model_validate(entry) for entry in found]
-    return AuditPage(items=items, next_cursor=make_cursor(found, limit))
+        entries = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
+    items = [AuditEntryOut.model_validate(entry) for entry in entries]
+    return AuditPage(items=items, next_cursor=make_cursor(entries, limit))
 
 
 _LINES = {
@@ -86,6 +86,6 @@ def export_changes(
     The `hash` of a line is the SHA-256 of the line without it, and `previous_hash` that of the line before.
     """
     with database.reading() as tx:
-        found = audit_chain.list_chained(tx, caller.project_id, after=after, since=since, limit=limit)
-    lines = (audit_chain.canonical_json(caller.project_id, entry) + "\n" for entry in found)
+        changes = audit_chain.list_chained(tx, caller.project_id, after=after, since=since, limit=limit)
+    lines = (audit_chain.canonical_json(caller.project_id, entry) + "\n" for entry in changes)
     return Response("".join(lines), media_type=JSON_LINES)

@@ -133,10 +133,10 @@ def get_backtest(
 ) -> BacktestOut:
     """The progress and the findings so far."""
     with database.reading() as tx:
-        found = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)
-    if found is None:
+        backtest = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)
+    if backtest is None:
         raise NotFound(f"there is no backtest {backtest_id} in this project")
-    return _out(found)
+    return _out(backtest)
 
 
 def _out(backtest: Backtest) -> BacktestOut:

@@ -101,7 +101,7 @@ def list_decisions(
 ) -> DecisionPage:
     """The project's decisions, newest first."""
     with database.reading() as tx:
-        found = decisions.list_decisions(
+        listed_decisions = decisions.list_decisions(
             tx,
             caller.project_id,
             state=state,
@@ -112,8 +112,8 @@ def list_decisions(
             before=cursor,
             limit=limit,
         )
-        items = [view_decision(tx, decision) for decision in found]
-    return DecisionPage(items=items, next_cursor=make_cursor(found, limit))
+        items = [view_decision(tx, decision) for decision in listed_decisions]
+    return DecisionPage(items=items, next_cursor=make_cursor(listed_decisions, limit))
 
 
 @router.get("/{decision_id}")

@@ -105,7 +105,7 @@ def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricF
 
 def read_eval_version(metrics: Mapping[str, DeclaredRole]) -> str | None:
     """The version of the evals; with several evals it includes their names, since each may change."""
-    named = {metric: role.version for metric, role in sorted(metrics.items()) if role.version}
+    version_of_metric = {metric: role.version for metric, role in sorted(metrics.items()) if role.version}
     if sum(role.role == "eval" for role in metrics.values()) == 1:
-        return next(iter(named.values()), None)
-    return ", ".join(f"{metric}: {version}" for metric, version in named.items()) or None
+        return next(iter(version_of_metric.values()), None)
+    return ", ".join(f"{metric}: {version}" for metric, version in version_of_metric.items()) or None

@@ -117,13 +117,13 @@ def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: 
         if delivery is None:
             raise NotFound(f"there is no delivery {delivery_id} in this project")
         content = deliveries.get_content(tx, delivery)
-        shown = view_delivery(tx, delivery)
+        document = view_delivery(tx, delivery)
     request = RequestOut(
         url=delivery.url,
         headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
         body=render_body(content.format, add_url(content.body, context.public_url, delivery.run_id)),
     )
-    return DeliveryDetail.model_validate(vars(shown) | {"request": request})
+    return DeliveryDetail.model_validate(vars(document) | {"request": request})
 
 
 @router.post("/{delivery_id}/retry")

@@ -139,10 +139,10 @@ def _get_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest
     return request
 
 
-def _view_requests(tx: Transaction, listed: Sequence[EvalRequest]) -> EvalRequestList:
-    saved = checkpoints.load_checkpoints(tx, list({request.run_id for request in listed})) if listed else {}
+def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> EvalRequestList:
+    saved = checkpoints.load_checkpoints(tx, list({request.run_id for request in requests})) if requests else {}
     items = []
-    for request in listed:
+    for request in requests:
         later = (item for item in saved.get(request.run_id, ()) if item.step >= request.step)
         current = next(later, None)
         values = {name: getattr(request, name) for name in EvalRequest.__struct_fields__} | {

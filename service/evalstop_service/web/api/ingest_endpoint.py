@@ -101,19 +101,19 @@ class IngestEndpoint:
         ):
             await self._app(scope, receive, send)
             return
-        begun = await self._shares.begin(key.id)
+        share_ms_at_begin = await self._shares.begin(key.id)
         try:
             await self._answer(scope, receive, send, key, key.project_id, path[1])
         finally:
-            self._shares.end(key.id, begun)
+            self._shares.end(key.id, share_ms_at_begin)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
     ) -> None:
-        body, rest = await self._read(key, receive)
-        points = read(body) if rest is None else None
+        body, next_event = await self._read(key, receive)
+        points = read(body) if next_event is None else None
         if points is None:
-            await self._app(scope, _again(body, rest, receive), send)
+            await self._app(scope, _again(body, next_event, receive), send)
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
         logs.add_log_context(run_id=run_id, project_id=project_id)
@@ -217,11 +217,11 @@ def _is_plain(name: str) -> bool:
         return False
 
 
-def _again(body: bytes, rest: Event | None, receive: Receive) -> Receive:
+def _again(body: bytes, next_event: Event | None, receive: Receive) -> Receive:
     """A `receive` that replays what was already read, then continues."""
-    waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": rest is not None}]
-    if rest is not None:
-        waiting.append(rest)
+    waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": next_event is not None}]
+    if next_event is not None:
+        waiting.append(next_event)
 
     async def replayed() -> Event:
         return waiting.pop(0) if waiting else await receive()

@@ -43,16 +43,16 @@ class PolicyList(Answer):
 def list_policies(caller: Read, database: Db) -> PolicyList:
     """The project's policies and the shipped ones, in all versions."""
     with database.reading() as tx:
-        listed = policies.list_versions(tx, caller.project_id)
-    return PolicyList(items=[PolicyOut.model_validate(policy) for policy in listed])
+        versions = policies.list_versions(tx, caller.project_id)
+    return PolicyList(items=[PolicyOut.model_validate(policy) for policy in versions])
 
 
 @router.get("/{name}")
 def get_policy(name: Annotated[str, Path(description="name of the policy")], caller: Read, database: Db) -> PolicyList:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
-        listed = policies.list_versions(tx, caller.project_id)
-    items = [PolicyOut.model_validate(policy) for policy in listed if policy.name == name]
+        versions = policies.list_versions(tx, caller.project_id)
+    items = [PolicyOut.model_validate(policy) for policy in versions if policy.name == name]
     if not items:
         raise NotFound(f"there is no policy {name!r} in this project")
     return PolicyList(items=items)

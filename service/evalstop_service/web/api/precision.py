@@ -164,7 +164,7 @@ Chosen = Annotated[CaseFilter, Depends(_read_filter)]
 def get_precision(
     caller: Read,
     database: Db,
-    wanted: Chosen,
+    case_filter: Chosen,
     group_by: Annotated[
         list[Grouping] | None,
         Query(max_length=MOST_GROUPINGS, description="keys to group by; default: one group"),
@@ -175,8 +175,10 @@ def get_precision(
     if len({"day", "week", "month"} & set(by)) > 1:
         raise Invalid("group_by names two periods; use one")
     with database.reading() as tx:
-        groups = figures.load_figures(tx, caller.project_id, wanted, by)
-    return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(group, wanted, by) for group in groups])
+        groups = figures.load_figures(tx, caller.project_id, case_filter, by)
+    return PrecisionOut(
+        alpha=ALPHA, group_by=list(by), groups=[_view_group(group, case_filter, by) for group in groups]
+    )
 
 
 @router.get("/cases")
@@ -197,49 +199,53 @@ def list_cases(
     limit: Limit = 50,
 ) -> CasePage:
     """The ended attempts with their decisions and outcomes."""
-    wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
+    case_filter = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
     with database.reading() as tx:
-        found = case_counts.list_cases(
-            tx, caller.project_id, wanted, before=case_counts.parse_cursor(cursor), limit=limit
+        listed_cases = case_counts.list_cases(
+            tx, caller.project_id, case_filter, before=case_counts.parse_cursor(cursor), limit=limit
         )
-        reasons = rollout_stage.explain_shortfalls(tx, caller.project_id, found)
+        reasons = rollout_stage.explain_shortfalls(tx, caller.project_id, listed_cases)
     items = [
         ListedCaseOut.model_validate(
-            vars(one)
+            vars(case)
             | {
-                "policy": PolicyName(name=one.policy_name, version=one.policy_version),
-                "not_counted": reasons.get((one.run_id, one.attempt)),
+                "policy": PolicyName(name=case.policy_name, version=case.policy_version),
+                "not_counted": reasons.get((case.run_id, case.attempt)),
             }
         )
-        for one in found
+        for case in listed_cases
     ]
-    return CasePage(items=items, next_cursor=found[-1].cursor if len(found) == limit else None)
+    return CasePage(items=items, next_cursor=listed_cases[-1].cursor if len(listed_cases) == limit else None)
 
 
-def _group(one: GroupFigures, wanted: CaseFilter, by: list[Grouping]) -> GroupOut:
-    named = figures.name_key_parts(one.key, by)
-    own = figures.select_group(wanted, by, one.key)
+def _view_group(group: GroupFigures, case_filter: CaseFilter, by: list[Grouping]) -> GroupOut:
+    key_parts = figures.name_key_parts(group.key, by)
+    group_filter = figures.select_group(case_filter, by, group.key)
     return GroupOut.model_validate(
         {
-            "policy": PolicyName(name=named["policy"], version=named["version"]) if "policy" in named else None,
-            "detector": named.get("detector"),
-            "job_kind": named.get("job_kind"),
-            "begins": named.get("begins"),
-            "precision": one.precision,
-            "recall": one.recall,
-            "false_stops_per_healthy_run": one.false_stops,
-            "delay_steps": one.delays,
-            "gpu_hours": one.hours,
-            "parks": one.parks,
-            "stated_risk": one.stated_risk,
-            "counts": one.counts,
+            "policy": PolicyName(name=key_parts["policy"], version=key_parts["version"])
+            if "policy" in key_parts
+            else None,
+            "detector": key_parts.get("detector"),
+            "job_kind": key_parts.get("job_kind"),
+            "begins": key_parts.get("begins"),
+            "precision": group.precision,
+            "recall": group.recall,
+            "false_stops_per_healthy_run": group.false_stops,
+            "delay_steps": group.delays,
+            "gpu_hours": group.hours,
+            "parks": group.parks,
+            "stated_risk": group.stated_risk,
+            "counts": group.counts,
             "cases": {
-                row: {outcome: _cases_url(figures.select_cell(own, row, outcome)) for outcome in figures.OUTCOMES}
+                row: {
+                    outcome: _cases_url(figures.select_cell(group_filter, row, outcome)) for outcome in figures.OUTCOMES
+                }
                 for row in figures.ROWS
             },
         }
     )
 
 
-def _cases_url(wanted: CaseFilter) -> str:
-    return f"/api/v1/cases?{urlencode(figures.filter_to_query(wanted))}"
+def _cases_url(case_filter: CaseFilter) -> str:
+    return f"/api/v1/cases?{urlencode(figures.filter_to_query(case_filter))}"

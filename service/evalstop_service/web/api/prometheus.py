@@ -128,34 +128,34 @@ class Installation(Collector):
 
     def describe(self) -> list[Metric]:
         """The families, without querying their values."""
-        return list(_families(None))
+        return list(_create_families(None))
 
     def collect(self) -> Iterator[Metric]:
         """The families with their current values."""
         with self._lock:
             if self._asking is None and time.monotonic() - self._asked_at >= MIN_SECONDS_BETWEEN_QUERIES:
-                self._asking = threading.Thread(target=self._ask, name="figures", daemon=True)
+                self._asking = threading.Thread(target=self._read_counts, name="figures", daemon=True)
                 self._asking.start()
             asking = self._asking
         if asking is not None:
             asking.join(MAX_WAIT_SECONDS)
-        yield from _families(None if asking is not None and asking.is_alive() else self._latest)
+        yield from _create_families(None if asking is not None and asking.is_alive() else self._latest)
 
-    def _ask(self) -> None:
-        found = None
+    def _read_counts(self) -> None:
+        counts = None
         try:
             with self._database.reading() as tx:
-                found = installation_counts.read_counts(tx, self._clock())
+                counts = installation_counts.read_counts(tx, self._clock())
         except sa.exc.SQLAlchemyError as error:
             log.warning("the database does not answer for /metrics: %s", error)
         except Exception:
             log.exception("cannot read the figures for /metrics")
-        self._latest, self._asked_at, self._asking = found, time.monotonic(), None
+        self._latest, self._asked_at, self._asking = counts, time.monotonic(), None
 
 
-def _families(found: InstallationCounts | None) -> Iterator[Metric]:
+def _create_families(counts: InstallationCounts | None) -> Iterator[Metric]:
     up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last query, else 0.")
-    up.add_metric([], 0 if found is None else 1)
+    up.add_metric([], 0 if counts is None else 1)
     running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
     stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
     no_data = GaugeMetricFamily(
@@ -181,20 +181,20 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     quota_use = GaugeMetricFamily(
         "evalstop_quota_use_ratio", "The largest share of a quota that a project uses, from 0 to 1.", labels=["quota"]
     )
-    if found is not None:
-        running.add_metric([], found.running_runs)
-        stale.add_metric([], found.stale_runs)
-        no_data.add_metric([], found.no_data_runs)
-        paused.add_metric([], found.paused_projects)
+    if counts is not None:
+        running.add_metric([], counts.running_runs)
+        stale.add_metric([], counts.stale_runs)
+        no_data.add_metric([], counts.no_data_runs)
+        paused.add_metric([], counts.paused_projects)
         for kind in GuardKind:
-            on_hold.add_metric([kind], found.on_hold.get(kind, 0))
+            on_hold.add_metric([kind], counts.on_hold.get(kind, 0))
         for state in sorted(AWAITING_CONFIRMATION):
-            awaited.add_metric([state], found.awaited.get(state, 0))
-        left_alone.add_metric([], found.open_endpoints)
+            awaited.add_metric([state], counts.awaited.get(state, 0))
+        left_alone.add_metric([], counts.open_endpoints)
         for name in ("due", "later", "held"):
-            waiting.add_metric([name], getattr(found, name))
-        due.add_metric([], found.oldest_due_seconds)
-        oldest.add_metric([], found.oldest_waiting_seconds)
-        for quota, share in found.quota_use.items():
+            waiting.add_metric([name], getattr(counts, name))
+        due.add_metric([], counts.oldest_due_seconds)
+        oldest.add_metric([], counts.oldest_waiting_seconds)
+        for quota, share in counts.quota_use.items():
             quota_use.add_metric([quota], share)
     yield from (up, running, stale, no_data, paused, on_hold, awaited, left_alone, waiting, due, oldest, quota_use)

@@ -85,9 +85,11 @@ def list_proposals(
 ) -> ProposalPage:
     """The project's proposals, newest first."""
     with database.reading() as tx:
-        found = proposals.list_proposals(tx, caller.project_id, state=state, before=cursor, limit=limit)
-    items = [view_proposal(proposal, now) for proposal in found]
-    return ProposalPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)
+        listed_proposals = proposals.list_proposals(tx, caller.project_id, state=state, before=cursor, limit=limit)
+    items = [view_proposal(proposal, now) for proposal in listed_proposals]
+    return ProposalPage(
+        items=items, next_cursor=str(listed_proposals[-1].id) if len(listed_proposals) == limit else None
+    )
 
 
 @router.get("/{proposal_id}")

@@ -112,7 +112,7 @@ async def claim_events(
     except anyio.WouldBlock:
         raise _TOO_MANY from None
     deadline = time.monotonic() + body.wait_seconds
-    claim = partial(_claim, context, caller, endpoint_id, body)
+    claim = partial(_claim_deliveries, context, caller, endpoint_id, body)
     try:
         claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
         while not claimed and time.monotonic() < deadline:
@@ -145,7 +145,7 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
     return Settlement(settled=settled)
 
 
-def _claim(context: Context, caller: Caller, endpoint_id: UUID, wanted: ClaimIn) -> list[ClaimedDelivery]:
+def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body: ClaimIn) -> list[ClaimedDelivery]:
     with context.database.reading() as tx:
         endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
         if endpoint is None:
@@ -158,7 +158,7 @@ def _claim(context: Context, caller: Caller, endpoint_id: UUID, wanted: ClaimIn)
         now, over = queues.read_clock(tx, context.clock())
         if over:
             decisions.request_due_decisions(tx, now)  # a claimed stop must be requested, whether or not a worker runs
-        claimed = pull.claim_deliveries(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
+        claimed = pull.claim_deliveries(tx, endpoint, now, body.lease_seconds, body.limit, context.encryption)
         if claimed:
             details = {"deliveries": [str(delivery.id) for delivery in claimed]}
             caller.author(context.clock()).record(tx, "delivery.claimed", f"endpoint {endpoint_id}", details)

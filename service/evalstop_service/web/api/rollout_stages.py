@@ -86,22 +86,22 @@ PolicyName = Annotated[str, Path(max_length=256, description="name of the policy
 def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
     """The rollout stage of the policy; 404 if it has none."""
     with database.reading() as tx:
-        held = rollout_stages.find_stage(tx, caller.project_id, name)
-        if held is None:
+        stage = rollout_stages.find_stage(tx, caller.project_id, name)
+        if stage is None:
             raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
-        return _view_stage(tx, held)
+        return _view_stage(tx, stage)
 
 
 @router.put("")
 def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
     """Start a policy's rollout in shadow, or change its terms."""
     with database.transaction() as tx:
-        version = _version(tx, caller, name)
-        held = rollout_stage.set_rollout_stage(
+        version = _find_version(tx, caller, name)
+        stage = rollout_stage.set_rollout_stage(
             tx, caller.project_id, name, version, body.required_precision, body.canary_share, now
         )
         caller.author(now).record(tx, "rollout_stage.set", f"policy {name}", body.model_dump())
-        return _view_stage(tx, held)
+        return _view_stage(tx, stage)
 
 
 @router.post("/demote")
@@ -109,7 +109,7 @@ def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: D
     """Move a policy back to shadow, whatever its cases show: its stops are only recorded until new cases earn the next
     stage. 409 if it is in shadow, or has no rollout stage. A higher stage is confirmed as a proposal."""
     with database.transaction() as tx:
-        _version(tx, caller, name)
+        _find_version(tx, caller, name)
         return _view_stage(tx, rollout_stage.lower_stage(tx, caller.author(now), name, body.reason))
 
 
@@ -117,16 +117,16 @@ def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: D
 def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
     """Remove the rollout stage; only the mode of its runs counts again. Removing it twice is harmless."""
     with database.reading() as tx:
-        _version(tx, caller, name)
+        _find_version(tx, caller, name)
     waiting = second_person.remove_stage(database, caller.author(now), name)
     return Response(status_code=204) if waiting is None else answer_proposal(waiting, now)
 
 
-def _view_stage(tx: Transaction, held: RolloutStage) -> RolloutStageOut:
-    return RolloutStageOut.model_validate(vars(held) | {"cases": rollout_stage.load_stage_cases(tx, held)})
+def _view_stage(tx: Transaction, stage: RolloutStage) -> RolloutStageOut:
+    return RolloutStageOut.model_validate(vars(stage) | {"cases": rollout_stage.load_stage_cases(tx, stage)})
 
 
-def _version(tx: Transaction, caller: Admin, name: str) -> int:
+def _find_version(tx: Transaction, caller: Admin, name: str) -> int:
     policy = policies.find_version(tx, caller.project_id, name)
     if policy is None:
         raise NotFound(f"there is no policy {name!r} in this project")

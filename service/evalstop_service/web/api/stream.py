@@ -170,13 +170,13 @@ async def _hold_stream(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIte
         room.release()
 
 
-def _describe_interruption(problem: Problem, so_far: StreamResult, *, keep: bool) -> Problem:
-    lines = so_far.lines
+def _describe_interruption(problem: Problem, result: StreamResult, *, keep: bool) -> Problem:
+    lines = result.lines
     detail = f"{problem.detail}. The first {lines} lines were processed, see `so_far`; the stream failed after them. "
     detail += "Sending the whole stream again is harmless: stored observations count as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
-    more = {"lines_stored": lines, "so_far": msgspec.to_builtins(so_far)}
-    return Problem(problem.status, problem.kind, detail, headers=headers, more=more)
+    extra = {"lines_stored": lines, "so_far": msgspec.to_builtins(result)}
+    return Problem(problem.status, problem.kind, detail, headers=headers, more=extra)
 
 
 class _Body:
@@ -202,11 +202,11 @@ class _Body:
 
     async def drain(self) -> bool:
         """Read the rest, so that the sender gets the response; False if too much is left."""
-        left = _DRAIN_BYTES
+        remaining_bytes = _DRAIN_BYTES
         with suppress(TimeoutError, Problem):
             async with asyncio.timeout(_DRAIN_SECONDS):
-                while not self._ended and left > 0:
-                    left -= len(await self._next())
+                while not self._ended and remaining_bytes > 0:
+                    remaining_bytes -= len(await self._next())
         return self._ended
 
     async def _next(self) -> bytes:

@@ -90,7 +90,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
     eval_metric = watched_metrics.find_eval_metric(run)
     evals = [point for point in points if point.metric == eval_metric]
     every = -(-len(evals) // MOST_PAIRS)
-    kept = {id(point) for point in evals[:: every or 1]}
+    sampled_ids = {id(point) for point in evals[:: every or 1]}
     paired = [
         Observation(
             MetricRole.EVAL if point.metric == eval_metric else MetricRole.KL,
@@ -99,7 +99,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
             point.stderr,
         )
         for point in points
-        if point.metric != eval_metric or id(point) in kept
+        if point.metric != eval_metric or id(point) in sampled_ids
     ]
     return sorted(paired, key=lambda item: item.order)
 

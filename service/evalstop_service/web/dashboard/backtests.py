@@ -43,12 +43,12 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 
 @router.get("/{backtest_id}/events")
 def follow_backtest(
-    backtest_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision
+    backtest_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision
 ) -> Response:
     """Send an event whenever it has progressed."""
     with site.database.reading() as tx:
         if backtest_rows.read_revision(tx, visitor.project.id, backtest_id) is None:
             raise NotFound
     return stream_changes(
-        request, site, seen, lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
+        request, site, seen_revision, lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
     )

@@ -40,21 +40,21 @@ def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUI
         }
     for run_id, metric in long:
         series.catch_up_summaries(database, run_id, metric)
-    found: dict[UUID, list[ChartedSeries]] = {}
+    charted_by_run: dict[UUID, list[ChartedSeries]] = {}
     with database.reading() as tx:
         for run_id, roles in charted.items():
             values: dict[str, list[PostedObservation]] = {metric: [] for metric in roles}
             for point in observations.load_series(tx, run_id, [name for name in roles if (run_id, name) not in long]):
                 values[point.metric].append(point)
-            found[run_id] = []
+            charted_by_run[run_id] = []
             for metric, role in roles.items():
-                drawn = values[metric]
+                points = values[metric]
                 if (run_id, metric) in long:
                     buckets = series.load_buckets(tx, run_id, metric, 0, MAX_STEP, most // 3)
                     values[metric] = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
-                    drawn = outline_buckets(buckets, metric)
-                found[run_id].append(ChartedSeries(metric, role, downsample(drawn, most), values[metric]))
-    return found
+                    points = outline_buckets(buckets, metric)
+                charted_by_run[run_id].append(ChartedSeries(metric, role, downsample(points, most), values[metric]))
+    return charted_by_run
 
 
 def find_turn_step(run: Run, decision: Decision | None) -> int | None:

@@ -70,22 +70,22 @@ class ComparedRun:
 
 
 @router.get("")
-def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
+def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, comparison: Asked) -> Response:
     """The page: a table of the runs and their differing fields, and the frame of the charts.
 
     With too few or too many runs, a page that says how to choose others.
     """
-    group_link = make_link("/runs", {"group": asked.group})
+    group_link = make_link("/runs", {"group": comparison.group})
     with site.database.reading() as tx:
         try:
-            runs = _load_runs(tx, visitor, asked)
+            runs = _load_runs(tx, visitor, comparison)
         except Invalid as error:
             return render_page("compare_choice.html", 422, visitor=visitor, detail=str(error), list_link=group_link)
         differing, rows = _load_rows(tx, runs)
     return render_page(
         "compare.html",
         visitor=visitor,
-        asked=asked,
+        asked=comparison,
         rows=rows,
         differing=differing[:MOST_FIELDS],
         fields_left_out=max(0, len(differing) - MOST_FIELDS),
@@ -99,13 +99,13 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, asked: As
 
 
 @router.get("/series.json")
-def show_series(site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
+def show_series(site: SiteOf, visitor: SignedIn, comparison: Asked) -> Response:
     """The data of the charts, in the order of the runs; values that are not finite are null.
 
     Each observation has its step, its seconds since the run's first one, and the last KL up to it.
     """
     with site.database.reading() as tx:
-        runs = _load_runs(tx, visitor, asked)
+        runs = _load_runs(tx, visitor, comparison)
         decided = decisions.load_decisions(tx, [run.id for run in runs])
     charted = charted_series.load_charted(site.database, runs, MOST_POINTS)
     with site.database.reading() as tx:
@@ -116,11 +116,11 @@ def show_series(site: SiteOf, visitor: SignedIn, asked: Asked) -> Response:
     return JSONResponse({"runs": documents})
 
 
-def _load_runs(tx: Transaction, visitor: Visitor, asked: Comparison) -> list[Run]:
+def _load_runs(tx: Transaction, visitor: Visitor, comparison: Comparison) -> list[Run]:
     """The runs to compare; raises NotFound and, with too few or too many of them, Invalid."""
-    ids = list(dict.fromkeys(asked.run))
-    if not ids and asked.group is not None:
-        runs = run_lists.list_runs(tx, visitor.project.id, RunFilter(group=asked.group), MOST_RUNS)
+    ids = list(dict.fromkeys(comparison.run))
+    if not ids and comparison.group is not None:
+        runs = run_lists.list_runs(tx, visitor.project.id, RunFilter(group=comparison.group), MOST_RUNS)
         if len(runs) < LEAST_RUNS:
             raise Invalid("This group has fewer than two runs: there is nothing to compare.")
         return runs
@@ -138,14 +138,14 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
     fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
     differing = _find_differing(fields)
     rows = []
-    for run, own in zip(runs, fields, strict=True):
+    for run, run_fields in zip(runs, fields, strict=True):
         metric = watched_metrics.find_eval_metric(run)
         last_eval = None
         if metric is not None and (step := last_steps[run.id].get(metric)) is not None:
             value = observations.load_live_values(tx, run.id, [(metric, step)]).get((metric, step))
             last_eval = None if value is None else (step, value)
         turn_step = charted_series.find_turn_step(run, decided.get(run.id))
-        shown = [own.get(field) for field in differing[:MOST_FIELDS]]
+        shown = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
         rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn_step, shown))
     return differing, rows
 
@@ -155,21 +155,21 @@ def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[st
     eval_metric = watched_metrics.find_eval_metric(run)
     yield ("", "policy"), f"{run.policy_name} v{run.policy_version}, {run.mode}"
     yield ("", "eval metric"), eval_metric or "none"
-    for kind, given in (("label", run.labels), ("param", params)):
-        for name, value in given.items():
+    for kind, named_values in (("label", run.labels), ("param", params)):
+        for name, value in named_values.items():
             yield (kind, name), str(value)
 
 
 def _find_differing(fields: Sequence[Mapping[tuple[str, str], str]]) -> list[tuple[str, str]]:
     """The fields that differ between runs, in order of first appearance."""
-    every = dict.fromkeys(field for own in fields for field in own)
-    return [field for field in every if len({own.get(field) for own in fields}) > 1]
+    every = dict.fromkeys(field for run_fields in fields for field in run_fields)
+    return [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]
 
 
 def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
     by_role = {item.role: item for item in reversed(charted)}  # the first of several with one role
     times = {role: _load_times(tx, run, item) for role, item in by_role.items()}
-    first = min((time for found in times.values() for time in found.values()), default=None)
+    first = min((time for times_of_role in times.values() for time in times_of_role.values()), default=None)
     kl = by_role[MetricRole.KL].values if MetricRole.KL in by_role else []
     lines = []
     for role, item in by_role.items():
@@ -194,9 +194,9 @@ def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], t
 
 def _load_times(tx: Transaction, run: Run, item: ChartedSeries) -> dict[int, datetime]:
     """The time of each charted observation; loads missing times."""
-    known = {point.step: point.time for point in item.drawn if point.time is not None}
-    missing = [step for step in _steps(item.drawn) if step not in known]
-    return known | observations.load_times(tx, run.id, item.metric, missing)
+    drawn_times = {point.step: point.time for point in item.drawn if point.time is not None}
+    missing = [step for step in _steps(item.drawn) if step not in drawn_times]
+    return drawn_times | observations.load_times(tx, run.id, item.metric, missing)
 
 
 def _find_place(
@@ -211,9 +211,9 @@ def _find_place(
 
 def _kl_at(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[float | None]:
     """The last KL up to each step."""
-    known = _steps(kl)
-    places = [bisect_right(known, step) - 1 for step in steps]
-    return [None if place < 0 else finite_or_none(kl[place].value) for place in places]
+    kl_steps = _steps(kl)
+    positions = [bisect_right(kl_steps, step) - 1 for step in steps]
+    return [None if position < 0 else finite_or_none(kl[position].value) for position in positions]
 
 
 def _steps(points: Sequence[PostedObservation]) -> list[int]:

@@ -73,8 +73,8 @@ def show_fleet(
     with site.database.reading() as tx:
         running = run_lists.list_verdicts(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
         ranked = sorted(running[:MOST_RUNS], key=_rank)
-        loaded = load_runs(tx, [listed.run_id for listed in ranked[:shown]])
-        runs = [run for listed in ranked if (run := loaded.get(listed.run_id)) is not None]
+        loaded = load_runs(tx, [verdict.run_id for verdict in ranked[:shown]])
+        runs = [run for verdict in ranked if (run := loaded.get(verdict.run_id)) is not None]
         segments = load_eval_segments(tx, runs, CELLS)
     return render_page(
         "fleet.html",
@@ -89,9 +89,9 @@ def show_fleet(
 
 
 @router.get("/events")
-def follow_fleet(request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
+def follow_fleet(request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision) -> Response:
     """Send an event whenever the page must be refreshed."""
-    return stream_changes(request, site, seen, lambda _: _read_revision(site.clock()))
+    return stream_changes(request, site, seen_revision, lambda _: _read_revision(site.clock()))
 
 
 def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
@@ -123,10 +123,12 @@ def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
     values = [noise.clipped(sign * (item.lowest / 2 + item.highest / 2)) for item in segments]
     sd = noise.estimate(noise.take_values(values)).sd
     bests = list(accumulate(values, max))
-    known = run.best_checkpoint
-    if known is not None and known.smoothed is not None and not run.best_is_outdated:
-        smoothed = noise.clipped(sign * known.smoothed)
-        bests = [best if item.step < known.step else smoothed for best, item in zip(bests, segments, strict=True)]
+    best_checkpoint = run.best_checkpoint
+    if best_checkpoint is not None and best_checkpoint.smoothed is not None and not run.best_is_outdated:
+        smoothed = noise.clipped(sign * best_checkpoint.smoothed)
+        bests = [
+            best if item.step < best_checkpoint.step else smoothed for best, item in zip(bests, segments, strict=True)
+        ]
     return [
         min(max(0.0, best - value) / sd, FARTHEST) if sd > 0 else 0.0 for best, value in zip(bests, values, strict=True)
     ]
@@ -141,7 +143,7 @@ def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
         if level:
             pieces.setdefault(level, []).append(f"M{start} .5h{length}")
         start += length
-    return tuple((level, "".join(drawn)) for level, drawn in sorted(pieces.items()))
+    return tuple((level, "".join(segments)) for level, segments in sorted(pieces.items()))
 
 
 def _rank(listed: ListedVerdict) -> tuple[float, str]:

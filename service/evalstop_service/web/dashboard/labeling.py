@@ -46,7 +46,7 @@ class Choice:
         self.until = until
 
     @property
-    def wanted(self) -> CaseFilter:
+    def case_filter(self) -> CaseFilter:
         return CaseFilter(policy=self.policy or None, job_kind=self.job_kind or None, until=self.until)
 
     def link(self, path: str = _PATH, at: int | None = None) -> str:
@@ -68,19 +68,19 @@ def show_case(
     project_id = visitor.project.id
     with site.database.reading() as tx:
         if choice.until is None:
-            newest = case_counts.list_cases(tx, project_id, choice.wanted, limit=1)
+            newest = case_counts.list_cases(tx, project_id, choice.case_filter, limit=1)
             if newest:
                 choice.until = newest[0].ended_at + timedelta(seconds=1)
                 return RedirectResponse(visitor.link(choice.link()), 303)
-        cases = blind_labels.choose_cases(tx, project_id, choice.wanted)
-        left = [place for place, one in enumerate(cases, 1) if visitor.actor not in one.labels]
+        cases = blind_labels.choose_cases(tx, project_id, choice.case_filter)
+        left = [place for place, case in enumerate(cases, 1) if visitor.actor not in case.labels]
         place = at or next(iter(left), None)
         if at is not None and at > len(cases):
             raise NotFound
         shown = cases[place - 1] if place else None
         curves = curve_drawing.load_curves(tx, shown.run) if shown else []
-    others = [one for one in left if one != place]
-    following = next((one for one in others if place and one > place), next(iter(others), None))
+    others = [case for case in left if case != place]
+    following = next((case for case in others if place and case > place), next(iter(others), None))
     return render_page(
         "labeling.html",
         visitor=visitor,
@@ -91,9 +91,9 @@ def show_case(
         done=len(cases) - len(left),
         curves=curves,
         lower_is_better=shown is not None and _is_lower_better(shown.run),
-        mine=shown.labels.get(visitor.actor) if shown else None,
+        own_label=shown.labels.get(visitor.actor) if shown else None,
         following=visitor.link(choice.link(at=following)),
-        agreements=_measure(cases),
+        agreements=_measure_labels(cases),
         answers=ANSWERS,
         outcome_words=formatting.OUTCOMES,
         action=visitor.link(choice.link(f"{_PATH}/{shown.run.id}", place)) if shown else None,
@@ -126,9 +126,9 @@ def _is_lower_better(run: Run) -> bool:
     return metric is not None and watched_metrics.metric_sign(run.metrics, metric) < 0
 
 
-def _measure(cases: Sequence[LabeledCase]) -> list[Agreement]:
+def _measure_labels(cases: Sequence[LabeledCase]) -> list[Agreement]:
     labels: dict[str, dict[UUID, str]] = {}
     for case in cases:
-        for actor, said in case.labels.items():
-            labels.setdefault(actor, {})[case.run.id] = said
+        for actor, label in case.labels.items():
+            labels.setdefault(actor, {})[case.run.id] = label
     return measure_agreements(labels)

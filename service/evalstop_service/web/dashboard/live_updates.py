@@ -20,11 +20,13 @@ SeenRevision = Annotated[str, Depends(_seen_revision)]
 """The revision that the page shows: from rendering it, or from the last event."""
 
 
-def stream_changes(request: Request, site: Site, seen: str, revision: Callable[[Transaction], str | None]) -> Response:
+def stream_changes(
+    request: Request, site: Site, seen_revision: str, revision: Callable[[Transaction], str | None]
+) -> Response:
     """Send an event whenever `revision` changes; the stream ends when it is None or the visitor is signed out."""
 
     def read_revision() -> str | None:
         with site.database.reading() as tx:
             return None if find_visitor(tx, site, request) is None else revision(tx)
 
-    return site.streams.open_stream(read_cookie(request, SESSION), seen, read_revision)
+    return site.streams.open_stream(read_cookie(request, SESSION), seen_revision, read_revision)

@@ -97,12 +97,12 @@ class Trust:
 @router.get("/")
 def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     """The overview of the project."""
-    wanted = CaseFilter(since=visitor.period.since(site.clock()))
-    stopped = CaseFilter(since=wanted.since, treatment=Treatment.STOPPED)
+    case_filter = CaseFilter(since=visitor.period.since(site.clock()))
+    stopped = CaseFilter(since=case_filter.since, treatment=Treatment.STOPPED)
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
-        counts = case_counts.count_cases(tx, visitor.project.id, wanted, ("policy",))
+        counts = case_counts.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage.stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         sparks = _draw_sparklines(tx, overview.run_ids)
     return render_page(
@@ -124,10 +124,12 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/overview/events")
-def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
+def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision) -> Response:
     """Send an event whenever the page has changed."""
     project_id = visitor.project.id
-    return stream_changes(request, site, seen, lambda tx: _load_overview(tx, project_id, site.clock()).revision)
+    return stream_changes(
+        request, site, seen_revision, lambda tx: _load_overview(tx, project_id, site.clock()).revision
+    )
 
 
 def says_enough(estimate: Estimate) -> bool:
@@ -159,24 +161,24 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
 
 
 def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:
-    found = runs.load_runs(tx, run_ids)
-    decided = decisions.load_decisions(tx, list(found))
-    segments = run_list.load_eval_segments(tx, list(found.values()))
+    runs_by_id = runs.load_runs(tx, run_ids)
+    decided = decisions.load_decisions(tx, list(runs_by_id))
+    segments = run_list.load_eval_segments(tx, list(runs_by_id.values()))
     return {
         run.id: sparkline.draw_sparkline(
             segments.get(run.id, ()), run.best_checkpoint, decided[run.id].step if run.id in decided else None
         )
-        for run in found.values()
+        for run in runs_by_id.values()
     }
 
 
 def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]) -> list[Trust]:
     """The versions whose stops are carried out, by rollout stage, else by past stops; newest first."""
-    found = []
+    enforced = []
     for group in by_policy:
         name, version = group.key
         stage = stages.get(name)
         stopped = sum(group.counts[Treatment.STOPPED].values())
         if stage in (Stage.CANARY, Stage.ENFORCE) or (stage is None and stopped):
-            found.append(Trust(name, version, stage, group))
-    return sorted(found, key=lambda one: (one.name, -one.version))
+            enforced.append(Trust(name, version, stage, group))
+    return sorted(enforced, key=lambda trust: (trust.name, -trust.version))

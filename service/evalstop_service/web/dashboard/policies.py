@@ -37,9 +37,9 @@ SETTINGS = {
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """The newest version of each policy, what each measured version saves and costs, and recent backtests."""
-    wanted = CaseFilter(since=visitor.period.since(site.clock()))
+    case_filter = CaseFilter(since=visitor.period.since(site.clock()))
     with site.database.reading() as tx:
-        counts = case_counts.count_cases(tx, visitor.project.id, wanted, ("policy",))
+        counts = case_counts.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         versions = policies.list_versions(tx, visitor.project.id)
         recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
@@ -72,8 +72,8 @@ def show_policy(
     with site.database.reading() as tx:
         versions = policies.list_versions(tx, visitor.project.id)
         ladder = policy_ladder.load_ladder(tx, visitor, site, name)
-    own = [policy for policy in versions if policy.name == name]
-    shown = next((policy for policy in own if version in (None, policy.version)), None)
+    policy_versions = [policy for policy in versions if policy.name == name]
+    shown = next((policy for policy in policy_versions if version in (None, policy.version)), None)
     if shown is None:
         raise NotFound
     other = next((policy for policy in versions if policy.reference == against), None)
@@ -83,8 +83,10 @@ def show_policy(
         shown=shown,
         ladder=ladder,
         requirements=visitor.project.case_requirements,
-        versions=own,
-        links={policy.version: visitor.link(f"/policies/{name}?version={policy.version}") for policy in own},
+        versions=policy_versions,
+        links={
+            policy.version: visitor.link(f"/policies/{name}?version={policy.version}") for policy in policy_versions
+        },
         choices=[policy.reference for policy in versions if policy is not shown],
         members=policy_diff.name_members(shown.document),
         settings=SETTINGS,

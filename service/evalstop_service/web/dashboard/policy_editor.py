@@ -37,10 +37,10 @@ def edit_policy(
     """The document of a version, or of the draft of a backtest, with its findings."""
     if backtest is None:
         with site.database.reading() as tx:
-            found = policies.find_version(tx, visitor.project.id, name, version)
-        if found is None:
+            policy = policies.find_version(tx, visitor.project.id, name, version)
+        if policy is None:
             raise NotFound
-        return _render_editor(site, visitor, name, formatting.format_json(found.document))
+        return _render_editor(site, visitor, name, formatting.format_json(policy.document))
     with site.database.reading() as tx:
         revision = backtest_rows.read_revision(tx, visitor.project.id, backtest)
         tried = backtest_rows.find_backtest(tx, visitor.project.id, backtest)
@@ -66,12 +66,12 @@ def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = 
     """Backtest the document on the newest ended runs."""
     try:
         draft = policy_to_document(_read_policy(document))
-        asked = backtests.request_backtest(
+        backtest = backtests.request_backtest(
             site.database, visitor.project.id, draft, backtests.MOST_RUNS, visitor.actor, site.clock()
         )
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
-    return RedirectResponse(f"/policies/{name}/edit?backtest={asked.id}", 303)
+    return RedirectResponse(f"/policies/{name}/edit?backtest={backtest.id}", 303)
 
 
 def _read_policy(text: str) -> Policy:

@@ -34,7 +34,7 @@ class Ladder:
     takes; None if there is no next stage, or if it is unknown.
     """
 
-    held: RolloutStage
+    current: RolloutStage
     cases: StageCases
     have: int
     needed: int | None
@@ -53,21 +53,21 @@ class Ladder:
 
 def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> Ladder | None:
     """The ladder of a policy; None if it has no rollout stage."""
-    held = rollout_stages.find_stage(tx, visitor.project.id, name)
-    if held is None:
+    current = rollout_stages.find_stage(tx, visitor.project.id, name)
+    if current is None:
         return None
-    cases = rollout_stage.load_stage_cases(tx, held)
+    cases = rollout_stage.load_stage_cases(tx, current)
     narrower = min(cases.of_version, cases.since, key=lambda estimate: estimate.bounds.low)
     have = narrower.decided + narrower.undecided
     needed = None
-    if held.stage is not Stage.ENFORCE:
-        needed = rollout_stage.estimate_cases_needed(narrower, held.required_precision)
+    if current.stage is not Stage.ENFORCE:
+        needed = rollout_stage.estimate_cases_needed(narrower, current.required_precision)
     proposed = [
-        one
-        for one in proposals.list_open(tx, visitor.project.id, site.clock())
-        if one.subject == name and one.kind in (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE)
+        proposal
+        for proposal in proposals.list_open(tx, visitor.project.id, site.clock())
+        if proposal.subject == name and proposal.kind in (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE)
     ]
-    return Ladder(held, cases, have, needed, proposed)
+    return Ladder(current, cases, have, needed, proposed)
 
 
 @router.post("")

@@ -55,21 +55,25 @@ def sum_saved(group: GroupFigures) -> float:
 
 def draw_scatter(by_policy: Sequence[GroupFigures]) -> Scatter | None:
     """The scatter of all versions with known false stops; None without any."""
-    known = [(group, found) for group in by_policy if (found := group.false_stops) and found.value is not None]
-    if not known:
+    estimated = [
+        (group, estimate) for group in by_policy if (estimate := group.false_stops) and estimate.value is not None
+    ]
+    if not estimated:
         return None
-    most_share = min(1.0, max(LEAST_SHARE, 1.3 * max(found.value or 0.0 for _, found in known)))
-    most_hours = 1.1 * max(sum_saved(group) for group, _ in known) or 1.0
+    most_share = min(1.0, max(LEAST_SHARE, 1.3 * max(estimate.value or 0.0 for _, estimate in estimated)))
+    most_hours = 1.1 * max(sum_saved(group) for group, _ in estimated) or 1.0
 
     def x(share: float) -> float:
         return round(100 * min(share / most_share, 1.0), 2)
 
     dots: list[Dot] = []
-    for group, found in sorted(known, key=lambda one: -sum_saved(one[0])):
-        saved, at = sum_saved(group), x(found.value or 0.0)
+    for group, estimate in sorted(estimated, key=lambda pair: -sum_saved(pair[0])):
+        saved, at = sum_saved(group), x(estimate.value or 0.0)
         y = round(100 * (1 - saved / most_hours), 2)
         name, version = group.key
-        dots.append(Dot(name, version, found, saved, at, x(found.low), x(found.high), y, _place_label(dots, at, y)))
+        dots.append(
+            Dot(name, version, estimate, saved, at, x(estimate.low), x(estimate.high), y, _place_label(dots, at, y))
+        )
     return Scatter(
         dots,
         [(x(value), value) for value in list_ticks(most_share)],
@@ -80,7 +84,7 @@ def draw_scatter(by_policy: Sequence[GroupFigures]) -> Scatter | None:
 def list_ticks(highest: float) -> list[float]:
     """Round numbers from 0 up to `highest`, at most `MOST_TICKS` in addition to 0."""
     power = 10.0 ** math.floor(math.log10(highest / MOST_TICKS))
-    step = next(power * one for one in (1, 2, 5, 10) if highest / (power * one) <= MOST_TICKS)
+    step = next(power * multiple for multiple in (1, 2, 5, 10) if highest / (power * multiple) <= MOST_TICKS)
     return [step * index for index in range(int(highest / step) + 1)]
 
 
@@ -94,9 +98,9 @@ def _label_start(x: float) -> float:
 
 def _place_label(placed: Sequence[Dot], x: float, y: float) -> int:
     """The vertical offset in pixels of a dot's label, so that it does not overlap others."""
-    beside = [one for one in placed if abs(_label_start(one.x) - _label_start(x)) < LABEL_PERCENT]
-    wanted = at = y * HEIGHT / 100
-    for other in sorted(one.y * HEIGHT / 100 + one.label_px for one in beside):
+    beside = [dot for dot in placed if abs(_label_start(dot.x) - _label_start(x)) < LABEL_PERCENT]
+    dot_at = at = y * HEIGHT / 100
+    for other in sorted(dot.y * HEIGHT / 100 + dot.label_px for dot in beside):
         if abs(other - at) < LABEL_PX:
             at = other + LABEL_PX
-    return round(at - wanted)
+    return round(at - dot_at)

@@ -38,7 +38,7 @@ class Filters:
 
     def __init__(self, site: SiteOf, visitor: SignedIn, policy: str = "", job_kind: str = "") -> None:
         self.policy, self.job_kind, self.period = policy, job_kind, visitor.period
-        self.wanted = CaseFilter(
+        self.case_filter = CaseFilter(
             policy=forms.remove_control_characters(policy) or None,
             job_kind=forms.remove_control_characters(job_kind) or None,
             since=visitor.period.since(site.clock()),
@@ -62,9 +62,9 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = case_counts.read_revision(tx, project_id)
-        flagged = case_counts.count_flagged(tx, project_id, filters.wanted, ("policy", "called"))
-        passed = case_counts.count_unflagged(tx, project_id, filters.wanted, ("policy",))
-        late = case_counts.count_delays(tx, project_id, filters.wanted, ("policy", "called"))
+        flagged = case_counts.count_flagged(tx, project_id, filters.case_filter, ("policy", "called"))
+        passed = case_counts.count_unflagged(tx, project_id, filters.case_filter, ("policy",))
+        late = case_counts.count_delays(tx, project_id, filters.case_filter, ("policy", "called"))
         kinds = case_counts.list_job_kinds(tx, project_id)
         names = sorted({policy.name for policy in policies.list_policies(tx, project_id)})
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
@@ -87,7 +87,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
         cases=lambda group, by, row=None, outcome=None: visitor.link(
-            _cases_link(filters.wanted, group, by, row, outcome)
+            _cases_link(filters.case_filter, group, by, row, outcome)
         ),
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
@@ -98,8 +98,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
 def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONResponse:
     """The data of the charts."""
     with site.database.reading() as tx:
-        counts = case_counts.count_cases(tx, visitor.project.id, filters.wanted, ("policy", "week"))
-        late = case_counts.count_delays(tx, visitor.project.id, filters.wanted)
+        counts = case_counts.count_cases(tx, visitor.project.id, filters.case_filter, ("policy", "week"))
+        late = case_counts.count_delays(tx, visitor.project.id, filters.case_filter)
     by_week = regroup(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
@@ -121,10 +121,10 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONR
 
 @router.get("/precision/events")
 def follow_precision(
-    request: Request, site: SiteOf, visitor: SignedIn, filters: FilterQuery, seen: SeenRevision
+    request: Request, site: SiteOf, visitor: SignedIn, filters: FilterQuery, seen_revision: SeenRevision
 ) -> Response:
     """Send an event whenever a case was added or changed."""
-    return stream_changes(request, site, seen, lambda tx: case_counts.read_revision(tx, visitor.project.id))
+    return stream_changes(request, site, seen_revision, lambda tx: case_counts.read_revision(tx, visitor.project.id))
 
 
 Moment = Annotated[datetime, AfterValidator(in_utc)]
@@ -145,7 +145,7 @@ class CaseFilters:
         treatment: Literal[""] | Treatment = "",
         outcome: Literal[""] | DecisionOutcome = "",
     ) -> None:
-        self.wanted = CaseFilter(
+        self.case_filter = CaseFilter(
             forms.remove_control_characters(policy) or None,
             version,
             forms.remove_control_characters(detector) or None,
@@ -168,9 +168,9 @@ def show_cases(
     except Invalid as error:
         raise NotFound from error
     with site.database.reading() as tx:
-        cases = case_counts.list_cases(tx, visitor.project.id, filters.wanted, before=before, limit=PAGE + 1)
+        cases = case_counts.list_cases(tx, visitor.project.id, filters.case_filter, before=before, limit=PAGE + 1)
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, cases)
-    parameters = figures.filter_to_query(filters.wanted)
+    parameters = figures.filter_to_query(filters.case_filter)
     after = {"cursor": cases[PAGE - 1].cursor} if len(cases) > PAGE else None
     return render_page(
         "cases.html",
@@ -184,18 +184,18 @@ def show_cases(
 
 
 def _cases_link(
-    wanted: CaseFilter,
+    case_filter: CaseFilter,
     group: GroupFigures,
     by: tuple[Grouping, ...],
     row: str | None = None,
     outcome: DecisionOutcome | None = None,
 ) -> str:
-    own = figures.select_group(wanted, by, group.key)
+    group_filter = figures.select_group(case_filter, by, group.key)
     if row is not None and outcome is not None:
-        own = figures.select_cell(own, row, outcome)
+        group_filter = figures.select_cell(group_filter, row, outcome)
     elif row is not None:
-        own = replace(own, treatment=Treatment(row))
-    return f"/cases?{urlencode(figures.filter_to_query(own))}"
+        group_filter = replace(group_filter, treatment=Treatment(row))
+    return f"/cases?{urlencode(figures.filter_to_query(group_filter))}"
 
 
 def _policy_key(key: Key) -> list[Key]:

@@ -62,7 +62,7 @@ class Row:
     sparkline: Sparkline | None
     health: Liveness
     metric_faults: Sequence[MetricFault]
-    said: RunDescription
+    description: RunDescription
 
 
 class Filters(RunQuery):
@@ -74,10 +74,10 @@ class Filters(RunQuery):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_empty(cls, given: Any) -> Any:
+    def _leave_out_empty(cls, fields: Any) -> Any:
         """Convert values of form fields: empty ones are omitted, dates become times."""
         cleaned: dict[str, Any] = {}
-        for name, value in dict(given).items():
+        for name, value in dict(fields).items():
             texts = [
                 clean for item in (value if isinstance(value, list) else [value]) if (clean := forms.clean_text(item))
             ]
@@ -88,14 +88,14 @@ class Filters(RunQuery):
 
     def to_page(self) -> RunFilter:
         """The filter of this page of the list; raises NotFound for an invalid cursor."""
-        wanted = self.to_filter(self.cursor)
-        return replace(wanted, order=self.order, place=_parse_place(self.order, self.place))
+        run_filter = self.to_filter(self.cursor)
+        return replace(run_filter, order=self.order, place=_parse_place(self.order, self.place))
 
     def list_values(self) -> list[tuple[str, str]]:
         """The active filters, as hidden fields of a form."""
-        given = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "place"})
+        active = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "place"})
         return [
-            (name, item) for name, value in given.items() for item in (value if isinstance(value, list) else [value])
+            (name, item) for name, value in active.items() for item in (value if isinstance(value, list) else [value])
         ]
 
     def link(self, path: str = "/runs", **changes: str) -> str:
@@ -106,11 +106,11 @@ class Filters(RunQuery):
 @router.get("/runs")
 def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()]) -> Response:
     """The project's runs, newest first by default."""
-    wanted = filters.to_page()
+    run_filter = filters.to_page()
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
-        revision = run_lists.read_list_revision(tx, visitor.project.id, wanted, PAGE)
-        page_of_runs = run_lists.list_runs(tx, visitor.project.id, wanted, PAGE + 1)
+        revision = run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE)
+        page_of_runs = run_lists.list_runs(tx, visitor.project.id, run_filter, PAGE + 1)
         rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
         names = sorted({policy.name for policy in policies.list_policies(tx, visitor.project.id)})
     first = {"cursor": "", "place": ""}
@@ -129,8 +129,8 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: visitor.link(filters.link(status=choice, **first)) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order),
-        bounded=wanted.bounded,
-        next_page=visitor.link(filters.link(cursor=str(last.id), place=_format_place(wanted.order, last)))
+        bounded=run_filter.bounded,
+        next_page=visitor.link(filters.link(cursor=str(last.id), place=_format_place(run_filter.order, last)))
         if last
         else None,
         first_page=visitor.link(filters.link(**first)) if filters.cursor else None,
@@ -142,34 +142,36 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
 
 @router.get("/runs/events")
 def follow_runs(
-    request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()], seen: SeenRevision
+    request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()], seen_revision: SeenRevision
 ) -> Response:
     """Send an event whenever the list has changed."""
-    wanted = filters.to_page()
+    run_filter = filters.to_page()
     return stream_changes(
-        request, site, seen, lambda tx: run_lists.read_list_revision(tx, visitor.project.id, wanted, PAGE)
+        request, site, seen_revision, lambda tx: run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE)
     )
 
 
 def load_eval_segments(
-    tx: Transaction, wanted: Sequence[Run], stretches: int = sparkline.STRETCHES
+    tx: Transaction, runs: Sequence[Run], stretches: int = sparkline.STRETCHES
 ) -> dict[UUID, list[Segment]]:
     """The eval scores of these runs, outlined for sparklines."""
-    evals = [(run.id, metric) for run in wanted if (metric := watched_metrics.find_eval_metric(run)) is not None]
+    evals = [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
     segments = sparklines.load_segments(tx, evals, stretches)
-    return {run_id: found for (run_id, _), found in segments.items()}
+    return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
 
 
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
-    drawn = load_eval_segments(tx, page_of_runs)
+    segments = load_eval_segments(tx, page_of_runs)
     return [
         Row(
             run,
             decision := decided.get(run.id),
-            sparkline.draw_sparkline(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
+            sparkline.draw_sparkline(
+                segments.get(run.id, ()), run.best_checkpoint, decision.step if decision else None
+            ),
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
             descriptions[run.id],

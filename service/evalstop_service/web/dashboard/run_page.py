@@ -76,18 +76,24 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         judged = {decision.id: outcomes.find_outcome(tx, run.id, decision.attempt) for decision in on_record}
         changes = verdicts.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
-        asked = eval_requests.list_requests(tx, run.id)
+        requests = eval_requests.list_requests(tx, run.id)
         resumed_from = runs.get_resumed_step(tx, run)
         stored = run_health.load_health(tx, [run.id]).get(run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
-        proposed = [one for one in proposals.list_open(tx, run.project_id, site.clock()) if one.subject in subjects]
+        proposed = [
+            proposal
+            for proposal in proposals.list_open(tx, run.project_id, site.clock())
+            if proposal.subject in subjects
+        ]
         description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
         shares = _load_shares(tx, run)
         policy_versions = policies.list_versions(tx, visitor.project.id)
         params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
         curves = curve_drawing.load_curves(tx, run)
     current = _current_decision(run, on_record)
-    lanes = {one.id: decision_lanes.draw_lanes(one, histories[one.id], site.clock()) for one in on_record}
+    lanes = {
+        decision.id: decision_lanes.draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record
+    }
     return render_page(
         "run.html",
         visitor=visitor,
@@ -105,7 +111,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         outcome_words=formatting.OUTCOMES,
         can=_allowed_actions(run, current, site.clock()),
         changes=changes,
-        eval_requests=asked[::-1],
+        eval_requests=requests[::-1],
         curves=curves,
         metrics=metrics[:MOST_METRICS],
         eval_shares=shares,
@@ -117,7 +123,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         params=params,
-        said=description,
+        description=description,
         link=make_link,
         turn_step=charted_series.find_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
@@ -150,11 +156,15 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/events")
-def follow_run(run_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
+def follow_run(
+    run_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision
+) -> Response:
     """Send an event whenever the run or a decision on it has changed."""
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
-    return stream_changes(request, site, seen, lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
+    return stream_changes(
+        request, site, seen_revision, lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id)
+    )
 
 
 def _current_decision(run: Run, on_record: list[Decision]) -> Decision | None:
@@ -193,11 +203,11 @@ def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now:
 
 def _list_policies(versions: Sequence[Version], run: Run) -> list[str]:
     """The run's own version first, then the latest of each policy."""
-    own = f"{run.policy_name}@{run.policy_version}"
+    own_policy = f"{run.policy_name}@{run.policy_version}"
     latest: dict[str, str] = {}
     for version in versions:
         latest.setdefault(version.name, version.reference)
-    return list(dict.fromkeys([own, *latest.values()]))
+    return list(dict.fromkeys([own_policy, *latest.values()]))
 
 
 def _role_source(run: Run, metric: str) -> str:

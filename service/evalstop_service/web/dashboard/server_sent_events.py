@@ -34,31 +34,35 @@ class Streams:
         self._polls = CapacityLimiter(_POLLING_THREADS)
         self.open_count = 0
 
-    def open_stream(self, who: str, seen: str, read_revision: ReadRevision) -> Response:
-        """A stream of `changed` events after the revision `seen`, for one session; 503 when too many are open, 429 when
+    def open_stream(self, sender: str, seen_revision: str, read_revision: ReadRevision) -> Response:
+        """A stream of `changed` events after `seen_revision`, for one session; 503 when too many are open, 429 when
         too many of this session are."""
         if self.open_count >= self._most:
             return PlainTextResponse("too many open pages", 503, {"Retry-After": "30"})
-        if not self._shares.event_streams.has_room(who):
+        if not self._shares.event_streams.has_room(sender):
             return PlainTextResponse("too many open pages of one session", 429, {"Retry-After": "30"})
         return EventSourceResponse(
-            self._send_events(who, seen, read_revision), ping=HEARTBEAT_SECONDS, send_timeout=SEND_TIMEOUT_SECONDS
+            self._send_events(sender, seen_revision, read_revision),
+            ping=HEARTBEAT_SECONDS,
+            send_timeout=SEND_TIMEOUT_SECONDS,
         )
 
-    async def _send_events(self, who: str, seen: str, read_revision: ReadRevision) -> AsyncIterator[ServerSentEvent]:
+    async def _send_events(
+        self, sender: str, seen_revision: str, read_revision: ReadRevision
+    ) -> AsyncIterator[ServerSentEvent]:
         self.open_count += 1
         try:
-            with self._shares.event_streams.hold(who):  # here, because a stream that is never sent is never closed
+            with self._shares.event_streams.hold(sender):  # here, because a stream that is never sent is never closed
                 while True:
                     try:
                         revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
                     except (sa.exc.OperationalError, sa.exc.TimeoutError):
-                        revision = seen  # no event until the database answers again
+                        revision = seen_revision  # no event until the database answers again
                     if revision is None:
                         yield ServerSentEvent(event="gone", data="")
                         return
-                    if revision != seen:
-                        seen = revision
+                    if revision != seen_revision:
+                        seen_revision = revision
                         yield ServerSentEvent(event="changed", id=revision, data=revision)
                     await anyio.sleep(self._poll_seconds)
         finally:

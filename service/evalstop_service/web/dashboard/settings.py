@@ -202,11 +202,13 @@ def create_key(
 ) -> Response:
     """Create a key and show it once."""
     name = forms.clean_text(name)
-    wanted = [scope for scope in SCOPES if scope in (scopes or ())]
-    if not 1 <= len(name) <= 256 or not wanted:
+    chosen_scopes = [scope for scope in SCOPES if scope in (scopes or ())]
+    if not 1 <= len(name) <= 256 or not chosen_scopes:
         problem = "Enter a name of at most 256 characters and choose at least one scope."
         return _render_settings(site, visitor, problem=problem, status=422)
-    key, secret = api_keys.create_key(site.database, visitor.project.id, visitor.actor, name, wanted, site.clock())
+    key, secret = api_keys.create_key(
+        site.database, visitor.project.id, visitor.actor, name, chosen_scopes, site.clock()
+    )
     return _render_settings(site, visitor, secret=(key.name, secret))
 
 
@@ -248,7 +250,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
-        listed = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
+        project_keys = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
         used = quota_use.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
         open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
@@ -265,7 +267,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         ],
         quotas=used,
         patterns=values["written"].get("patterns") or "\n".join(map(_format_pattern, project.role_patterns)),
-        keys=sorted(listed, key=lambda key: (key.revoked_at is not None, key.created_at)),
+        keys=sorted(project_keys, key=lambda key: (key.revoked_at is not None, key.created_at)),
         sessions=open_sessions,
         members=[grant for grant in site.openid.grants.entries if grant.project in (project.name, EVERY)]
         if site.openid

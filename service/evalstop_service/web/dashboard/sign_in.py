@@ -43,8 +43,8 @@ def show_login(request: Request, site: SiteOf, token: str | None = None) -> Resp
     """The sign-in form. A signed link signs in without it."""
     target = safe_path(request.query_params.get("next", "/"))
     if token is None:
-        again = _SIGN_IN_AGAIN if "again" in request.query_params else None
-        return render_login_form(request, site, target, again)
+        message = _SIGN_IN_AGAIN if "again" in request.query_params else None
+        return render_login_form(request, site, target, message)
     key_id = site.sessions.read_link(token)
     with site.database.reading() as tx:
         key = keys.find_key(tx, key_id, site.clock()) if key_id else None

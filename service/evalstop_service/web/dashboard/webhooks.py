@@ -80,12 +80,12 @@ def add_endpoint(
 ) -> Response:
     """Create an endpoint and show its secret once; selected event types take precedence over the preset."""
     url = url.strip()
-    wanted = event_types or list(PRESETS.get(preset, ()))
+    subscribed = event_types or list(PRESETS.get(preset, ()))
     try:
         endpoint = webhooks.create_endpoint(
             site.database,
             visitor.author(site.clock()),
-            **_check_form(url, wanted, form),
+            **_check_form(url, subscribed, form),
             address_policy=site.context.address_policy,
             encryption=site.context.encryption,
         )
@@ -267,8 +267,8 @@ def _host(target: Endpoint | Delivery) -> str:
     return webhooks.name_host(target.url)
 
 
-def _parse_time(text: str, what: str) -> datetime:
+def _parse_time(text: str, field: str) -> datetime:
     try:
         return in_utc(datetime.fromisoformat(text))
     except ValueError:
-        raise Invalid(f"{what} must be a UTC time such as 2026-01-31T14:00, not {text[:40]!r}") from None
+        raise Invalid(f"{field} must be a UTC time such as 2026-01-31T14:00, not {text[:40]!r}") from None

@@ -56,7 +56,7 @@ def replay_policy(
         if any(series.is_long_series(tx, run.id, metric) for metric in list_watched(run)):
             return _answer(TOO_LONG)
         try:
-            tried = _with_threshold(policy_from_document(reference.document, stored=True), stop_at)
+            tried = _change_threshold(policy_from_document(reference.document, stored=True), stop_at)
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
             return _answer(f"{reference.name} cannot be replayed: {error}.")
@@ -77,34 +77,34 @@ def _answer(
     return JSONResponse({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})
 
 
-def _main_member(policy: Policy) -> int | None:
+def _find_main_member(policy: Policy) -> int | None:
     """The first member that can stop a run."""
     calling = (
-        place for place, item in enumerate(policy.members) if item.weight and item.thresholds.stop_at is not None
+        index for index, item in enumerate(policy.members) if item.weight and item.thresholds.stop_at is not None
     )
     return next(calling, None)
 
 
-def _with_threshold(policy: Policy, stop_at: float | None) -> Policy:
+def _change_threshold(policy: Policy, stop_at: float | None) -> Policy:
     """The policy with another threshold of its main member; raises InvalidPolicy when that cannot be reached."""
-    place = _main_member(policy)
-    if stop_at is None or place is None:
+    index = _find_main_member(policy)
+    if stop_at is None or index is None:
         return policy
     members = list(policy.members)
-    thresholds = Thresholds(members[place].thresholds.suspect_at, stop_at)
-    members[place] = structs.replace(members[place], thresholds=thresholds)
+    thresholds = Thresholds(members[index].thresholds.suspect_at, stop_at)
+    members[index] = structs.replace(members[index], thresholds=thresholds)
     return policy_from_document(policy_to_document(structs.replace(policy, members=tuple(members))))
 
 
 def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, Any] | None:
     """The adjustable threshold and its range; None if there is none yet."""
-    place = _main_member(policy)
-    found = None if place is None else evidence[place]
-    if place is None or found is None:
+    index = _find_main_member(policy)
+    main_evidence = None if index is None else evidence[index]
+    if index is None or main_evidence is None:
         return None
-    stop_at = policy.members[place].thresholds.stop_at
+    stop_at = policy.members[index].thresholds.stop_at
     assert stop_at is not None, "it can stop a run"
-    match found.kind:
+    match main_evidence.kind:
         case Kind.POSTERIOR | Kind.FRACTION:
             lowest, highest, increment = 0.5, 0.99, 0.01
         case Kind.COUNT:
@@ -114,8 +114,8 @@ def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> 
         case _:
             lowest, highest, increment = 0.5, 20.0, 0.5
     return {
-        "member": policy.ids[place],
-        "kind": found.kind,
+        "member": policy.ids[index],
+        "kind": main_evidence.kind,
         "stop_at": stop_at,
         "lowest": lowest,
         "highest": highest,
@@ -133,9 +133,11 @@ def _describe_stop(
     saved: Sequence[Checkpoint],
 ) -> str:
     """What the policy would have done, in one sentence."""
-    place = _main_member(policy)
-    moved = "" if stop_at is None or place is None else f", with {policy.ids[place]} at {format_number(stop_at)},"
-    name, verb = f"{policy.name}{moved}", "parked" if policy.action is Action.PARK else "stopped"
+    index = _find_main_member(policy)
+    threshold_text = (
+        "" if stop_at is None or index is None else f", with {policy.ids[index]} at {format_number(stop_at)},"
+    )
+    name, verb = f"{policy.name}{threshold_text}", "parked" if policy.action is Action.PARK else "stopped"
     if stop is None or stop.step is None:
         until = "" if run.last_step is None else f" up to step {format_step(run.last_step)}, its last"
         return f"{name} would not have {verb} this run{until}."
@@ -148,8 +150,8 @@ def _describe_stop(
 
 def _compare_steps(step: int, run: Run, decision: Decision | None) -> str:
     if decision is None:
-        left = (run.last_step or step) - step
-        return f", {format_step(left)} steps before its last" if left > 0 else ""
+        remaining_steps = (run.last_step or step) - step
+        return f", {format_step(remaining_steps)} steps before its last" if remaining_steps > 0 else ""
     apart = decision.step - step
     if apart == 0:
         return ", as on record"

@@ -57,7 +57,7 @@ class BodyLimit:
         self,
         app: ASGIApp,
         max_bytes: int,
-        held: HeldBodies,
+        held_bodies: HeldBodies,
         identify: Callable[[Scope], Awaitable[Sender]],
         report_refused_veto: Callable[[UUID | None], None],
         streamed: Collection[str] = (),
@@ -66,7 +66,7 @@ class BodyLimit:
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._held = held
+        self._held_bodies = held_bodies
         self._identify = identify
         self._report_refused_veto = report_refused_veto
         self._streamed = frozenset(streamed)
@@ -129,7 +129,7 @@ class BodyLimit:
         self, scope: Scope, receive: Receive, send: Send, sender: Sender, declared_bytes: int | None
     ) -> None:
         """Receive the body, counting it in its pool, and pass it on."""
-        pool = self._held.select_pool(sender, scope["path"], declared_bytes)
+        pool = self._held_bodies.select_pool(sender, scope["path"], declared_bytes)
         parts: list[bytes] = []
         size = 0
         try:

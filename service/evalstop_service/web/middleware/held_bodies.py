@@ -49,25 +49,25 @@ class BodyPool:
 
     def __init__(self, total_bytes: int, share_bytes: int) -> None:
         self._total_bytes, self._share_bytes = total_bytes, share_bytes
-        self._held: Counter[str] = Counter()
+        self._bytes_by_sender: Counter[str] = Counter()
         self._held_bytes = 0
 
     def hold(self, sender: str, size: int) -> Room:
         """Add bytes to the count if there is room for them."""
-        if self._held[sender] + size > self._share_bytes:
+        if self._bytes_by_sender[sender] + size > self._share_bytes:
             return Room.SHARE_USED
         if self._held_bytes + size > self._total_bytes:
             return Room.ALL_USED
         self._held_bytes += size
-        self._held[sender] += size
+        self._bytes_by_sender[sender] += size
         return Room.FREE
 
     def release(self, sender: str, size: int) -> None:
         """Subtract bytes from the count."""
         self._held_bytes -= size
-        self._held[sender] -= size
-        if not self._held[sender]:
-            del self._held[sender]
+        self._bytes_by_sender[sender] -= size
+        if not self._bytes_by_sender[sender]:
+            del self._bytes_by_sender[sender]
 
 
 class HeldBodies:

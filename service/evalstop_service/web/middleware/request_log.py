@@ -38,13 +38,13 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        wanted = parent = None
+        requested_id = parent = None
         for name, value in scope["headers"]:
             if name == b"x-request-id":
-                wanted = value.decode("latin-1")
+                requested_id = value.decode("latin-1")
             elif name == b"traceparent":
                 parent = value.decode("latin-1")
-        request_id, token = logs.begin_request(wanted)
+        request_id, token = logs.begin_request(requested_id)
         try:
             if self._tracer.recording:
                 await self._traced(scope, receive, send, request_id, parent)
@@ -81,12 +81,12 @@ class RequestLog:
             route = route_template(scope)
             span.update_name(f"{method} {route}")
             ids = {f"evalstop.{name}": str(value) for name, value in scope.get("path_params", {}).items()}
-            about: dict[str, str | int] = {
+            attributes: dict[str, str | int] = {
                 "http.request.method": method,
                 "http.route": route,
                 "http.response.status_code": status,
             }
-            span.set_attributes({**about, **ids})
+            span.set_attributes({**attributes, **ids})
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR, f"answered {status}"))
 
@@ -124,8 +124,8 @@ def route_template(scope: Scope) -> str:
         return ELSEWHERE
     # A route's path is relative to the router that it was added to: the rest of the request's path is the prefix.
     requested: str = scope["path"]
-    own = path.format_map(scope.get("path_params", {}))
-    return requested.removesuffix(own) + path if requested.endswith(own) else path
+    filled = path.format_map(scope.get("path_params", {}))
+    return requested.removesuffix(filled) + path if requested.endswith(filled) else path
 
 
 def _method(scope: Scope) -> str:

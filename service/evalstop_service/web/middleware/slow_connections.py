@@ -191,10 +191,16 @@ class LimitedConnection(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Close the connections that have waited for their clients longest; several at once, since finding them is
         slow."""
-        others = (other for other in self.connections if isinstance(other, LimitedConnection) and other is not self)
-        waiting = [other for other in others if other.waits_for_client and not other.transport.is_closing()]
-        for other in nsmallest(max(1, self.limits.connections // 100), waiting, key=_waiting_since):
-            other.drop()
+        others = (
+            connection
+            for connection in self.connections
+            if isinstance(connection, LimitedConnection) and connection is not self
+        )
+        waiting = [
+            connection for connection in others if connection.waits_for_client and not connection.transport.is_closing()
+        ]
+        for connection in nsmallest(max(1, self.limits.connections // 100), waiting, key=_waiting_since):
+            connection.drop()
         if not waiting:
             self._refuse(503, "too many connections; nothing was stored. Send the same request again in a second")
 
@@ -223,22 +229,22 @@ def close_slow_connections(connections: Iterable[Any], now: float) -> None:
             return
 
 
-def allowed_connections(wanted: int, reserved: int) -> int:
+def allowed_connections(requested: int, reserved: int) -> int:
     """How many of the wanted connections the process may open in addition to `reserved` other files.
 
     Raises the process's limit on open files as far as the system allows.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + SPARE_FILES + reserved
+    most = requested + SPARE_FILES + reserved
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return wanted
+        return requested
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    return max(1, min(wanted, soft - SPARE_FILES - reserved))
+    return max(1, min(requested, soft - SPARE_FILES - reserved))
 
 
 def _waiting_since(connection: LimitedConnection) -> float:
@@ -256,9 +262,9 @@ def _answer(status: int, detail: str) -> bytes:
         "instance": "",
     }
     body = json.dumps(problem).encode()
-    again = "Retry-After: 1\r\n" if status == 503 else ""
+    retry_header = "Retry-After: 1\r\n" if status == 503 else ""
     head = (
-        f"HTTP/1.1 {status} {title}\r\nContent-Type: application/problem+json\r\n{again}"
+        f"HTTP/1.1 {status} {title}\r\nContent-Type: application/problem+json\r\n{retry_header}"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

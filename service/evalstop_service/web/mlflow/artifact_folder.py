@@ -46,18 +46,18 @@ class ArtifactFolder:
 
     def list_artifacts(self, project_id: UUID, path: str) -> list[Artifact]:
         """The contents of a folder, by name; empty if there is no such folder. Raises MlflowError."""
-        place = self._resolve(project_id, path)
-        if not place.is_dir():
+        folder = self._resolve(project_id, path)
+        if not folder.is_dir():
             return []
         return sorted(
             Artifact(entry.name, entry.is_dir(), None if entry.is_dir() else entry.stat().st_size)
-            for entry in place.iterdir()
+            for entry in folder.iterdir()
         )
 
     def find_file(self, project_id: UUID, path: str) -> Path | None:
         """Find a file; None if there is none. Raises MlflowError."""
-        place = self._resolve(project_id, path)
-        return place if place.is_file() else None
+        file = self._resolve(project_id, path)
+        return file if file.is_file() else None
 
     def start_upload(self, project_id: UUID, path: str) -> Upload:
         """Start writing or overwriting a file. Raises MlflowError."""

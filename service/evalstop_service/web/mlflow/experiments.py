@@ -134,12 +134,12 @@ def search_experiments(body: SearchExperiments, caller: ReadOrIngest, database: 
     clauses = search.parse_filter(body.filter, search.EXPERIMENTS)
     orders = search.parse_orders(body.order_by, search.EXPERIMENTS)
     with database.reading() as tx:
-        known = experiments.list_experiments(tx, caller.project_id, MAX_EXPERIMENTS)
-    if DEFAULT_NUMBER not in (experiment.number for experiment in known):
-        known.append(default_experiment(caller.project_id, artifacts))
+        stored = experiments.list_experiments(tx, caller.project_id, MAX_EXPERIMENTS)
+    if DEFAULT_NUMBER not in (experiment.number for experiment in stored):
+        stored.append(default_experiment(caller.project_id, artifacts))
     chosen = [
         document
-        for document in map(experiment_document, known)
+        for document in map(experiment_document, stored)
         if is_visible(document["lifecycle_stage"] == "deleted", body.view_type)
         and search.matches(clauses, _fields(document))
     ]
@@ -205,8 +205,8 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _to_tags(known: dict[str, str], tags: Sequence[ItemIn]) -> dict[str, str]:
-    merged = labels.merge_items(known, [tag.to_item() for tag in tags])
+def _to_tags(current: dict[str, str], tags: Sequence[ItemIn]) -> dict[str, str]:
+    merged = labels.merge_items(current, [tag.to_item() for tag in tags])
     if merged.dropped:
         raise invalid_parameter(f"an experiment has at most {labels.MOST_LABELS} tags")
     return merged.labels

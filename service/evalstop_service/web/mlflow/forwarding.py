@@ -212,16 +212,16 @@ class Forwarder:
                 "tags": [*tags, {"key": _ORIGINAL_RUN, "value": str(run.id)}],
             },
         )
-        own = {FORWARDED_RUN: str(created["run"]["info"]["run_id"])}
+        copy_label = {FORWARDED_RUN: str(created["run"]["info"]["run_id"])}
         relabeled = open_run.relabel_run(
-            self._database, run.project_id, run.id, lambda known: own | known, SERVICE, self._clock()
+            self._database, run.project_id, run.id, lambda current: copy_label | current, SERVICE, self._clock()
         )
         return relabeled.labels[FORWARDED_RUN]
 
     def _is_copy_of(self, copy: str, run: Run) -> bool:
         """Whether a run there was created for this one. The label alone proves nothing: trainers can set it."""
-        found = self._call("GET", "runs/get", {"run_id": copy})
-        return {"key": _ORIGINAL_RUN, "value": str(run.id)} in found["run"]["data"]["tags"]
+        response = self._call("GET", "runs/get", {"run_id": copy})
+        return {"key": _ORIGINAL_RUN, "value": str(run.id)} in response["run"]["data"]["tags"]
 
     def _find_experiment(self, name: str | None) -> str:
         if name is None:
@@ -229,8 +229,8 @@ class Forwarder:
         try:  # create first, because another process may do so at the same time
             return str(self._call("POST", "experiments/create", {"name": name})["experiment_id"])
         except _Refused:  # it exists
-            found = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
-            return str(found["experiment"]["experiment_id"])
+            response = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
+            return str(response["experiment"]["experiment_id"])
 
     def _call(self, method: str, path: str, body: Document) -> Document:
         try:

@@ -55,10 +55,10 @@ def merge_params(params: Mapping[str, str], new: Iterable[Item]) -> MergedLabels
 
 
 def merge_items(
-    known: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS, most_bytes: int = MOST_LABEL_BYTES
+    current: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS, most_bytes: int = MOST_LABEL_BYTES
 ) -> MergedLabels:
     """Add items, up to limits on their number, the length of each and the total size."""
-    merged, dropped, size = dict(known), 0, count_bytes(known)
+    merged, dropped, size = dict(current), 0, count_bytes(current)
     for key, value in new:
         name, text = clean_text(key), clean_text(value)[:LONGEST_VALUE]
         before = count_bytes({name: merged[name]}) if name in merged else 0

@@ -49,7 +49,7 @@ def create_model(body: CreateModel, caller: Ingest, database: Db, now: Now, arti
     model_id = f"{_ID_PREFIX}{own_id.hex}"
     with database.transaction() as tx:
         experiment = load_experiment(tx, caller.project_id, body.experiment_id, artifacts)
-        known = {"model_type": body.model_type, "source_run_id": body.source_run_id}
+        attributes = {"model_type": body.model_type, "source_run_id": body.source_run_id}
         document = {
             "info": {
                 "model_id": model_id,
@@ -60,7 +60,7 @@ def create_model(body: CreateModel, caller: Ingest, database: Db, now: Now, arti
                 "artifact_uri": f"{experiment.artifact_location.rstrip('/')}/models/{model_id}/artifacts",
                 "status": "LOGGED_MODEL_PENDING",
                 "tags": _to_pairs(body.tags),
-                **{name: value for name, value in known.items() if value},
+                **{name: value for name, value in attributes.items() if value},
             },
             "data": {"params": _to_pairs(body.params), "metrics": []},
         }
@@ -107,10 +107,10 @@ def delete_model_tag(model_id: str, tag_key: str, caller: Ingest, database: Db, 
     """Remove a tag of a model."""
 
     def remove(document: Document) -> Document:
-        kept = [tag for tag in document["info"]["tags"] if tag["key"] != tag_key]
-        if kept == document["info"]["tags"]:
+        remaining = [tag for tag in document["info"]["tags"] if tag["key"] != tag_key]
+        if remaining == document["info"]["tags"]:
             raise not_found(f"No tag with key {tag_key!r:.100} on model {model_id!r:.100}")
-        return _with_info(document, tags=kept)
+        return _with_info(document, tags=remaining)
 
     _change(database, caller, model_id, now, remove)
     return {}
@@ -160,8 +160,8 @@ def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metr
                 continue
             data = model.document["data"]
             last = {(item["key"], item.get("dataset_name")): item for item in (*data["metrics"], *documents)}
-            kept = list(last.values())[:MAX_METRICS]
-            document = model.document | {"data": data | {"metrics": kept}}
+            newest = list(last.values())[:MAX_METRICS]
+            document = model.document | {"data": data | {"metrics": newest}}
             mlflow_runs.save_logged_model(tx, msgspec.structs.replace(model, document=document))
 
 
@@ -198,8 +198,8 @@ def _to_pairs(items: list[ItemIn]) -> list[Document]:
     return [item.model_dump() for item in items]
 
 
-def _merge_pairs(known: list[Document], new: list[Document]) -> list[Document]:
-    merged = {item["key"]: item for item in (*known, *new)}
+def _merge_pairs(current: list[Document], new: list[Document]) -> list[Document]:
+    merged = {item["key"]: item for item in (*current, *new)}
     return list(merged.values())
 
 

@@ -86,14 +86,14 @@ def experiment_document(experiment: Experiment) -> Document:
 
 def load_recorded(tx: Transaction, page: Sequence[Run], artifacts: ArtifactFolder) -> list[RecordedRun]:
     """Runs of one project with their data from MLflow clients."""
-    known = mlflow_runs.load_mlflow_runs(tx, [run.id for run in page])
-    ids = {item.experiment_id for item in known.values() if item.experiment_id is not None}
+    mlflow_runs_by_id = mlflow_runs.load_mlflow_runs(tx, [run.id for run in page])
+    ids = {item.experiment_id for item in mlflow_runs_by_id.values() if item.experiment_id is not None}
     stored = experiments.load_experiments(tx, ids)
     recorded = []
     for run in page:
-        own_id = known[run.id].experiment_id
+        own_id = mlflow_runs_by_id[run.id].experiment_id
         experiment = default_experiment(run.project_id, artifacts) if own_id is None else stored[own_id]
-        recorded.append(RecordedRun(run, known[run.id], experiment))
+        recorded.append(RecordedRun(run, mlflow_runs_by_id[run.id], experiment))
     return recorded
 
 

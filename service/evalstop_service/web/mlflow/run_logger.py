@@ -58,9 +58,9 @@ class RunLogger:
         """Store tags as labels, up to the limits; tags for checkpoints register them."""
         dropped = 0
 
-        def merge(known: dict[str, str]) -> dict[str, str]:
+        def merge(current: dict[str, str]) -> dict[str, str]:
             nonlocal dropped
-            merged, dropped = labels.merge_tags(known, tags)
+            merged, dropped = labels.merge_tags(current, tags)
             return merged
 
         open_run.relabel_run(self.database, self.project_id, run_id, merge, self.actor, self.now, self.key)
@@ -71,10 +71,10 @@ class RunLogger:
         """Store params, up to the limits."""
         dropped = 0
 
-        def merge(known: MlflowRun) -> MlflowRun:
+        def merge(current: MlflowRun) -> MlflowRun:
             nonlocal dropped
-            merged, dropped = labels.merge_params(known.params, params)
-            return replace(known, params=merged)
+            merged, dropped = labels.merge_params(current.params, params)
+            return replace(current, params=merged)
 
         self.change_mlflow_run(run_id, merge)
         self._count_dropped("param", dropped)
@@ -132,9 +132,9 @@ class RunLogger:
         except Conflict:  # the first URI of a step stands, as for all logged values
             self._count_dropped("checkpoint")
 
-    def _count_dropped(self, what: str, count: int = 1) -> None:
+    def _count_dropped(self, kind: str, count: int = 1) -> None:
         if count:
-            self._service_metrics.mlflow_left_out.labels(what).inc(count)
+            self._service_metrics.mlflow_left_out.labels(kind).inc(count)
 
 
 Logger = Annotated[RunLogger, Depends(RunLogger)]

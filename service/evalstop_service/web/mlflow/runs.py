@@ -94,7 +94,7 @@ def update_run(body: UpdateRun, logger: Logger, artifacts: Artifacts) -> Documen
         case "FINISHED" | "FAILED" | "KILLED":
             logger.finish_run(run_id, RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED)
             if body.end_time is not None:
-                logger.change_mlflow_run(run_id, lambda known: replace(known, end_time=body.end_time))
+                logger.change_mlflow_run(run_id, lambda current: replace(current, end_time=body.end_time))
         case "RUNNING":
             open_run.reopen_run(logger.database, logger.project_id, run_id, logger.actor, logger.now)
         case None | "SCHEDULED" | "UNFINISHED":
@@ -173,10 +173,10 @@ def delete_tag(body: DeleteTag, logger: Logger) -> Document:
     if not labels.is_client_tag(body.key):
         raise invalid_parameter(f"the tag {body.key!r} cannot be deleted")
 
-    def remove(known: dict[str, str]) -> dict[str, str]:
-        if body.key not in known:
+    def remove(current: dict[str, str]) -> dict[str, str]:
+        if body.key not in current:
             raise not_found(f"No tag with name: {body.key} in run with id {run_id.hex}")
-        return {key: value for key, value in known.items() if key != body.key}
+        return {key: value for key, value in current.items() if key != body.key}
 
     open_run.relabel_run(logger.database, logger.project_id, run_id, remove, logger.actor, logger.now, logger.key)
     logger.forward(run_id, "runs/delete-tag", _dump_request(body))
@@ -187,10 +187,10 @@ def delete_tag(body: DeleteTag, logger: Logger) -> Document:
 def log_inputs(body: LogInputs, logger: Logger) -> Document:
     """Log datasets and models that a run reads; stored unchanged."""
 
-    def add(known: MlflowRun) -> MlflowRun:
-        datasets = _merge(known.inputs.get("dataset_inputs", []), body.datasets)
-        models = _merge(known.inputs.get("model_inputs", []), body.models)
-        return replace(known, inputs={"dataset_inputs": datasets, "model_inputs": models})
+    def add(current: MlflowRun) -> MlflowRun:
+        datasets = _merge_documents(current.inputs.get("dataset_inputs", []), body.datasets)
+        models = _merge_documents(current.inputs.get("model_inputs", []), body.models)
+        return replace(current, inputs={"dataset_inputs": datasets, "model_inputs": models})
 
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.change_mlflow_run(run_id, add)
@@ -203,8 +203,8 @@ def log_outputs(body: LogOutputs, logger: Logger) -> Document:
     """Log models that a run creates; stored unchanged."""
     logger.change_mlflow_run(
         parse_run_id(body.run_id or body.run_uuid),
-        lambda known: replace(
-            known, outputs={"model_outputs": _merge(known.outputs.get("model_outputs", []), body.models)}
+        lambda current: replace(
+            current, outputs={"model_outputs": _merge_documents(current.outputs.get("model_outputs", []), body.models)}
         ),
     )
     return {}
@@ -253,8 +253,8 @@ def list_artifacts(
         root: str = responses.run_info(load_recorded(tx, [run], artifacts)[0])["artifact_uri"]
     folder = path.strip("/")
     prefix = f"{folder}/" if folder else ""
-    place = f"{root.removeprefix(SCHEME)}/{folder}"
-    files = file_documents(artifacts, caller, place, prefix)
+    address = f"{root.removeprefix(SCHEME)}/{folder}"
+    files = file_documents(artifacts, caller, address, prefix)
     return {"root_uri": root, "files": files if root.startswith(SCHEME) else []}
 
 
@@ -272,14 +272,14 @@ def _fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> searc
     }
 
 
-def _merge(known: list[Document], new: list[Document]) -> list[Document]:
+def _merge_documents(current: list[Document], new: list[Document]) -> list[Document]:
     """Merge both lists without duplicates, up to a limit."""
-    return [*known, *(item for item in new if item not in known)][:MAX_INPUTS]
+    return [*current, *(item for item in new if item not in current)][:MAX_INPUTS]
 
 
 def _set_deleted(body: RunBody, logger: RunLogger, path: str, *, deleted: bool) -> Document:
     run_id: UUID = parse_run_id(body.run_id or body.run_uuid)
-    logger.change_mlflow_run(run_id, lambda known: replace(known, deleted=deleted))
+    logger.change_mlflow_run(run_id, lambda current: replace(current, deleted=deleted))
     logger.forward(run_id, path, {})
     return {}
 

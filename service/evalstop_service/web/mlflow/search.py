@@ -158,11 +158,11 @@ def matches(clauses: Sequence[Clause], fields: Fields) -> bool:
 def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Fields]) -> list[T]:
     """Sort the items; those without a value come last, after NaN."""
     for kind, key, descending in reversed(orders):
-        known: list[tuple[Any, T]] = [(fields_of(item).get(kind, {}).get(key), item) for item in items]
-        present = [(value, item) for value, item in known if not _is_missing(value)]
+        valued: list[tuple[Any, T]] = [(fields_of(item).get(kind, {}).get(key), item) for item in items]
+        present = [(value, item) for value, item in valued if not _is_missing(value)]
         present.sort(key=lambda pair: pair[0], reverse=descending)
-        nans = [item for value, item in known if isinstance(value, float) and math.isnan(value)]
-        items = [item for _, item in present] + nans + [item for value, item in known if value is None]
+        nans = [item for value, item in valued if isinstance(value, float) and math.isnan(value)]
+        items = [item for _, item in present] + nans + [item for value, item in valued if value is None]
     return items
 
 
@@ -185,14 +185,14 @@ def _holds(clause: Clause, value: Any) -> bool:
 
 def _parse_key(kind: str | None, key: str, language: Language) -> tuple[str, str]:
     key = key.strip().strip('`"')
-    known = "attributes" if kind is None else language.kinds.get(kind.lower())
-    if known is None:
+    kind_name = "attributes" if kind is None else language.kinds.get(kind.lower())
+    if kind_name is None:
         raise invalid_parameter(f"Invalid entity type {kind!r:.50}: one of {', '.join(sorted(language.kinds))}")
-    if known != "attributes":
-        return known, key
+    if kind_name != "attributes":
+        return kind_name, key
     if key not in language.attributes:
         raise invalid_parameter(f"Invalid attribute key {key!r:.50}: one of {', '.join(sorted(language.attributes))}")
-    return known, language.attributes[key]
+    return kind_name, language.attributes[key]
 
 
 def _parse_value(text: str, kind: str, key: str, sign: str, value: str, language: Language) -> Any:

@@ -49,13 +49,13 @@ class NotificationListener:
                 async with await self._connect() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     received = await self._listen(connection)
-                    why = "notifications do not arrive, as behind a pooler"
+                    reason = "notifications do not arrive, as behind a pooler"
             except (psycopg.Error, OSError, TimeoutError) as error:
-                received, why = self.receives, f"{type(error).__name__}: {error}".strip()
+                received, reason = self.receives, f"{type(error).__name__}: {error}".strip()
             finally:
                 self._change(False)
             pause = FIRST_PAUSE_SECONDS if received else min(pause * 2, LONGEST_PAUSE_SECONDS)
-            log.warning("cannot listen for PostgreSQL notifications (%s); polling, retrying in %.1f s", why, pause)
+            log.warning("cannot listen for PostgreSQL notifications (%s); polling, retrying in %.1f s", reason, pause)
             await asyncio.sleep(pause)
 
     async def _listen(self, connection: psycopg.AsyncConnection) -> bool:
@@ -71,8 +71,8 @@ class NotificationListener:
     async def _receive(self, connection: psycopg.AsyncConnection, seconds: float, token: str | None) -> bool:
         """Wake the worker for each notification, until the one with the token arrives or the time is over."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            async for notification in connection.notifies(timeout=left, stop_after=1):
+        while (remaining_seconds := deadline - time.monotonic()) > 0:
+            async for notification in connection.notifies(timeout=remaining_seconds, stop_after=1):
                 if notification.payload == token:
                     return True
                 if not notification.payload:  # others carry the tokens of other listeners

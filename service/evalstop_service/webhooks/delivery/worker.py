@@ -198,7 +198,7 @@ class DeliveryWorker:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wanted = ClaimLimits(
+        claim_limits = ClaimLimits(
             self._queues.claim_limit(),
             self._limits.per_endpoint,
             self._queues.claim_limits_by_endpoint(),
@@ -206,7 +206,7 @@ class DeliveryWorker:
         )
         try:
             claim = await _run_in_thread(
-                threads, settle_and_claim, self._database, self._clock, self._rules, finished, wanted
+                threads, settle_and_claim, self._database, self._clock, self._rules, finished, claim_limits
             )
         except DATABASE_UNAVAILABLE:
             self._finished = finished + self._finished
@@ -241,7 +241,9 @@ class DeliveryWorker:
     async def _shut_down(self, threads: ThreadPoolExecutor) -> None:
         """Release the deliveries that have not started, wait for those that have, and record both."""
         self._stopping = True
-        self._finished += [FinishedAttempt(each, Released(), self._now()) for each in self._queues.remove_all_waiting()]
+        self._finished += [
+            FinishedAttempt(claimed, Released(), self._now()) for claimed in self._queues.remove_all_waiting()
+        ]
         deadline: float | None = None
         while self._finished or self._queues.running:
             finished, self._finished = self._finished, []
@@ -296,8 +298,8 @@ class DeliveryWorker:
     async def _attempt_delivery(self, claimed: ClaimedDelivery) -> FinishedAttempt:
         started = self._now()
         spare = self._limits.lease_seconds - self._sender.timeout_seconds
-        left = (claimed.lease_until - started).total_seconds() - self._sender.timeout_seconds
-        if left < min(0.0, spare - MAX_QUEUED_SECONDS):
+        remaining_seconds = (claimed.lease_until - started).total_seconds() - self._sender.timeout_seconds
+        if remaining_seconds < min(0.0, spare - MAX_QUEUED_SECONDS):
             return FinishedAttempt(
                 claimed, Released(), started
             )  # queued for so long that its lease may end during the attempt
@@ -335,23 +337,25 @@ class DeliveryWorker:
                 "endpoint %s keeps failing; nothing is sent to it for %g s", endpoint_id, self._rules.breaker.seconds
             )
             removed = self._queues.remove_waiting(endpoint_id)
-            self._finished += [FinishedAttempt(each, Released(), self._now()) for each in removed]
+            self._finished += [
+                FinishedAttempt(removed_delivery, Released(), self._now()) for removed_delivery in removed
+            ]
         results: Counter[str] = Counter()
         for attempt in finished:
             claimed, result = attempt.claimed, attempt.result
-            about = {"run_id": claimed.run_id, "delivery_id": claimed.id}
+            log_context = {"run_id": claimed.run_id, "delivery_id": claimed.id}
             if claimed.id in settled.kept:
                 results[_RESULT_LABELS[type(result)]] += 1
                 if isinstance(result, Retry | Dead):
                     then = f"next at {rfc3339(result.due_at)}" if isinstance(result, Retry) else "given up"
                     args = (claimed.id, claimed.attempts, then, result.error)
-                    log.warning("delivery %s: attempt %d failed, %s: %s", *args, extra=about)
+                    log.warning("delivery %s: attempt %d failed, %s: %s", *args, extra=log_context)
             elif claimed.id in settled.cancelled:
                 results["cancelled"] += 1
-                log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts, extra=about)
+                log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts, extra=log_context)
             else:
                 log.warning(
-                    "delivery %s: attempt %d finished after its lease", claimed.id, claimed.attempts, extra=about
+                    "delivery %s: attempt %d finished after its lease", claimed.id, claimed.attempts, extra=log_context
                 )
         for label, count in results.items():
             if label:

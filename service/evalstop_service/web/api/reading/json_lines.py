@@ -78,7 +78,7 @@ class LineSplitter:
     """
 
     def __init__(self) -> None:
-        self._begun = bytearray()
+        self._buffer = bytearray()
         self._overlong = False
 
     def split(self, piece: bytes) -> Iterator[bytes | None]:
@@ -86,30 +86,30 @@ class LineSplitter:
         long."""
         first, last = piece.find(b"\n"), piece.rfind(b"\n")
         if last < 0:
-            self._hold(piece)
+            self._append(piece)
             return
         at = 0
-        if self._begun or self._overlong:
-            self._hold(piece[:first])
+        if self._buffer or self._overlong:
+            self._append(piece[:first])
             yield self.rest()
             at = first + 1
         if at <= last:
             yield piece[at:last]
-        self._hold(piece[last + 1 :])
+        self._append(piece[last + 1 :])
 
     def rest(self) -> bytes | None:
         """The buffer: after the end of the stream, its last line, which may lack a line feed."""
-        line = None if self._overlong else bytes(self._begun)
-        self._begun.clear()
+        line = None if self._overlong else bytes(self._buffer)
+        self._buffer.clear()
         self._overlong = False
         return line
 
-    def _hold(self, part: bytes) -> None:
-        if self._overlong or len(self._begun) + len(part) > MOST_LINE_BYTES:
+    def _append(self, part: bytes) -> None:
+        if self._overlong or len(self._buffer) + len(part) > MOST_LINE_BYTES:
             self._overlong = True
-            self._begun.clear()
+            self._buffer.clear()
         else:
-            self._begun += part
+            self._buffer += part
 
 
 _decode_lines = msgspec.json.Decoder(FlatLine).decode_lines
@@ -129,12 +129,12 @@ def decode_flat_lines(block: bytes) -> list[FlatLine] | None:
     if block[:1] != b"{" or block[-1:] != b"}" or block.count(b"}\n{") != count - 1 or b"\\" in block:
         return None
     try:
-        found = _decode_lines(block)
+        lines = _decode_lines(block)
     except UNREADABLE:
         return None
-    if len(found) != count or not all(map(_is_canonical, {line.run_id for line in found})):
+    if len(lines) != count or not all(map(_is_canonical, {line.run_id for line in lines})):
         return None
-    return found if _has_unique_names(block, _MARKS * count, found) else None
+    return lines if _has_unique_names(block, _MARKS * count, lines) else None
 
 
 def parse_line(line: bytes) -> RunObservations:
@@ -158,15 +158,15 @@ def parse_line(line: bytes) -> RunObservations:
 
 def _has_unique_names(text: bytes, marks: int, points: Any) -> bool:
     """Whether a text has no duplicate names: the decoder takes the last of them."""
-    found = text.count(b'"')
-    if found == marks:
+    mark_count = text.count(b'"')
+    if mark_count == marks:
         return True
     for point in points:
         if point.stderr is not None:
             marks += _MARKS_OF_STDERR
         if point.time is not None:
             marks += _MARKS_OF_TIME
-    return found == marks
+    return mark_count == marks
 
 
 _CANONICAL = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -191,10 +191,10 @@ def _refuse(line: bytes) -> None:
 
 
 def _describe_errors(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    first = [f"{_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"[:200] for item in found[:3]]
-    more = f"; and {len(found) - len(first)} more" if len(found) > len(first) else ""
-    return "; ".join(first) + more
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = [f"{_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"[:200] for item in errors[:3]]
+    omitted = f"; and {len(errors) - len(first)} more" if len(errors) > len(first) else ""
+    return "; ".join(first) + omitted
 
 
 def _place(location: tuple[int | str, ...]) -> str:

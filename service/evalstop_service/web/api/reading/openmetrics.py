@@ -53,19 +53,19 @@ def read_observations(
     samples = _samples(text, strict)
     if stepping.metric is not None:
         stepping = Stepping(_find_step(samples, stepping.metric))
-    found = []
+    points = []
     for sample in samples:
         if only and sample.name not in only:
             continue
         step = _step(sample, stepping)
         if step is not None:
             name = _name(sample.name, {key: value for key, value in sample.labels.items() if key != stepping.label})
-            found.append(PostedObservation(name, step, float(sample.value)))
-    if not found:
+            points.append(PostedObservation(name, step, float(sample.value)))
+    if not points:
         raise Invalid("the scrape has no gauge or counter to store; nothing was stored")
-    if len(found) > MAX_POINTS:
-        raise Invalid(f"the scrape has {len(found)} values; the limit is {MAX_POINTS}. Select some with `metric`")
-    return tuple(found)
+    if len(points) > MAX_POINTS:
+        raise Invalid(f"the scrape has {len(points)} values; the limit is {MAX_POINTS}. Select some with `metric`")
+    return tuple(points)
 
 
 def _check_lines(text: str) -> None:

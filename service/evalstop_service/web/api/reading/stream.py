@@ -130,9 +130,9 @@ class StreamIngestion:
             raise Problem(
                 400, ProblemKind.UNREADABLE_ENCODING, f"{error}, after {unpacked} decompressed bytes"
             ) from error
-        rest = splitter.rest()
-        if rest != b"":
-            await self._read_block(rest)
+        last_line = splitter.rest()
+        if last_line != b"":
+            await self._read_block(last_line)
 
     def _check_size(self, count: int) -> None:
         most = self._limits.stream_bytes
@@ -179,19 +179,19 @@ class StreamIngestion:
 
     def _add_observations(self, run_id: str, points: Sequence[PostedObservation], lines: int | None = None) -> None:
         """Add the observations of the next lines about a run: one per line, or all from one line."""
-        part = self._pending.get(run_id)
-        if part is None:
+        pending = self._pending.get(run_id)
+        if pending is None:
             if run_id not in self._run_ids:
                 if len(self._run_ids) == MOST_RUNS:
                     self._refuse(TOO_MANY_RUNS, lines or len(points))
                     return
                 self._run_ids.add(run_id)
-            part = self._pending[run_id] = _PendingRun(UUID(run_id))
+            pending = self._pending[run_id] = _PendingRun(UUID(run_id))
         # A batch is identified by its last line: nothing is awaited between adding a line and counting it.
         first = self._line + 1
         self._line += lines or len(points)
-        part.points += points
-        part.lines += range(first, self._line + 1) if lines is None else [first] * len(points)
+        pending.points += points
+        pending.lines += range(first, self._line + 1) if lines is None else [first] * len(points)
         self._size += len(points)
         self._has_pending.set()
 
@@ -216,10 +216,10 @@ class StreamIngestion:
             self._stopped = True
             self._has_room.set()
 
-    async def _commit_run(self, part: _PendingRun) -> Receipt | Exception:
+    async def _commit_run(self, pending: _PendingRun) -> Receipt | Exception:
         try:
-            content = Observations(tuple(part.points))
-            return await self._submit(Message(self._project_id, part.run_id, content, self._sender))
+            content = Observations(tuple(pending.points))
+            return await self._submit(Message(self._project_id, pending.run_id, content, self._sender))
         except Exception as error:
             return error
 
@@ -234,26 +234,26 @@ class StreamIngestion:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    def _count_all(self, parts: Iterable[_PendingRun], answers: Iterable[Receipt | Exception]) -> Problem | None:
+    def _count_all(self, pending_runs: Iterable[_PendingRun], answers: Iterable[Receipt | Exception]) -> Problem | None:
         """Count the results of a batch; returns the problem if something could not be stored for a fault of the
         service."""
         outage = None
-        for part, answer in zip(parts, answers, strict=True):
+        for pending, answer in zip(pending_runs, answers, strict=True):
             if isinstance(answer, Receipt):
-                self.totals.add_receipt(part.run_id, answer)
+                self.totals.add_receipt(pending.run_id, answer)
                 if answer.conflicts:
-                    self._add_conflicts(part, answer)
+                    self._add_conflicts(pending, answer)
             elif outage is None:
                 problem = problems.problem_of(answer)
                 if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
                     outage = problem
                 else:
-                    for line in dict.fromkeys(part.lines):
+                    for line in dict.fromkeys(pending.lines):
                         self.totals.add_error(line, problem.title, problem.detail)
         return outage
 
-    def _add_conflicts(self, part: _PendingRun, receipt: Receipt) -> None:
-        lines = {id(point): line for point, line in zip(part.points, part.lines, strict=True)}
+    def _add_conflicts(self, pending: _PendingRun, receipt: Receipt) -> None:
+        lines = {id(point): line for point, line in zip(pending.points, pending.lines, strict=True)}
         for conflict in receipt.conflicts:
             point, stored = conflict.point, encode_number(conflict.stored_value)
             detail = f"{point.metric!r} at step {point.step} is already stored as {stored}, which stands"
