@@ -152,8 +152,8 @@ def _score_step(weights: Sequence[float], state: CombinedState) -> tuple[Combine
     if version != state.eval_version:
         state = replace(start_combining(len(state.evals)), pending=state.pending, eval_version=version)
     finite = {item.place: item for item in state.pending if abs(item.value) < _LARGEST}
-    evals = [_take_value(item, finite.get(place)) for place, item in enumerate(state.evals)]
-    unit = state.unit * _kept_unit(weights, state.evals, evals)
+    evals = [_take_value(item, finite.get(index)) for index, item in enumerate(state.evals)]
+    unit = state.unit * _measure_unit_change(weights, state.evals, evals)
     present = math.fsum(weight for weight, item in zip(weights, evals, strict=True) if item.counts)
     offset, moved = state.offset, []
     for weight, before, item in zip(weights, state.evals, evals, strict=True):
@@ -182,14 +182,14 @@ def _take_value(state: EvalState, item: EvalValue | None) -> EvalState:
     )
 
 
-def _kept_unit(weights: Sequence[float], before: Sequence[EvalState], after: Sequence[EvalState]) -> float:
+def _measure_unit_change(weights: Sequence[float], before: Sequence[EvalState], after: Sequence[EvalState]) -> float:
     """The factor by which the unit changes when scales are renewed."""
-    taken = [
+    ratios = [
         (weight, old.scale / new.scale) for weight, old, new in zip(weights, before, after, strict=True) if old.scale
     ]
-    if all(ratio == 1.0 for _, ratio in taken):
+    if all(ratio == 1.0 for _, ratio in ratios):
         return 1.0
-    return math.fsum(weight for weight, _ in taken) / math.fsum(weight * ratio for weight, ratio in taken)
+    return math.fsum(weight for weight, _ in ratios) / math.fsum(weight * ratio for weight, ratio in ratios)
 
 
 def _combine_stderrs(evals: Sequence[EvalState]) -> float | None:

@@ -43,8 +43,8 @@ class UnreadableInput(LabError):
     """The log of a run cannot be read."""
 
     def __init__(self, path: Path | str, problem: str, line: int | None = None) -> None:
-        place = "standard input" if path == Path("-") else str(path)
-        super().__init__(f"{place}{'' if line is None else f', line {line}'}: {problem}.")
+        source = "standard input" if path == Path("-") else str(path)
+        super().__init__(f"{source}{'' if line is None else f', line {line}'}: {problem}.")
 
 
 class ServiceUnavailable(LabError):

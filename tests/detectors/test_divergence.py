@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 from evalstop_detectors import Evidence, MetricRole, Observation
-from evalstop_detectors.detectors.divergence import Divergence, DivergenceState, _regression
+from evalstop_detectors.detectors.divergence import Divergence, DivergenceState, _fit_regression
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,7 +101,7 @@ def test_independent_noise_is_not_subtracted() -> None:
 def test_regression_coefficient_is_shrunk(squares: float, own: float, correlation: float, count: float) -> None:
     """The coefficient is at most that of least squares, and the explained share is between 0 and 1."""
     products = correlation * math.sqrt(squares) * math.sqrt(own)
-    coefficient, explained = _regression((count, squares, products, own))
+    coefficient, explained = _fit_regression((count, squares, products, own))
     assert 0 <= explained <= 1
     assert math.isfinite(coefficient)
     assert coefficient == 0 or abs(coefficient) <= abs(products / squares)

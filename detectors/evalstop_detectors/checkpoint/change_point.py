@@ -116,9 +116,9 @@ def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float]
 def _refined(values: Floats, knots: Places, turn: int) -> int:
     """The position between its neighbors where the knot of the turn fits best."""
     between, misfits = range(knots[turn - 1] + 1, knots[turn + 1]), []
-    for place in between:
+    for candidate in between:
         moved = knots.copy()
-        moved[turn] = place
+        moved[turn] = candidate
         misfits.append(_line(values, moved)[0])
     return between[int(np.argmin(misfits))]
 

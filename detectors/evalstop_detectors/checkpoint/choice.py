@@ -32,8 +32,8 @@ class Score(Struct, frozen=True):
 
 def select_version(scores: Sequence[Score], step: int | None = None) -> list[Score]:
     """The scores (by ascending step) comparable with the last one up to this step; None: with the last of all."""
-    known = [score.eval_version for score in scores if step is None or score.step <= step]
-    return [score for score in scores if not known or score.eval_version == known[-1]]
+    versions = [score.eval_version for score in scores if step is None or score.step <= step]
+    return [score for score in scores if not versions or score.eval_version == versions[-1]]
 
 
 class BestCheckpoint(Struct, frozen=True):

@@ -79,9 +79,9 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     stderrs, mean_square = state.stderrs, state.mean_square
     if stderr is not None and 0 < stderr < math.inf:
         stderrs += 1
-        known = min(stderr, LARGEST)
+        clipped_stderr = min(stderr, LARGEST)
         # A product rounds the same in all units that differ by a power of two; a power does not.
-        mean_square += (known * known - mean_square) / stderrs
+        mean_square += (clipped_stderr * clipped_stderr - mean_square) / stderrs
     after = NoiseState(
         seen + 1,
         origin,
@@ -102,12 +102,12 @@ def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -
         return NoiseState()
     tame = [clipped(value) for value in values]
     counted = [clipped(value - tame[0]) for value in tame]
-    known = [min(stderr, LARGEST) for stderr in stderrs if stderr is not None and 0 < stderr < math.inf]
+    clipped_stderrs = [min(stderr, LARGEST) for stderr in stderrs if stderr is not None and 0 < stderr < math.inf]
     mean_square = 0.0
-    for count, stderr in enumerate(known, start=1):
+    for count, stderr in enumerate(clipped_stderrs, start=1):
         mean_square += (stderr * stderr - mean_square) / count
     recent = tuple(counted[-WINDOW - 1 :])
-    return NoiseState(len(values), tame[0], recent, min(counted), max(counted), len(known), mean_square)
+    return NoiseState(len(values), tame[0], recent, min(counted), max(counted), len(clipped_stderrs), mean_square)
 
 
 def estimate(state: NoiseState) -> Noise:
@@ -115,22 +115,22 @@ def estimate(state: NoiseState) -> Noise:
     seen = state.seen
     spread = state.high - state.low
     least = spread * (SHARE_OF_RANGE_WHILE_FEW if seen <= FEW else SHARE_OF_RANGE)
-    known = math.sqrt(state.mean_square)
+    stderr_sd = math.sqrt(state.mean_square)
     if seen < 2:
-        return Noise(known, 1.0)
+        return Noise(stderr_sd, 1.0)
     differences = _differences(state)
     first = _middle(differences.first) / MEDIAN_DIFFERENCE
-    found = first
+    sd = first
     if seen >= 4:
         second = _middle(differences.second)
-        found = min(first, SECOND_MARGIN * second / MEDIAN_SECOND_DIFFERENCE)
+        sd = min(first, SECOND_MARGIN * second / MEDIAN_SECOND_DIFFERENCE)
     correlation = 0.0
     if seen >= FEW + 2 and first > least:
         ratio = _middle(differences.skipping) / MEDIAN_DIFFERENCE / first
         pairs = seen - 2
         correlation = min(max(ratio * ratio - 1, 0.0), STRONGEST_CORRELATION) * pairs / (pairs + 10)
     correlation = min(correlation + SUPPOSED_CORRELATION * 10 / (seen + 10), STRONGEST_SUPPOSED)
-    return Noise(max(found * (1 + 2 / seen), least, known), math.sqrt((1 + correlation) / (1 - correlation)))
+    return Noise(max(sd * (1 + 2 / seen), least, stderr_sd), math.sqrt((1 + correlation) / (1 - correlation)))
 
 
 class _Ordered(NamedTuple):

@@ -105,9 +105,9 @@ class Frame(Struct, frozen=True):
 
     def noise(self, stderrs: Iterable[float]) -> float:
         """The root mean square of the scores' standard errors, at most the range; 0 when there are none."""
-        given = [stderr for stderr in stderrs if 0 < stderr < math.inf]
+        finite_stderrs = [stderr for stderr in stderrs if 0 < stderr < math.inf]
         try:
-            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in given]
+            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in finite_stderrs]
         except OverflowError:
             return 1.0
         return math.sqrt(math.fsum(stderr * stderr for stderr in inside) / len(inside)) if inside else 0.0
@@ -296,14 +296,14 @@ def _noise(values: Sequence[float]) -> float:
 def _risk(values: Sequence[float], curve: Sequence[float], half: int, sd: float) -> float:
     """An estimate of the squared error of a curve, in units of the noise's variance."""
     n = len(values)
-    off = [value - mean for value, mean in zip(values, curve, strict=True)]
+    residuals = [value - mean for value, mean in zip(values, curve, strict=True)]
     if sd == 0:
         return 0.0
-    residual = math.fsum([x * x for x in off])
+    residual = math.fsum([x * x for x in residuals])
     cut = (*range(half), *range(n - half, n)) if n > 2 * half else range(n)
-    own = math.fsum([1 / (min(index + half + 1, n) - max(index - half, 0)) for index in cut])
-    own += (n - len(cut)) / (2 * half + 1)
-    return residual / (sd * sd) + 2 * own
+    own_weight = math.fsum([1 / (min(index + half + 1, n) - max(index - half, 0)) for index in cut])
+    own_weight += (n - len(cut)) / (2 * half + 1)
+    return residual / (sd * sd) + 2 * own_weight
 
 
 def _weights(risks: list[float]) -> list[float]:
@@ -316,7 +316,7 @@ def _weights(risks: list[float]) -> list[float]:
 def _mixed(curves: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
     mixed = [weights[0] * value for value in curves[0]]
     for curve, weight in zip(curves[1:], weights[1:], strict=True):
-        mixed = [sofar + weight * value for sofar, value in zip(mixed, curve, strict=True)]
+        mixed = [total + weight * value for total, value in zip(mixed, curve, strict=True)]
     return mixed
 
 

@@ -143,15 +143,15 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         for index in places:
             share = joint[index] / total
             item = _longer(state.run_lengths[index], kappa, value, share * (1 - hazard))
-            own = item.evals >= self.least_evals
-            best += share * _best(item, own)
+            is_long_enough = item.evals >= self.least_evals
+            best += share * _best(item, is_long_enough)
             below = item.lower
-            if own:
+            if is_long_enough:
                 below = 0.0 if item.best is None else _below(item, kappa, item.best - self.margin_sigmas)
             lower += share * below
             if share * below > most:
                 most, length = share * below, item.evals
-                turn = item.turn_step if own else item.lower_turn
+                turn = item.turn_step if is_long_enough else item.lower_turn
             grown.append(item)
         grown.append(RunLength(0, hazard, 0.0, _ALPHA, best, step, lower, turn))
         if turn is None:
@@ -185,12 +185,12 @@ def _in_units(value: float, zero: float, unit: float) -> float:
 def _longer(item: RunLength, kappa: float, value: float, probability: float) -> RunLength:
     """The Normal-Gamma posterior with one more value; kappa and alpha follow from the number of evals."""
     weight = kappa + item.evals
-    off = value - item.mean
+    deviation = value - item.mean
     return RunLength(
         item.evals + 1,
         probability,
-        item.mean + off / (weight + 1),
-        item.beta + weight * off * off / (2 * (weight + 1)),
+        item.mean + deviation / (weight + 1),
+        item.beta + weight * deviation * deviation / (2 * (weight + 1)),
         item.best,
         item.turn_step,
         item.lower,
@@ -202,9 +202,9 @@ def _log_predictive(item: RunLength, kappa: float, value: float) -> float:
     """The log density of the next value under Student's t, up to a constant."""
     weight, alpha = kappa + item.evals, _ALPHA + item.evals / 2
     spread = 2 * item.beta * (weight + 1) / weight
-    off = value - item.mean
+    deviation = value - item.mean
     gammas = _GAMMAS[item.evals] if item.evals < len(_GAMMAS) else _log_gammas(item.evals)
-    return gammas - 0.5 * math.log(spread) - (alpha + 0.5) * math.log1p(off * off / spread)
+    return gammas - 0.5 * math.log(spread) - (alpha + 0.5) * math.log1p(deviation * deviation / spread)
 
 
 def _log_gammas(evals: int) -> float:

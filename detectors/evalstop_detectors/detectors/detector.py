@@ -111,8 +111,8 @@ class EvalRequests(Struct, frozen=True, forbid_unknown_fields=True):
 
     def are_affordable(self, progress: float | None) -> bool:
         """Whether another request costs at most a tenth of the rest of the run."""
-        left = 1.0 - min(max(progress, 0.0), 1.0) if progress is not None and progress == progress else 1.0
-        return 2 * self.multiplier * self.eval_share <= 0.1 * left
+        remaining = 1.0 - min(max(progress, 0.0), 1.0) if progress is not None and progress == progress else 1.0
+        return 2 * self.multiplier * self.eval_share <= 0.1 * remaining
 
 
 class EvalRequest(Struct, frozen=True):
@@ -147,26 +147,26 @@ def start_anew(detector: Detector[S], state: S) -> S:
 
     This is the initial state, unless the detector has a `start_anew` that keeps more.
     """
-    own: Callable[[S], S] | None = getattr(detector, "start_anew", None)
-    return detector.start() if own is None else own(state)
+    method: Callable[[S], S] | None = getattr(detector, "start_anew", None)
+    return detector.start() if method is None else method(state)
 
 
 def fold_of(detector: Detector[Any]) -> Fold | None:
     """The detector's own `fold`, if it has one."""
-    own: Fold | None = getattr(detector, "fold", None)
-    return own
+    method: Fold | None = getattr(detector, "fold", None)
+    return method
 
 
 def with_requests(detector: Detector[Any], requests: EvalRequests) -> Detector[Any]:
     """The detector, set to ask for paired evaluations; itself if it never asks."""
-    own: Callable[[EvalRequests], Detector[Any]] | None = getattr(detector, "with_requests", None)
-    return detector if own is None else own(requests)
+    method: Callable[[EvalRequests], Detector[Any]] | None = getattr(detector, "with_requests", None)
+    return detector if method is None else method(requests)
 
 
 def find_open_request(detector: Detector[Any], state: Any) -> EvalRequest | None:
     """The detector's latest request for a paired evaluation, unless answered; most detectors never ask."""
-    own: Callable[[Any], EvalRequest | None] | None = getattr(detector, "find_open_request", None)
-    return None if own is None else own(state)
+    method: Callable[[Any], EvalRequest | None] | None = getattr(detector, "find_open_request", None)
+    return None if method is None else method(state)
 
 
 def fold_steps(
@@ -184,8 +184,8 @@ def fold_steps(
 
 def trace_runs(detector: Detector[Any], runs: Sequence[Columns]) -> Sequence[Trace]:
     """The changes of the evidence over each of these runs: by the detector's own `trace_runs`, else run by run."""
-    own: TraceRuns | None = getattr(detector, "trace_runs", None)
-    return [trace_run(detector, columns) for columns in runs] if own is None else own(runs)
+    method: TraceRuns | None = getattr(detector, "trace_runs", None)
+    return [trace_run(detector, columns) for columns in runs] if method is None else method(runs)
 
 
 def trace_run(detector: Detector[Any], columns: Columns) -> Changes:

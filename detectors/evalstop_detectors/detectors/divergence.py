@@ -124,24 +124,24 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
             if observation.role is MetricRole.PROXY:
                 state = _with_proxy(state, observation.value)
             elif state.proxy is not None:
-                state = self._paired(state, observation, state.proxy)
+                state = self._add_pair(state, observation, state.proxy)
         return state, Evidence(Kind.STATISTIC, state.value, state.turn_step, state.note)
 
-    def _paired(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
+    def _add_pair(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
         origin = state.eval_origin if state.pairs else noise.clipped(observation.value)
         raw = noise.clipped(noise.clipped(observation.value) - origin)
-        mine, theirs = raw, proxy
+        eval_residual, proxy_residual = raw, proxy
         if state.pairs:
-            mine -= state.eval_holt.level + state.eval_holt.trend
-            theirs -= state.proxy_holt.level + state.proxy_holt.trend
-        mine, theirs = noise.clipped(mine), noise.clipped(theirs)
+            eval_residual -= state.eval_holt.level + state.eval_holt.trend
+            proxy_residual -= state.proxy_holt.level + state.proxy_holt.trend
+        eval_residual, proxy_residual = noise.clipped(eval_residual), noise.clipped(proxy_residual)
         noisy = self.control_variate and state.noisy
-        coefficient, explained = _regression(state.sums) if noisy else (0.0, 0.0)
-        eval_score = noise.clipped(raw - coefficient * theirs)
+        coefficient, explained = _fit_regression(state.sums) if noisy else (0.0, 0.0)
+        eval_score = noise.clipped(raw - coefficient * proxy_residual)
         stderr = observation.stderr
         if stderr is not None:
             stderr *= math.sqrt(1 - explained)
-        stride, eval_scores, proxies, steps, block = _stored(state, eval_score, proxy, observation.step)
+        stride, eval_scores, proxies, steps, block = _store_pair(state, eval_score, proxy, observation.step)
         eval_noise = noise.advance(state.eval_noise, eval_score, stderr)
         proxy_noise = noise.advance(state.proxy_noise, proxy)
         pairs = state.pairs + 1
@@ -152,7 +152,7 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
             noisy = of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
             largest, at = self._widest(stride, eval_scores, proxies, of_eval, noise.estimate(proxy_noise))
             value = min(max(largest, 0.0), _LARGEST)
-            note = _words(value, at, len(eval_scores), stride, explained)
+            note = _describe_divergence(value, at, len(eval_scores), stride, explained)
         return DivergenceState(
             proxy=proxy,
             proxy_origin=state.proxy_origin,
@@ -161,9 +161,9 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
             noisy=noisy if pairs >= self.least_evals else False,
             eval_noise=eval_noise,
             proxy_noise=proxy_noise,
-            eval_holt=state.eval_holt.after(mine) if state.pairs else Holt(raw),
-            proxy_holt=state.proxy_holt.after(theirs) if state.pairs else Holt(proxy),
-            sums=_added(state.sums, mine, theirs) if state.pairs > 2 else state.sums,
+            eval_holt=state.eval_holt.after(eval_residual) if state.pairs else Holt(raw),
+            proxy_holt=state.proxy_holt.after(proxy_residual) if state.pairs else Holt(proxy),
+            sums=_add_residuals(state.sums, eval_residual, proxy_residual) if state.pairs > 2 else state.sums,
             stride=stride,
             eval_scores=eval_scores,
             proxies=proxies,
@@ -206,27 +206,34 @@ def _with_proxy(state: DivergenceState, value: float) -> DivergenceState:
     return replace(state, proxy=counted, proxy_origin=origin)
 
 
-def _added(sums: tuple[float, float, float, float], mine: float, theirs: float) -> tuple[float, float, float, float]:
-    count, squares, products, own = (_MEMORY * item for item in sums)
-    return count + 1, squares + theirs * theirs, products + mine * theirs, own + mine * mine
+def _add_residuals(
+    sums: tuple[float, float, float, float], eval_residual: float, proxy_residual: float
+) -> tuple[float, float, float, float]:
+    count, proxy_squares, products, eval_squares = (_MEMORY * item for item in sums)
+    return (
+        count + 1,
+        proxy_squares + proxy_residual * proxy_residual,
+        products + eval_residual * proxy_residual,
+        eval_squares + eval_residual * eval_residual,
+    )
 
 
-def _regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
+def _fit_regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
     """The shrunk coefficient of the proxy's surprises, and the share of the eval score's variance that they explain."""
-    count, squares, products, own = sums
-    if count < 8 or squares <= 0 or own <= 0:
+    count, proxy_squares, products, eval_squares = sums
+    if count < 8 or proxy_squares <= 0 or eval_squares <= 0:
         return 0.0, 0.0
-    share = (products / math.sqrt(squares) / math.sqrt(own)) ** 2
+    share = (products / math.sqrt(proxy_squares) / math.sqrt(eval_squares)) ** 2
     shrinkage = 1 - 4 * (1 - share) / (count * share) if share > 0 else 0.0
     if shrinkage <= 0:
         return 0.0, 0.0
-    coefficient = products / squares
+    coefficient = products / proxy_squares
     if not math.isfinite(coefficient):
         return 0.0, 0.0
     return shrinkage * coefficient, min(share * shrinkage * (2 - shrinkage), 1.0)
 
 
-def _stored(
+def _store_pair(
     state: DivergenceState, eval_score: float, proxy: float, step: int
 ) -> tuple[int, Floats, Floats, tuple[int, ...], tuple[int, float, float]]:
     """The blocks with one more pair of values: blocks are joined in pairs when there are too many."""
@@ -245,7 +252,7 @@ def _joined(values: Floats) -> Floats:
     return tuple((a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=True))
 
 
-def _words(value: float, at: int | None, blocks: int, stride: int, explained: float) -> str:
+def _describe_divergence(value: float, at: int | None, blocks: int, stride: int, explained: float) -> str:
     spared = f"; the proxy explains {format_percent(explained)} of the eval score's noise" if explained > 0 else ""
     if at is None:
         return f"the eval score does not fall while the proxy rises{spared}"

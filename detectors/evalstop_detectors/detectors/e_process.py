@@ -141,10 +141,10 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         starts = state.starts + 1
         share = 1 / (_ALL_STARTS * (starts + 1) * math.log(starts + 1) ** 2)
         log_share = math.log(share)
-        held = state.log_money or (None,) * len(_BETS)
+        log_bets = state.log_money or (None,) * len(_BETS)
         log_money = tuple(
             (log_share if money is None else _log_sum(money, log_share)) + bet * z - bet * bet / 2
-            for bet, money in zip(_BETS, held, strict=True)
+            for bet, money in zip(_BETS, log_bets, strict=True)
         )
         rest = max(state.rest - share, 0.0)
         top = max(log_money)

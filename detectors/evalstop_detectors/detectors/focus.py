@@ -93,8 +93,8 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _advance(self, state: FocusState, observation: Observation) -> FocusState:
-        known = estimate(state.noise)
-        sd = known.sd * known.inflation
+        estimated = estimate(state.noise)
+        sd = estimated.sd * estimated.inflation
         noise = advance(state.noise, observation.value, observation.stderr)
         steps = (*state.steps[1 - _REMEMBERED :], observation.step)
         count, total = state.count + 1, state.total + noise.recent[-1]
@@ -107,8 +107,8 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
             rise, start = _best(state.lower, count, total, -1.0)
             lower = self._with(lower, (count, total, observation.step), -1.0)
             if noise.seen >= _SOONEST and sd > 0 and rise / sd >= self.rise_sigmas:
-                kept = min(count - start[0], _REMEMBERED)
-                count, total, upper, lower = self._anew(noise.recent[-kept:], steps[-kept:])
+                remembered = min(count - start[0], _REMEMBERED)
+                count, total, upper, lower = self._anew(noise.recent[-remembered:], steps[-remembered:])
                 evidence = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has risen")
         return FocusState(noise, steps, count, total, upper, lower, evidence)
 

@@ -157,23 +157,23 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
             if observation.role is MetricRole.KL:
                 state = replace(state, kl=min(max(observation.value, 0.0), _FARTHEST**2))
             elif state.kl is not None:
-                state = self._judged(self._learned(state, observation, math.sqrt(state.kl)), observation.step)
+                state = self._judge_fit(self._learn_eval(state, observation, math.sqrt(state.kl)), observation.step)
         return state, Evidence(Kind.POSTERIOR, state.value, state.turn_step, state.note)
 
-    def _learned(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
+    def _learn_eval(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
         eval_score = noise.from_origin(state.noise, observation.value)
-        heard = noise.advance(state.noise, observation.value, observation.stderr)
+        eval_noise = noise.advance(state.noise, observation.value, observation.stderr)
         basis = (1.0, d, d * math.log(d) if d > 0 else 0.0, d * d)
-        weight, late = _weight(heard, observation.stderr), state.late
+        weight, late = _weigh_eval(eval_noise, observation.stderr), state.late
         if state.fits and state.pairs >= self.least_evals:
             eval_score, late = _drawn_in(state, basis, eval_score, weight)
-        gram = tuple(sofar + weight * basis[i] * basis[j] for sofar, (i, j) in zip(state.gram, _ENTRY, strict=True))
-        cross = tuple(sofar + weight * item * eval_score for sofar, item in zip(state.cross, basis, strict=True))
+        gram = tuple(total + weight * basis[i] * basis[j] for total, (i, j) in zip(state.gram, _ENTRY, strict=True))
+        cross = tuple(total + weight * item * eval_score for total, item in zip(state.cross, basis, strict=True))
         square = state.square + weight * eval_score * eval_score
         path, stride = _thinned((*state.path, (observation.step, d)), state.stride, state.pairs)
         return GaoFitState(
             kl=state.kl,
-            noise=heard,
+            noise=eval_noise,
             pairs=state.pairs + 1,
             gram=gram,
             cross=cross,
@@ -186,7 +186,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
             sd=state.sd,
         )
 
-    def _judged(self, state: GaoFitState, step: int) -> GaoFitState:
+    def _judge_fit(self, state: GaoFitState, step: int) -> GaoFitState:
         if state.pairs < self.least_evals:
             missing = format_count(self.least_evals - state.pairs, "more eval")
             return _silent(state, f"needs {missing}, each with a KL before it")
@@ -211,8 +211,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(
             state,
             value=min(max(value, 0.0), 1.0),
-            turn_step=_turn(state, peak, step) if value > 0.5 else None,
-            note=f"form of {_FORMS[fits[better].term]}: {_words(state, peak, d)}",
+            turn_step=_find_turn(state, peak, step) if value > 0.5 else None,
+            note=f"form of {_FORMS[fits[better].term]}: {_describe_fit(state, peak, d)}",
         )
 
     def _past(self, fit: Fit, d: float, variance: float, dof: int) -> float:
@@ -246,11 +246,11 @@ def _silent(state: GaoFitState, note: str) -> GaoFitState:
     return replace(state, value=0.0, turn_step=None, note=note)
 
 
-def _weight(heard: NoiseState, stderr: float | None) -> float:
+def _weigh_eval(eval_noise: NoiseState, stderr: float | None) -> float:
     """The weight of an eval relative to a usual one."""
-    if stderr is None or not 0 < stderr < math.inf or heard.mean_square <= 0:
+    if stderr is None or not 0 < stderr < math.inf or eval_noise.mean_square <= 0:
         return 1.0
-    ratio = min(max(math.sqrt(heard.mean_square) / min(stderr, noise.LARGEST), 0.5), 2.0)
+    ratio = min(max(math.sqrt(eval_noise.mean_square) / min(stderr, noise.LARGEST), 0.5), 2.0)
     return ratio * ratio
 
 
@@ -296,15 +296,15 @@ def _inverted(matrix: list[list[float]]) -> tuple[Three, Three, Three] | None:
     r10 = matrix[1][0] * scale[1] * scale[0]
     r20 = matrix[2][0] * scale[2] * scale[0]
     r21 = matrix[2][1] * scale[2] * scale[1]
-    left = 1 - r10 * r10
-    if left < 1e-9:
+    remainder = 1 - r10 * r10
+    if remainder < 1e-9:
         return None
-    l11 = math.sqrt(left)
+    l11 = math.sqrt(remainder)
     l21 = (r21 - r20 * r10) / l11
-    left = 1 - r20 * r20 - l21 * l21
-    if left < 1e-9:
+    remainder = 1 - r20 * r20 - l21 * l21
+    if remainder < 1e-9:
         return None
-    l22 = math.sqrt(left)
+    l22 = math.sqrt(remainder)
     # The inverse of the factor, row by row, and its product with itself.
     i10, i11 = -r10 / l11, 1 / l11
     i20, i21, i22 = (-r20 - l21 * i10) / l22, -l21 * i11 / l22, 1 / l22
@@ -333,18 +333,18 @@ def _thinned(
     return (path[::2], 2 * stride) if len(path) > _PATH else (path, stride)
 
 
-def _turn(state: GaoFitState, peak: tuple[float, float] | None, step: int) -> int | None:
+def _find_turn(state: GaoFitState, peak: tuple[float, float] | None, step: int) -> int | None:
     """The last known step before the distance passed the peak; the first one if no peak was passed."""
-    known = [(at, d) for at, d in sorted({*state.path, *state.recent}) if at < step]
-    if not known:
+    path = [(at, d) for at, d in sorted({*state.path, *state.recent}) if at < step]
+    if not path:
         return None
     if peak is None:
-        return known[0][0]
-    passed = next((index for index, (_, d) in enumerate(known) if d > peak[0]), len(known))
-    return known[max(passed - 1, 0)][0]
+        return path[0][0]
+    passed = next((index for index, (_, d) in enumerate(path) if d > peak[0]), len(path))
+    return path[max(passed - 1, 0)][0]
 
 
-def _words(state: GaoFitState, peak: tuple[float, float] | None, d: float) -> str:
+def _describe_fit(state: GaoFitState, peak: tuple[float, float] | None, d: float) -> str:
     """Describes where the peak is, was, or is expected."""
     if peak is None:
         return f"no peak, sqrt(KL) is {d:.3g}"

@@ -161,21 +161,21 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     ) -> tuple[PlateauDropState, Changes]:
         changes: Changes = []
         evals, proxies = columns.get(MetricRole.EVAL, _NO_VALUES), columns.get(MetricRole.PROXY, _NO_VALUES)
-        taken, count = 0, len(proxies.steps)
+        proxies_taken, count = 0, len(proxies.steps)
         if count and state.evidence is not evidence and (not evals.steps or proxies.steps[0] <= evals.steps[0]):
             evidence = state.evidence
             changes.append(((proxies.steps[0], RANK[MetricRole.PROXY]), evidence))
         stderrs, plan = evals.stderrs or repeat(None), evals.progress or repeat(None)
         for step, value, stderr, progress in zip(evals.steps, evals.values, stderrs, plan, strict=False):
-            if taken < count and proxies.steps[taken] <= step:
-                begin, taken = taken, bisect_right(proxies.steps, step, taken)
-                state = _with_proxies(state, proxies.values[begin:taken])
+            if proxies_taken < count and proxies.steps[proxies_taken] <= step:
+                begin, proxies_taken = proxies_taken, bisect_right(proxies.steps, step, proxies_taken)
+                state = _with_proxies(state, proxies.values[begin:proxies_taken])
             if math.isfinite(value):
                 state = self._with_eval(state, step, value, stderr, progress)
             if state.evidence is not evidence:
                 evidence = state.evidence
                 changes.append(((step, RANK[MetricRole.EVAL]), evidence))
-        return _with_proxies(state, proxies.values[taken:]), changes
+        return _with_proxies(state, proxies.values[proxies_taken:]), changes
 
     def _with_eval(
         self, state: PlateauDropState, step: int, value: float, stderr: float | None, progress: float | None
@@ -185,7 +185,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         closes = state.open_evals + 1 >= state.size
         # An eval is compared with what was known before it, or a bad one could excuse itself; and an estimate is
         # cheaper before `advance`.
-        known = estimate(state.noise) if closes else _UNKNOWN
+        estimated = estimate(state.noise) if closes else _UNKNOWN
         noise = advance(state.noise, value, stderr)
         last_three = noise.recent[-3:]
         mean = add_up(last_three) / len(last_three)
@@ -208,7 +208,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             )
         scores = (*state.scores, open_eval / state.size)
         best = _earlier(state, len(scores))
-        falls = self.falls(scores, best, state, state.top, known) if noise.seen >= SOONEST else []
+        falls = self.falls(scores, best, state, state.top, estimated) if noise.seen >= SOONEST else []
         known_proxy = estimate(state.proxy_noise) if falls else _UNKNOWN
         proxy_noise, open_proxy = _with_proxy_of_eval(state)
         closed = PlateauDropState(
@@ -227,7 +227,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             evidence=state.evidence,
         )
         evidence = weigh(
-            closed, falls, max(state.top - start, LEAST_GAIN_SIGMAS * known.sd), known, known_proxy, progress
+            closed, falls, max(state.top - start, LEAST_GAIN_SIGMAS * estimated.sd), estimated, known_proxy, progress
         )
         if evidence is not closed.evidence:
             closed = replace(closed, evidence=evidence)
@@ -242,11 +242,11 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         # Until a run has clearly risen, its best is the maximum of many noisy windows, and there is little to lose.
         risen = min((top - state.start) / (LEAST_GAIN_SIGMAS * noise.sd), 1.0)
         doubt = self.sigmas + SIGMAS_IF_NOT_RISEN * (1 - risen)
-        one, size, falls = noise.sd * noise.inflation, state.size, []
+        block_sd, size, falls = noise.sd * noise.inflation, state.size, []
         for length, best, looks in zip(LENGTHS, bests, LOOKS[len(scores)], strict=False):
             fall = best.score - add_up(scores[-length:]) / length
             if fall > 0:
-                sd = one / math.sqrt(length * size)
+                sd = block_sd / math.sqrt(length * size)
                 sigmas = min(fall / sd, LARGEST_SIGMAS) - looks
                 if sigmas - doubt > 0:
                     falls.append(Fall(length, best, looks, sd, sigmas, doubt))

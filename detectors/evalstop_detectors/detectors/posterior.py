@@ -205,8 +205,8 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         return _with_waiting(state, proxies.values[proxies_taken:], kls.values[kls_taken:]), changes
 
     def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
-        given = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
-        at_once = {index: item for index, item in given.items() if item is not None}
+        inputs = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
+        at_once = {index: item for index, item in inputs.items() if item is not None}
         courses = follow_runs(load_network(self.model), list(at_once.values()))
         traces = {index: _trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
         return [traces[index] if index in traces else trace_run(self, columns) for index, columns in enumerate(runs)]
@@ -234,8 +234,8 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         )
         outlook, added = self._weigh_answer(state, hidden)
         if self._is_to_ask(state, outlook.turned, observation.progress):
-            asked = {"asked": state.asked + 1, "asked_step": observation.step, "awaited": True}
-            state = replace(state, **asked, asked_evals=int(features.evals), asked_since=int(features.since))
+            request = {"asked": state.asked + 1, "asked_step": observation.step, "awaited": True}
+            state = replace(state, **request, asked_evals=int(features.evals), asked_since=int(features.since))
         return self._with_evidence(state, outlook, added, observation.progress)
 
     def _with_answer(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
@@ -244,12 +244,12 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         if stderr is None or not 0 <= stderr < math.inf or features.best <= features.low:
             return replace(state, awaited=False)
         _, unit = measure_scale(ONE, features)
-        known = max(min(stderr, LARGEST), LEAST_STDERR * unit)
+        answer_stderr = max(min(stderr, LARGEST), LEAST_STDERR * unit)
         answer = None
         if features.since:
             before = (state.answer.fall, 1.0) if state.answer is not None else (0.0, 0.0)
-            answer = Answer(-value, known, features.best - features.level, features.since, *before)
-        bets = raise_bets(state.log_bets, -value, known, features.best - features.start)
+            answer = Answer(-value, answer_stderr, features.best - features.level, features.since, *before)
+        bets = raise_bets(state.log_bets, -value, answer_stderr, features.best - features.start)
         state = replace(state, awaited=False, answer=answer, log_bets=bets)
         outlook, added = self._weigh_answer(state, np.array(state.hidden, dtype=np.float64))
         return self._with_evidence(state, outlook, added, observation.progress)
@@ -258,8 +258,8 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         """The outlook, and what the latest answer adds to the log odds that the run has turned."""
         added = 0.0
         if state.answer is not None:
-            own = round_features(describe_answer(ONE, state.features, state.answer))
-            added = add_log_odds(self.model, np.concatenate([np.array(state.seen, dtype=np.float64), own]))
+            features = round_features(describe_answer(ONE, state.features, state.answer))
+            added = add_log_odds(self.model, np.concatenate([np.array(state.seen, dtype=np.float64), features]))
         return _to_outlook(load_network(self.model).read(hidden).tolist(), added), added
 
     def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:

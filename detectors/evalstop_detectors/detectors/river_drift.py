@@ -90,7 +90,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Annotated[int, Meta(ge=16, le=4096)] = 1024
 
     def __post_init__(self) -> None:
-        _check(self.detector, self.params, self.memory)
+        _check_parameters(self.detector, self.params, self.memory)
 
     @property
     def roles(self) -> frozenset[MetricRole]:
@@ -121,7 +121,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         reference = self._reference(state, noise)
         steps = (*state.steps, observation.step)
         if state.unit:
-            return self._fed(state, noise, reference, (*state.inputs, _in_units(raw, state.unit)), steps)
+            return self._feed_detector(state, noise, reference, (*state.inputs, _in_units(raw, state.unit)), steps)
         waiting = (*state.inputs, raw)[-_FIRST:]
         unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
         if unit == 0:
@@ -131,7 +131,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
             RiverDriftState(noise, unit, reference, inputs, steps[-_FIRST:]), begun(self.detector, self.params, inputs)
         )
 
-    def _fed(
+    def _feed_detector(
         self,
         state: RiverDriftState,
         noise: NoiseState,
@@ -217,7 +217,7 @@ def _in_units(value: float, unit: float) -> float:
     return min(max(value / unit, -_LARGEST), _LARGEST)
 
 
-def _check(detector: str, params: Mapping[str, Param], memory: int) -> None:
+def _check_parameters(detector: str, params: Mapping[str, Param], memory: int) -> None:
     """Refuse what river would refuse now or at some later input, with the valid values."""
     if detector not in drift_detectors():
         from river.drift import binary
@@ -226,11 +226,15 @@ def _check(detector: str, params: Mapping[str, Param], memory: int) -> None:
         if hasattr(binary, detector):
             raise ValueError(f"{detector} of river takes binary errors, not scores; use one of {names}")
         raise ValueError(f"river.drift has no {detector!r} for scores; it has {names}")
-    known = inspect.signature(drift_detectors()[detector]).parameters
-    usable = {name: item.default for name, item in known.items() if isinstance(item.default, Param) or name == "seed"}
+    accepted = inspect.signature(drift_detectors()[detector]).parameters
+    usable = {
+        name: item.default for name, item in accepted.items() if isinstance(item.default, Param) or name == "seed"
+    }
     for name, value in (usable | dict(params)).items():
         if name not in usable:
-            raise ValueError(f"{detector} of river has no parameter {name!r} that can be set; it has {_list(usable)}")
+            raise ValueError(
+                f"{detector} of river has no parameter {name!r} that can be set; it has {_list_parameters(usable)}"
+            )
         _check_param(name, value, usable[name], memory)
     try:
         # As many inputs as its longest window holds: some invalid parameters cause errors only when it is full.
@@ -256,5 +260,5 @@ def _check_param(name: str, value: Param | None, default: Param | None, memory: 
         raise ValueError(f"{name} is {value!r}, not {'text' if isinstance(default, str) else 'true or false'}")
 
 
-def _list(usable: Mapping[str, Param | None]) -> str:
+def _list_parameters(usable: Mapping[str, Param | None]) -> str:
     return ", ".join(usable) or "none"

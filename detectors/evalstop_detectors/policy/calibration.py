@@ -63,12 +63,12 @@ def read_calibration(document: CalibrationDocument) -> Calibration:
     return Calibration(msgspec.convert(document.params, detector_type), tuple(document.thresholds))
 
 
-def find_threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) -> float:
+def find_threshold(detector: Detector[Any], risk: float, own_calibrations: Sequence[Calibration]) -> float:
     """The threshold for this risk by the policy's own calibrations, else by the shipped ones.
 
     Raises InvalidPolicy when there is none.
     """
-    for calibrations in (own, SHIPPED):
+    for calibrations in (own_calibrations, SHIPPED):
         levels = {
             level.rate: level.threshold for item in calibrations if _same(item, detector) for level in item.levels
         }
@@ -78,7 +78,7 @@ def find_threshold(detector: Detector[Any], risk: float, own: Sequence[Calibrati
             raise InvalidPolicy(
                 f"no threshold of {detector.name} is strict enough for a risk of {risk:g}; take a larger risk, or null"
             )
-    raise InvalidPolicy(_unknown(detector, risk, [*own, *SHIPPED]))
+    raise InvalidPolicy(_unknown(detector, risk, [*own_calibrations, *SHIPPED]))
 
 
 def default_thresholds(detector: Detector[Any]) -> Thresholds:
@@ -129,9 +129,9 @@ def _same(item: Calibration, detector: Detector[Any]) -> bool:
     return type(item.detector) is type(detector) and item.detector == detector
 
 
-def _unknown(detector: Detector[Any], risk: float, known: Iterable[Calibration]) -> str:
+def _unknown(detector: Detector[Any], risk: float, calibrations: Iterable[Calibration]) -> str:
     params = json.dumps(msgspec.to_builtins(detector))
-    rates = sorted({level.rate for item in known if _same(item, detector) for level in item.levels})
+    rates = sorted({level.rate for item in calibrations if _same(item, detector) for level in item.levels})
     there_are = "risks of " + ", ".join(f"{rate:g}" for rate in rates) if rates else "none with these parameters"
     return (
         f"there is no threshold of {detector.name} {params} for a risk of {risk:g}; there are {there_are}. Give a"

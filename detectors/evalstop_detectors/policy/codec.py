@@ -135,25 +135,25 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
     try:
         parsed = msgspec.convert(document, PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise _refusal(error, (), PolicyDocument) from error
+        raise _describe_refusal(error, (), PolicyDocument) from error
     ids = member_ids([(item.id, item.detector) for item in parsed.members])
     _check_gate(parsed, ids)
-    own = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
+    own_calibrations = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
     members = tuple(
-        _member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own)
+        _build_member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own_calibrations)
         for index, (item, name) in enumerate(zip(parsed.members, ids, strict=True))
     )
     if not stored:
         _check_reachable(members)
     weights = [member.weight for member in members]
     if Ground.LEVELLED_OFF in parsed.stop_on and not any(tells_outlook(m.detector) for m in members if m.weight):
-        words = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
-        raise _invalid(("stop_on",), words)
+        message = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
+        raise _invalid(("stop_on",), message)
     return Policy(
         name=parsed.name,
         members=members,
-        at_least=_needed("at_least", parsed.at_least, weights),
-        suspect_at_least=_needed("suspect_at_least", parsed.suspect_at_least, weights),
+        at_least=_resolve_weight("at_least", parsed.at_least, weights),
+        suspect_at_least=_resolve_weight("suspect_at_least", parsed.suspect_at_least, weights),
         gate=_gate(parsed, ids, members),
         eval_required=parsed.eval_required,
         min_evals=parsed.min_evals,
@@ -284,8 +284,10 @@ def _check_reachable(members: Sequence[Member]) -> None:
         most = member.detector.kind.upper_bound
         for key, value in msgspec.structs.asdict(member.thresholds).items():
             if value is not None and value > most:
-                words = f"{key} is {value}, but the evidence of {member.detector.name} is from 0 to {most:g}"
-                raise _invalid(("members", index, key), f"{words}; give a number above 0 and at most {most:g}, or null")
+                message = f"{key} is {value}, but the evidence of {member.detector.name} is from 0 to {most:g}"
+                raise _invalid(
+                    ("members", index, key), f"{message}; give a number above 0 and at most {most:g}, or null"
+                )
 
 
 def _gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
@@ -298,18 +300,18 @@ def _gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member])
     return tuple(parsed.gate)
 
 
-def _needed(key: str, given: float | str, weights: Sequence[float]) -> float:
+def _resolve_weight(key: str, value: float | str, weights: Sequence[float]) -> float:
     """The weight for the value `given`."""
     total = math.fsum(weights)
     if total == 0:
         raise _invalid(("members",), "no member has a weight, so the policy would never stop; give one a `weight`")
-    if isinstance(given, str):
-        return total if given == "all" else min(weight for weight in weights if weight)
-    if given > total * (1 + 1e-9):
+    if isinstance(value, str):
+        return total if value == "all" else min(weight for weight in weights if weight)
+    if value > total * (1 + 1e-9):
         raise _invalid(
-            (key,), f"{key} is {given:g}, but must be above 0 and at most {total:g}, the sum of the members' weights"
+            (key,), f"{key} is {value:g}, but must be above 0 and at most {total:g}, the sum of the members' weights"
         )
-    return given
+    return value
 
 
 def _calibration(document: CalibrationDocument, index: int) -> Calibration:
@@ -319,58 +321,60 @@ def _calibration(document: CalibrationDocument, index: int) -> Calibration:
     except InvalidPolicy as error:
         raise _invalid((*where, *error.path), str(error)) from error
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise _refusal(error, (*where, "params"), DETECTORS[document.detector]) from error
+        raise _describe_refusal(error, (*where, "params"), DETECTORS[document.detector]) from error
 
 
-def _member(item: MemberDocument, where: Path, weight: float, own: Sequence[Calibration]) -> Member:
+def _build_member(item: MemberDocument, where: Path, weight: float, own_calibrations: Sequence[Calibration]) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
         raise _invalid((*where, "detector"), explain_unknown(item.detector))
     try:
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise _refusal(error, (*where, "params"), detector_type) from error
+        raise _describe_refusal(error, (*where, "params"), detector_type) from error
     implied = default_thresholds(detector)
     return Member(
         detector,
         Thresholds(
-            suspect_at=_threshold(item.suspect_at, implied.suspect_at, detector, (*where, "suspect_at"), own),
-            stop_at=_threshold(item.stop_at, implied.stop_at, detector, (*where, "stop_at"), own),
+            suspect_at=_resolve_threshold(
+                item.suspect_at, implied.suspect_at, detector, (*where, "suspect_at"), own_calibrations
+            ),
+            stop_at=_resolve_threshold(item.stop_at, implied.stop_at, detector, (*where, "stop_at"), own_calibrations),
         ),
         weight if item.weight is UNSET else item.weight,
         item.id,
     )
 
 
-def _threshold(
-    given: float | Risk | UnsetType | None,
+def _resolve_threshold(
+    value: float | Risk | UnsetType | None,
     implied: float | None,
     detector: Detector[Any],
     where: Path,
-    own: Sequence[Calibration],
+    own_calibrations: Sequence[Calibration],
 ) -> float | None:
-    if given is UNSET:
+    if value is UNSET:
         return implied
-    if not isinstance(given, Risk):
-        return given
+    if not isinstance(value, Risk):
+        return value
     try:
-        return find_threshold(detector, given.risk, own)
+        return find_threshold(detector, value.risk, own_calibrations)
     except InvalidPolicy as error:
         raise _invalid((*where, "risk"), str(error)) from error
 
 
-def _invalid(path: Path, words: str) -> InvalidPolicy:
-    return InvalidPolicy(f"{words} - at `{_written(path)}`", path)
+def _invalid(path: Path, message: str) -> InvalidPolicy:
+    return InvalidPolicy(f"{message} - at `{_written(path)}`", path)
 
 
-def _refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
+def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
     """The msgspec error for a document of `struct` at the path `where`, with the allowed values."""
     match = _PLACE.fullmatch(str(error))
-    words, steps = (match[1], match[2]) if match else (str(error), "")
+    message, steps = (match[1], match[2]) if match else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
-    explain_unknown = _UNKNOWN_FIELD.fullmatch(words)
+    explain_unknown = _UNKNOWN_FIELD.fullmatch(message)
     path = (*where, *inner, *([explain_unknown[1]] if explain_unknown else []))
-    return InvalidPolicy(f"{words} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}", path)
+    return InvalidPolicy(f"{message} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}", path)
 
 
 def _written(path: Path) -> str:
@@ -379,9 +383,9 @@ def _written(path: Path) -> str:
 
 def _fingerprint(policy: Policy) -> str:
     """Equal only for policies that judge alike: a state is valid only for the parameters with which it was computed."""
-    known: str | None = policy.__dict__.get("fingerprint")
-    if known is None:
+    cached: str | None = policy.__dict__.get("fingerprint")
+    if cached is None:
         judging = msgspec.structs.replace(policy, stops_despite=(), evaluate_now=None)
-        known = hashlib.sha256(msgspec.json.encode(policy_to_document(judging))).hexdigest()[:16]
-        policy.__dict__["fingerprint"] = known
-    return known
+        cached = hashlib.sha256(msgspec.json.encode(policy_to_document(judging))).hexdigest()[:16]
+        policy.__dict__["fingerprint"] = cached
+    return cached

@@ -69,8 +69,8 @@ def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
     """The paired evaluation that is awaited, the latest if several detectors ask; none for a run to be stopped."""
     if not policy.asking or state.verdict.stops:
         return None
-    asked = [find_open_request(policy.members[index].detector, state.states[index]) for index in policy.asking]
-    requests = [request for request in asked if request is not None]
+    open_requests = [find_open_request(policy.members[index].detector, state.states[index]) for index in policy.asking]
+    requests = [request for request in open_requests if request is not None]
     return max(requests, key=lambda request: request.step, default=None)
 
 
@@ -151,11 +151,11 @@ def _name_critical(policy: Policy, guarded: Sequence[MonitorState], place: int) 
 
 def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
     """The state at a change of the eval's measurement; its verdict is unchanged."""
-    anew = [
-        (start_anew(member.detector, kept), None) if member.sees_eval else (kept, evidence)
-        for member, kept, evidence in zip(policy.members, state.states, state.evidence, strict=True)
+    restarted = [
+        (start_anew(member.detector, member_state), None) if member.sees_eval else (member_state, evidence)
+        for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
     ]
-    states, evidence = zip(*anew, strict=True)
+    states, evidence = zip(*restarted, strict=True)
     return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version)
 
 
@@ -267,18 +267,18 @@ def _fold_detectors(
     states, evidence, changes = list(state.states), list(state.evidence), list[Change]()
     observations: dict[tuple[MetricRole, ...], list[Observation]] = {}
     for index, (roles, fold) in enumerate(policy.folds):
-        shown = (
+        watched = (
             columns
             if len(columns) == len(roles) == len(policy.roles)
             else {role: columns[role] for role in roles if role in columns}
         )
-        if not shown:
+        if not watched:
             continue
         if fold is not None:
-            states[index], changed = fold(states[index], evidence[index], shown)
+            states[index], changed = fold(states[index], evidence[index], watched)
         else:  # members with the same roles share one list
             if roles not in observations:
-                observations[roles] = to_observations(shown)
+                observations[roles] = to_observations(watched)
             detector = policy.members[index].detector
             states[index], changed = fold_steps(detector, states[index], evidence[index], observations[roles])
         if changed:

@@ -31,12 +31,12 @@ def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
     watched = [{role: column for role, column in columns.items() if role in policy.roles} for columns in runs]
     traces: list[list[tuple[int, Trace]]] = [[] for _ in runs]
     for member, (roles, _) in enumerate(policy.folds):
-        shown = [{role: columns[role] for role in roles if role in columns} for columns in watched]
-        seeing = [index for index, columns in enumerate(shown) if columns]
-        member_traces = trace_runs(policy.members[member].detector, [shown[index] for index in seeing])
+        role_columns = [{role: columns[role] for role in roles if role in columns} for columns in watched]
+        seeing = [index for index, columns in enumerate(role_columns) if columns]
+        member_traces = trace_runs(policy.members[member].detector, [role_columns[index] for index in seeing])
         for index, trace in zip(seeing, member_traces, strict=True):
             traces[index].append((member, trace))
-    return [_judge_run(policy, columns, own) for columns, own in zip(watched, traces, strict=True)]
+    return [_judge_run(policy, columns, run_traces) for columns, run_traces in zip(watched, traces, strict=True)]
 
 
 def _judge_run(policy: Policy, columns: Columns, traces: Sequence[tuple[int, Trace]]) -> PastRun:

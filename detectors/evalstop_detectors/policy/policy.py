@@ -274,8 +274,8 @@ class Policy(Struct, frozen=True, dict=True):
             findings.append(Finding(name, roles, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note))
             outlook = item.outlook
             if outlook is not None:
-                held = None, levelled_off_at, outlook.turn_step, outlook.note
-                outlooks.append(Finding(Ground.LEVELLED_OFF, roles, outlook.kind, outlook.value, *held))
+                details = None, levelled_off_at, outlook.turn_step, outlook.note
+                outlooks.append(Finding(Ground.LEVELLED_OFF, roles, outlook.kind, outlook.value, *details))
             if member.weight:
                 if item.reaches(stop_at):
                     turned.append((member, item))
@@ -294,14 +294,14 @@ class Policy(Struct, frozen=True, dict=True):
             if objection is None and self.guessed:
                 objection = self._doubt(stopping)
             if objection is None:
-                reason = _words(stopping, ground)
+                reason = _describe_alarms(stopping, ground)
                 return Verdict(Call.STOP, step, _turn(stopping), reason, tuple(findings), ground)
             held_back = held_back or objection
             if is_enough and not alarmed:
                 alarmed, suspected = levelled, ground
             enough = enough or is_enough
         if enough or (alarmed and _reaches(alarmed, self.suspect_at_least)):
-            reason = _words(alarmed, suspected) + (f"; no stop: {held_back}" if held_back else "")
+            reason = _describe_alarms(alarmed, suspected) + (f"; no stop: {held_back}" if held_back else "")
             return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, tuple(findings))
         return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), tuple(findings))
 
@@ -348,16 +348,16 @@ class Policy(Struct, frozen=True, dict=True):
         return None
 
 
-def member_ids(named: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
+def member_ids(members: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
     """The id of each member, given its own (if it has one) and its detector's name; its own ids stay unchanged."""
-    taken = {own for own, _ in named if own is not None}
+    used_ids = {own_id for own_id, _ in members if own_id is not None}
     ids = []
-    for own, detector in named:
-        name, number = own or detector, 1
-        while own is None and name in taken:
+    for own_id, detector in members:
+        name, number = own_id or detector, 1
+        while own_id is None and name in used_ids:
             number += 1
             name = f"{detector}-{number}"
-        taken.add(name)
+        used_ids.add(name)
         ids.append(name)
     return tuple(ids)
 
@@ -375,6 +375,6 @@ def _turn(alarmed: Called) -> int | None:
     return min((e.turn_step for _, e in alarmed if e.turn_step is not None), default=None)
 
 
-def _words(alarmed: Called, ground: Ground = Ground.TURNED) -> str:
-    words = "; ".join(f"{member.detector.name}: {evidence.note}" for member, evidence in alarmed)
-    return f"levelled off: {words}" if ground is Ground.LEVELLED_OFF else words
+def _describe_alarms(alarmed: Called, ground: Ground = Ground.TURNED) -> str:
+    notes = "; ".join(f"{member.detector.name}: {evidence.note}" for member, evidence in alarmed)
+    return f"levelled off: {notes}" if ground is Ground.LEVELLED_OFF else notes

@@ -121,11 +121,11 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     start = where(n < 3.5, s.start + (y - s.start) / n, s.start)
     best = where(n < 3.5, maximum(level, s.best), maximum(s.best, level))
     low = minimum(s.low, level)
-    anew = level >= best
-    since = where(anew, 0.0, s.since + 1.0)
+    is_new_best = level >= best
+    since = where(is_new_best, 0.0, s.since + 1.0)
     down_now = maximum(s.down, best - level)
-    healed = where(anew, maximum(s.healed, s.down), s.healed)
-    down = where(anew, 0.0, down_now)
+    healed = where(is_new_best, maximum(s.healed, s.down), s.healed)
+    down = where(is_new_best, 0.0, down_now)
     quick = where(opening, y, s.quick + maximum(0.25, 1.0 / n) * (y - s.quick))
     quick_best = where(opening, quick, maximum(s.quick_best, quick))
     slow = where(opening, y, s.slow + maximum(0.06, 1.0 / n) * (y - s.slow))
@@ -145,7 +145,7 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     moves = given.has_proxy * where(proxies > 1.5, 1.0, 0.0)
     proxy_first = s.proxy_first + moves * proxy_rate * (cut - s.proxy_first)
     proxy_best, proxy_low = maximum(s.proxy_best, p), minimum(s.proxy_low, p)
-    proxy_then = where(anew, p, s.proxy_then)
+    proxy_then = where(is_new_best, p, s.proxy_then)
     proxy_width = proxy_best - proxy_low + proxy_first
     proxy_unit = where(proxy_width > 0.0, proxy_width, 1.0)
     proxy_noise = where(proxy_first > 0.0, proxy_first, 1.0)
@@ -156,7 +156,7 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     # 4. A plan that is overrun counts as none.
     planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
     share = where(planned > 0.5, given.progress, 1.0)
-    left = minimum(n * (1.0 - share) / share, 1e9)
+    remaining_evals = minimum(n * (1.0 - share) / share, 1e9)
 
     def asinh(x: Number) -> Number:
         return inverse_sinh(ops, x)
@@ -189,7 +189,7 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
         root / where(root_kl > 0.0, root_kl, 1.0),
         planned,
         share * planned,
-        ops.log2(1.0 + left) * 0.5 * planned,
+        ops.log2(1.0 + remaining_evals) * 0.5 * planned,
         asinh(2.0 * (quick_best - quick) / noise),
         asinh(4.0 * (slow_best - slow) / noise),
         where((by_first > 0.0) & (by_second > 0.0), _ratio(ops, by_first, by_second), 0.0),
@@ -202,8 +202,8 @@ def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
     """The standard deviation of an eval, and the unit of the features: the range so far plus that; never 0."""
     by_first, by_second = s.first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * s.second / _NORMAL_SECOND_DIFFERENCE
     width = s.best - s.low
-    known = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
-    sd = _estimate_noise(ops, s.evals, by_first, by_second, width, known)
+    stated_sd = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
+    sd = _estimate_noise(ops, s.evals, by_first, by_second, width, stated_sd)
     moved = width + sd
     return ops.where(sd > 0.0, sd, 1.0), ops.where(moved > 0.0, moved, 1.0)
 
@@ -216,11 +216,11 @@ def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
 
 
 def _estimate_noise(
-    ops: Arithmetic, n: Number, by_first: Number, by_second: Number, width: Number, known: Number
+    ops: Arithmetic, n: Number, by_first: Number, by_second: Number, width: Number, stated_sd: Number
 ) -> Number:
-    """The standard deviation of an eval after `n` of them; `known` is the lower bound from its standard errors."""
+    """The standard deviation of an eval after `n` of them; `stated_sd` is the lower bound from its standard errors."""
     sd = ops.where(n < 3.5, by_first, ops.minimum(by_first, by_second)) * (1.0 + 2.0 / n)
-    return ops.maximum(ops.maximum(sd, LEAST_NOISE * width), known)
+    return ops.maximum(ops.maximum(sd, LEAST_NOISE * width), stated_sd)
 
 
 def _ratio(ops: Arithmetic, first: Number, second: Number) -> Number:

@@ -53,7 +53,7 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
     columns = np.zeros((longest, len(Given._fields), count))
     for index, run in enumerate(runs):
         columns[: lengths[index], :, index] = np.transpose(run)
-    outputs, kept = np.zeros((longest, OUTPUTS, count)), np.zeros((longest, len(Course._fields) - 1, count))
+    outputs, columns_kept = np.zeros((longest, OUTPUTS, count)), np.zeros((longest, len(Course._fields) - 1, count))
     state, hidden = FeatureState(*(np.zeros(count) for _ in FeatureState.__struct_fields__)), np.zeros((HIDDEN, count))
     # Values past the largest number become infinite and are clipped, as with plain floats.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -65,5 +65,5 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
             state, features = advance(MANY, state, Given(*columns[at, :, :going]))
             hidden = network.step(hidden, round_features(features))
             outputs[at, :, :going] = network.read(hidden)
-            kept[at, :, :going] = state.since, state.level, state.best, state.low
-    return [Course(outputs[:n, :, index].T, *kept[:n, :, index].T) for index, n in enumerate(lengths)]
+            columns_kept[at, :, :going] = state.since, state.level, state.best, state.low
+    return [Course(outputs[:n, :, index].T, *columns_kept[:n, :, index].T) for index, n in enumerate(lengths)]

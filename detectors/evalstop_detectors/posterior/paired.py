@@ -127,5 +127,5 @@ def decode_layer(data: bytes) -> tuple[Whole, Whole, Whole, float]:
     """Decode a layer from 16-bit integers: weights (32, 38) and biases (32,), then weights (32,) and a bias."""
     numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
     inputs = FEATURES + PAIRED_FEATURES
-    inner, rest = numbers[: UNITS * inputs].reshape(UNITS, inputs), numbers[UNITS * inputs :]
-    return inner, rest[:UNITS] * STATE_ONE, rest[UNITS : 2 * UNITS], float(rest[2 * UNITS] * STATE_ONE)
+    inner, remaining = numbers[: UNITS * inputs].reshape(UNITS, inputs), numbers[UNITS * inputs :]
+    return inner, remaining[:UNITS] * STATE_ONE, remaining[UNITS : 2 * UNITS], float(remaining[2 * UNITS] * STATE_ONE)

@@ -58,12 +58,12 @@ _BOOKKEEPING = no_role("", "not a quality of the model, judging by its name")
 
 def guess_held_out(quantity: str) -> Meaning:
     """The meaning of a metric on held-out data, by the words of its name without the prefix."""
-    words = set(split_words(quantity))
+    name_words = set(split_words(quantity))
     match read_words(quantity):
         case Reading.OTHER:
             return _BOOKKEEPING
-        case Reading.ERROR if "loss" in words:
-            return _UPDATE if words & _OF_THE_UPDATE else _LOSS
+        case Reading.ERROR if "loss" in name_words:
+            return _UPDATE if name_words & _OF_THE_UPDATE else _LOSS
         case Reading.ERROR:
             return _ERROR
         case Reading.SCORE:

@@ -140,23 +140,23 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
     """
     plain = _plain(name)
     meanings = [meaning for trainer in trainers for meaning in trainer.meanings]
-    for place, meaning in enumerate(meanings):
+    for rank, meaning in enumerate(meanings):
         if fnmatchcase(plain, meaning.pattern) and (meaning.beside is None or _is_beside(meaning, plain, names)):
-            return Candidate(name, meaning, place)
-    place = _BEHIND_TRAINERS
+            return Candidate(name, meaning, rank)
+    rank = _BEHIND_TRAINERS
     if plain in KNOWN_NAMES:
-        return Candidate(name, KNOWN_NAMES[plain], place)
+        return Candidate(name, KNOWN_NAMES[plain], rank)
     for meaning in GUESSES:
         if fnmatchcase(plain, meaning.pattern):
-            return Candidate(name, meaning, place + 1)
+            return Candidate(name, meaning, rank + 1)
     prefix = next((prefix for prefix in _HELD_OUT if plain.startswith(prefix)), None)
     if prefix is None:
         return None
     quantity = plain.removeprefix(prefix)
     if quantity in KNOWN_HELD_OUT:
-        return Candidate(name, KNOWN_HELD_OUT[quantity], place)
+        return Candidate(name, KNOWN_HELD_OUT[quantity], rank)
     # Read in its original case: lower case would lose camel case.
-    return Candidate(name, guess_held_out(_with_at(name)[-len(quantity) :] if quantity else ""), place + 1)
+    return Candidate(name, guess_held_out(_with_at(name)[-len(quantity) :] if quantity else ""), rank + 1)
 
 
 def _doubt_loss(candidate: Candidate) -> Candidate:

@@ -94,9 +94,9 @@ def read_words(name: str) -> Reading | None:
     ['error', 'error', 'score', 'other']
     """
     words = split_words(name)
-    known = {form for word in words for form in (word, word.rstrip("0123456789"))}
+    forms = {form for word in words for form in (word, word.rstrip("0123456789"))}
     together = [_PAIRS[pair] for pair in pairwise(words) if pair in _PAIRS]
-    if "neg" in known:  # scikit-learn's negated error: higher is better
+    if "neg" in forms:  # scikit-learn's negated error: higher is better
         return Reading.SCORE
     if words[-1:] == ["loss"]:
         return Reading.ERROR
@@ -104,6 +104,6 @@ def read_words(name: str) -> Reading | None:
         if meaning in together:
             return reading
     for vocabulary, reading in ((_BOOKKEEPING, Reading.OTHER), (_ERRORS, Reading.ERROR), (_SCORES, Reading.SCORE)):
-        if known & vocabulary:
+        if forms & vocabulary:
             return reading
     return Reading.SCORE if any(re.match(r"gsm\d", word) for word in words) else None

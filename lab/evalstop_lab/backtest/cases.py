@@ -109,8 +109,8 @@ def _compute_later_gain(scores: Sequence[Score], stop: int, assessment: RunAsses
         return None
     values = np.clip([score.value for score in scores], -1e150, 1e150)
     means = np.convolve(values, np.full(width, 1 / width), "valid")
-    seen = sum(score.step <= stop for score in scores)
-    before, after = means[: max(seen - width + 1, 0)], means[seen:]
+    stop_count = sum(score.step <= stop for score in scores)
+    before, after = means[: max(stop_count - width + 1, 0)], means[stop_count:]
     span = float(np.ptp(means))
     if not len(before) or not len(after) or span == 0:
         return None

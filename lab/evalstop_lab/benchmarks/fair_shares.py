@@ -99,26 +99,29 @@ def measure_floods(service: Server, neighbor: Server, times: int) -> tuple[list[
     """Time each kind of request on `service` in `ROUNDS` rounds: quiet, under its flood, under the neighbor's."""
     quiet, flooded, beside = (dict[str, list[float]]() for _ in range(3))
     answers: list[Flooded] = []
-    each = math.ceil(times / ROUNDS)
+    times_per_round = math.ceil(times / ROUNDS)
     with service.connect() as admin, neighbor.connect() as other:
-        victim = Victim(admin, 3 * ROUNDS * each + 10)
+        victim = Victim(admin, 3 * ROUNDS * times_per_round + 10)
         victim.measure(10)
         own_flood, other_flood = prepare_flood(admin, service.url), prepare_flood(other, neighbor.url)
         for _ in range(ROUNDS):
-            _extend(quiet, victim.measure(each))
-            for flood, spent in ((own_flood, flooded), (other_flood, beside)):
+            _extend_times(quiet, victim.measure(times_per_round))
+            for flood, times_ms in ((own_flood, flooded), (other_flood, beside)):
                 with flooding(flood) as answered:
                     time.sleep(WARM_UP_SECONDS)
-                    _extend(spent, victim.measure(each))
+                    _extend_times(times_ms, victim.measure(times_per_round))
                 answers += answered if flood is own_flood else []
                 time.sleep(WARM_UP_SECONDS)
-    rows = [Ratio(kind, _p99(quiet[kind]), _p99(flooded[kind]), _p99(beside[kind]), ROUNDS * each) for kind in quiet]
+    rows = [
+        Ratio(kind, _p99(quiet[kind]), _p99(flooded[kind]), _p99(beside[kind]), ROUNDS * times_per_round)
+        for kind in quiet
+    ]
     return rows, _add_up(answers)
 
 
-def _extend(spent: dict[str, list[float]], more: Mapping[str, list[float]]) -> None:
-    for kind, milliseconds in more.items():
-        spent.setdefault(kind, []).extend(milliseconds)
+def _extend_times(times_ms: dict[str, list[float]], added: Mapping[str, list[float]]) -> None:
+    for kind, milliseconds in added.items():
+        times_ms.setdefault(kind, []).extend(milliseconds)
 
 
 def _add_up(answers: Sequence[Flooded]) -> Flooded:
@@ -177,13 +180,13 @@ class Victim:
     def measure(self, times: int) -> dict[str, list[float]]:
         """So many requests of each kind in turns, in milliseconds."""
         kinds: dict[str, Callable[[], httpx.Response]] = {"post": self._post, "veto": self._veto, "page": self._look}
-        spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+        times_ms: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(times):
             for kind, send in kinds.items():
                 started = time.perf_counter()
                 send().raise_for_status()
-                spent[kind].append((time.perf_counter() - started) * 1000)
-        return spent
+                times_ms[kind].append((time.perf_counter() - started) * 1000)
+        return times_ms
 
     def _decide(self, index: int) -> str:
         """The id of a stop that can be vetoed."""
@@ -212,8 +215,8 @@ def _post(client: httpx.Client, path: str, body: Mapping[str, object]) -> dict[s
     return document
 
 
-def _p99(spent: list[float]) -> float:
-    return float(np.percentile(spent, 99))
+def _p99(times_ms: list[float]) -> float:
+    return float(np.percentile(times_ms, 99))
 
 
 def _print_table(ratios: list[Ratio], flooded: Flooded, machine: str) -> None:
@@ -230,8 +233,8 @@ def _print_table(ratios: list[Ratio], flooded: Flooded, machine: str) -> None:
     )
     for row in ratios:
         met = "met" if row.ratio <= TARGET else "missed"
-        own = (f"{row.quiet_ms:.1f}", f"{row.flooded_ms:.1f}", f"{row.ratio:.1f}")
-        table.add_row(row.kind, *own, met, f"{row.neighbor_ms:.1f}", f"{row.neighbor_ratio:.1f}")
+        own_figures = (f"{row.quiet_ms:.1f}", f"{row.flooded_ms:.1f}", f"{row.ratio:.1f}")
+        table.add_row(row.kind, *own_figures, met, f"{row.neighbor_ms:.1f}", f"{row.neighbor_ratio:.1f}")
     console.print(table)
     flood = new_table("what the flood was answered", "requests", "by status")
     for kind, counts in flooded.statuses.items():

@@ -109,13 +109,13 @@ def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: 
             uncached = environment.post(server, runs, 20, requests=-(-count // CLIENTS), seconds=COLD_SECONDS)
             added_bytes = measure_memory(server.pid) - before
             reached = min(count, uncached.requests)
-            known = environment.post(server, runs[:reached], 20, seconds=seconds, first_step=40)
+            post_times = environment.post(server, runs[:reached], 20, seconds=seconds, first_step=40)
         rows.append(
             {
                 "live runs": f"{reached:,}" + ("" if cached else ", default cache"),
                 "us/observation, uncached": 1e6 / uncached.per_second,
-                "us/observation, cached": 1e6 / known.per_second,
-                "p99 ms": known.p99_ms,
+                "us/observation, cached": 1e6 / post_times.per_second,
+                "p99 ms": post_times.p99_ms,
                 "kB/run": added_bytes / reached / 1000,
             }
         )
@@ -204,7 +204,7 @@ def measure_recovery(environment: Environment, rounds: int) -> list[Row]:
         f"first verdict on a run with {RECOVERY_LENGTH:,} observations": cached,
         "the same after its monitor state was deleted": rebuilt,
     }
-    return [{"after kill -9": name, "ms": statistics.median(taken)} for name, taken in names.items()]
+    return [{"after kill -9": name, "ms": statistics.median(times_ms)} for name, times_ms in names.items()]
 
 
 def _time_verdict(api: httpx.Client, run: str, expected: dict[str, Any]) -> float:

@@ -137,8 +137,8 @@ def measure_pages(service: Server, times: int) -> list[Timed]:
                 if turn >= WARM_UP_TURNS:
                     times_ms[path].append(spent_ms)
     return [
-        Timed(path, statistics.median(spent), statistics.quantiles(spent, n=10)[-1], sizes[path] / 1024)
-        for path, spent in times_ms.items()
+        Timed(path, statistics.median(page_times_ms), statistics.quantiles(page_times_ms, n=10)[-1], sizes[path] / 1024)
+        for path, page_times_ms in times_ms.items()
     ]
 
 
@@ -196,8 +196,8 @@ def _insert_copies(
     )
 
 
-def _count_rows(connection: psycopg.Connection, what: str) -> int:
-    row = connection.execute(f"SELECT count(*) FROM {what}").fetchone()  # noqa: S608
+def _count_rows(connection: psycopg.Connection, table: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
     assert row is not None
     return int(row[0])
 

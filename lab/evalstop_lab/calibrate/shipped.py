@@ -43,8 +43,8 @@ def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str,
     by_detector: dict[tuple[str, str], set[float]] = {_WITHOUT_POLICY: set(_RATES)}
     for document in documents.values():
         for member in document["members"]:
-            given = (member.get("suspect_at"), member.get("stop_at"))
-            risks = {threshold["risk"] for threshold in given if isinstance(threshold, dict)}
+            thresholds = (member.get("suspect_at"), member.get("stop_at"))
+            risks = {threshold["risk"] for threshold in thresholds if isinstance(threshold, dict)}
             if risks:
                 params = json.dumps(member.get("params", {}))
                 by_detector.setdefault((member["detector"], params), set(_RATES)).update(risks)
@@ -76,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, default=Path(shipped_calibrations.__file__), metavar="FILE", help="file to write"
     )
     args = parser.parse_args(arguments)
-    wanted = collect_risks(shipped.DOCUMENTS)
-    calibrations = [run_calibration(detector, params, rates, args.runs) for (detector, params), rates in wanted.items()]
+    risks = collect_risks(shipped.DOCUMENTS)
+    calibrations = [run_calibration(detector, params, rates, args.runs) for (detector, params), rates in risks.items()]
     args.output.write_text(format_module(calibrations), encoding="utf-8")
     return 0
 

@@ -58,14 +58,14 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
     features = np.zeros((longest, count, FEATURES), np.float32)
     state = FeatureState()
     for at in range(longest):
-        given = Given(
+        inputs = Given(
             columns["scores"][at],
             columns["stderrs"][at], flags["stderrs"][at],
             columns["proxy"][at], flags["proxy"][at],
             columns["kl"][at], flags["kl"][at],
             columns["progress"][at], flags["progress"][at],
         )  # fmt: skip
-        state, found = advance(MANY, state, given)
+        state, found = advance(MANY, state, inputs)
         for number, feature in enumerate(found):
             features[at, :, number] = feature
         unit = state.best - state.low + np.abs(state.first)

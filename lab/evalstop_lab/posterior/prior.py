@@ -76,13 +76,13 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
         wrong = np.exp(rng.uniform(np.log(0.75), np.log(2.5))) if rng.random() < 0.15 else 1.0
         progress = np.arange(1, n + 1) / (n * wrong)
     if rng.random() < 0.15:  # evals are missing here and there, and for a while
-        kept = rng.random(n) >= rng.uniform(0.02, 0.25)
+        is_kept = rng.random(n) >= rng.uniform(0.02, 0.25)
         begin = int(rng.integers(0, n))
-        kept[begin : begin + int(rng.integers(0, max(1, n // 10)))] = False
-        kept[[0, -1]] = True
-        if kept.sum() >= SHORTEST and (not turned or kept[peak + 1 :].any()):
+        is_kept[begin : begin + int(rng.integers(0, max(1, n // 10)))] = False
+        is_kept[[0, -1]] = True
+        if is_kept.sum() >= SHORTEST and (not turned or is_kept[peak + 1 :].any()):
             scores, stderrs, measured_proxy, kl, progress, truth = (
-                values[kept] for values in (scores, stderrs, measured_proxy, kl, progress, truth)
+                values[is_kept] for values in (scores, stderrs, measured_proxy, kl, progress, truth)
             )
             peak = int(np.flatnonzero(truth >= truth.max() - 1e-9)[-1])
     return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak, frozenset(kinds))
@@ -146,9 +146,9 @@ def _trend(rng: Rng, n: int, turns: bool) -> Floats:
         rises = max(1, int(start * rng.uniform(0.1, 0.95)))
     trend[: rises + 1] = _monotone(rng, rises + 1) if rises > 0 else 0.0
     trend[rises : start + 1] = trend[rises]
-    left = n - 1 - start
+    remaining = n - 1 - start
     depth = float(np.exp(rng.uniform(np.log(0.105), np.log(2.0))))
-    trend[start:] = trend[start] - depth * _fall(rng, left + 1)
+    trend[start:] = trend[start] - depth * _fall(rng, remaining + 1)
     if start > 5 and rng.random() < 0.3:  # rounds the peak, as in Gao's formula
         width = max(1, int(rng.uniform(0.02, 0.2) * n))
         kernel = np.ones(2 * width + 1) / (2 * width + 1)
@@ -200,10 +200,10 @@ def _fall(rng: Rng, n: int) -> Floats:
         u = 1 + (last - 1) * t ** rng.uniform(0.5, 1.5)
         lost = 1 - u * (1 - np.log(u))
         return np.asarray(lost / max(float(lost[-1]), 1e-9))
-    held = rng.uniform(0.05, 0.7)  # falls, holds, falls
+    hold_share = rng.uniform(0.05, 0.7)  # falls, holds, falls
     level = rng.uniform(0.2, 0.8)
-    begin = rng.uniform(0.02, 0.5) * (1 - held)
-    return np.asarray(np.interp(t, [0, begin, begin + held, 1], [0, level, level, 1]))
+    begin = rng.uniform(0.02, 0.5) * (1 - hold_share)
+    return np.asarray(np.interp(t, [0, begin, begin + hold_share, 1], [0, level, level, 1]))
 
 
 def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
@@ -231,8 +231,8 @@ def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
         at = int(n * rng.uniform(0.1, 0.85))
         lag = max(2, int(at * rng.uniform(0.03, 0.4)))
         index = np.concatenate([np.arange(at), np.arange(at - lag, n - lag)])
-        back = trend - trend[index]
-        return back, common * np.maximum(back, 0)
+        recovery = trend - trend[index]
+        return recovery, common * np.maximum(recovery, 0)
     for _ in range(int(rng.choice([1, 1, 1, 2, 2, 3, 4, 6]))):
         width = float(np.exp(rng.uniform(np.log(0.01), np.log(0.3))))
         deepest = 0.7 if rng.random() < 0.05 else min(1.0, 0.06 / width)
@@ -260,8 +260,8 @@ def _dip(rng: Rng, n: int) -> Floats:
         return np.where(t == 0, 0.0, (np.exp(-rate * t) - np.exp(-rate)) / (1 - np.exp(-rate)))
     if shape == 3:
         return np.asarray(np.sin(np.pi * t ** rng.uniform(0.6, 1.6)) ** rng.uniform(0.7, 2.5))
-    held = rng.uniform(0.2, 0.9)
-    return np.interp(t, [0, 1 / max(n - 1, 1), max(held, 1.5 / max(n - 1, 1)), 1], [0, 1, 1, 0])
+    hold_share = rng.uniform(0.2, 0.9)
+    return np.interp(t, [0, 1 / max(n - 1, 1), max(hold_share, 1.5 / max(n - 1, 1)), 1], [0, 1, 1, 0])
 
 
 def _proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> Floats:
@@ -332,6 +332,6 @@ def _measure(
         scores = np.round(scores / grid) * grid
     stderrs = np.full(n, np.nan)
     if rng.random() < 0.4 and level > 0:
-        said = sd * (rng.uniform(0.3, 0.9) if rng.random() < 1 / 3 else 1.0)
-        stderrs = said * np.exp(0.05 * rng.standard_normal(n))
+        stated_sd = sd * (rng.uniform(0.3, 0.9) if rng.random() < 1 / 3 else 1.0)
+        stderrs = stated_sd * np.exp(0.05 * rng.standard_normal(n))
     return scores, stderrs, kinds

@@ -147,5 +147,5 @@ def _losses(torch: Any, network: Any, batch: Batch) -> tuple[Any, Any, Any]:
 
 def _mean_losses(torch: Any, network: Any, batches: Sequence[Batch]) -> list[float]:
     with torch.no_grad():
-        found = [[float(loss) for loss in _losses(torch, network, batch)] for batch in batches]
-    return [round(float(loss), 4) for loss in np.mean(found, axis=0)]
+        batch_losses = [[float(loss) for loss in _losses(torch, network, batch)] for batch in batches]
+    return [round(float(loss), 4) for loss in np.mean(batch_losses, axis=0)]

@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     parts = math.ceil(args.runs / DRAWN_AT_ONCE)
     drawn = sweep(draw_examples, [(args.model, args.seed, part) for part in range(parts)], "drawing", cores(), chunk=1)
-    kept = max(1, parts // VALIDATION_SHARE)
-    layer = _train(torch, join(drawn[kept:] or drawn))
-    losses = [_loss(torch, item, join(drawn[:kept])) for item in (None, layer)]
+    validation_parts = max(1, parts // VALIDATION_SHARE)
+    layer = _train(torch, join(drawn[validation_parts:] or drawn))
+    losses = [_loss(torch, item, join(drawn[:validation_parts])) for item in (None, layer)]
     data = b"".join(
         np.clip(np.round(array.detach().numpy() * WEIGHT_ONE), -32768, 32767).astype("<i2").tobytes()
         for array in (layer[0].weight, layer[0].bias, layer[2].weight, layer[2].bias)
@@ -103,10 +103,10 @@ def draw_examples(recipe: tuple[str, int, int]) -> Examples:
     runs.sort(key=lambda item: len(item.scores))
     groups = [runs[begin : begin + TOGETHER] for begin in range(0, len(runs), TOGETHER)]
     with np.errstate(over="ignore"):
-        return join([_follow(model, rng, group) for group in groups])
+        return join([_follow_runs(model, rng, group) for group in groups])
 
 
-def _follow(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun]) -> Examples:
+def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun]) -> Examples:
     """Let runs request evaluations as the detector does, each at its own threshold, and record its input after each
     answer."""
     count, longest = len(runs), max(len(item.scores) for item in runs)
@@ -118,39 +118,45 @@ def _follow(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun]) -> E
     stderr = np.exp(rng.uniform(math.log(PRECISION[0]), math.log(PRECISION[1]), count)) * np.array(
         [_noise_of(item) for item in runs]
     )
-    asked, asked_since, none = np.zeros(count), np.zeros(count), np.zeros(count)
+    requests, requested_since, none = np.zeros(count), np.zeros(count), np.zeros(count)
     answer, answered = Answer(none, none + 1.0, none, none, none, none), np.zeros(count, bool)
-    found: list[tuple[Numbers, ...]] = []
+    examples: list[tuple[Numbers, ...]] = []
     for at in range(longest):
-        given = Given(
+        inputs = Given(
             *(part[name][at] for name in columns for part in ((columns,) if name == "scores" else (columns, flags)))
         )
-        state, features = advance(MANY, state, given)
+        state, features = advance(MANY, state, inputs)
         rows = np.stack([np.broadcast_to(item, (count,)) for item in features])
         hidden = network.step(hidden, round_features(rows))
         log_odds = np.asarray(network.read(hidden)[0])
         since = np.broadcast_to(state.since, (count,))
-        asked_since, answered = np.where(since > 0, asked_since, 0.0), answered & (since > 0)
+        requested_since, answered = np.where(since > 0, requested_since, 0.0), answered & (since > 0)
         going_on = (at < lengths - 1) & (since > 0) & (at >= 2)
-        asks = going_on & (log_odds > threshold) & (asked < most) & (since >= apart * asked_since)
+        asks = going_on & (log_odds > threshold) & (requests < most) & (since >= apart * requested_since)
         if asks.any():
             best = (at - since).astype(int)
-            own = np.arange(count)
-            fall = truth[best, own] - truth[at, own] + stderr * rng.standard_normal(count)
+            run_indices = np.arange(count)
+            fall = truth[best, run_indices] - truth[at, run_indices] + stderr * rng.standard_normal(count)
             new = Answer(
                 fall, stderr, state.best - state.level, since, np.where(answered, answer.fall, 0.0), answered * 1.0
             )
             answer = Answer(*(np.where(asks, a, b) for a, b in zip(_parts(new), _parts(answer), strict=True)))
-            asked, asked_since, answered = asked + asks, np.where(asks, since, asked_since), answered | asks
-        kept = np.flatnonzero(going_on & answered)
-        if len(kept):
-            seen = np.stack([np.broadcast_to(item, (count,)) for item in describe_answer(MANY, state, answer)])
-            turned = np.array([runs[index].turned and at > runs[index].peak for index in kept.tolist()])
-            both = round_features(np.concatenate([rows, seen])[:, kept]).T / WHOLE
-            found.append((both, log_odds[kept], turned, lengths[kept] ** -0.6))
-    if not found:
+            requests, requested_since, answered = (
+                requests + asks,
+                np.where(asks, since, requested_since),
+                answered | asks,
+            )
+        indices = np.flatnonzero(going_on & answered)
+        if len(indices):
+            answer_features = np.stack(
+                [np.broadcast_to(item, (count,)) for item in describe_answer(MANY, state, answer)]
+            )
+            turned = np.array([runs[index].turned and at > runs[index].peak for index in indices.tolist()])
+            both = round_features(np.concatenate([rows, answer_features])[:, indices]).T / WHOLE
+            examples.append((both, log_odds[indices], turned, lengths[indices] ** -0.6))
+    if not examples:
         return Examples(np.zeros((0, FEATURES + PAIRED_FEATURES), np.float32), *(np.zeros(0, np.float32),) * 3)
-    return Examples(*(np.concatenate(part).astype(np.float32) for part in zip(*found, strict=True)))
+    return Examples(*(np.concatenate(part).astype(np.float32) for part in zip(*examples, strict=True)))
 
 
 def _parts(answer: Answer) -> tuple[Any, ...]:

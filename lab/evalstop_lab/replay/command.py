@@ -95,6 +95,6 @@ def _build_table(judged: Sequence[Judged], policy: str) -> Table:
     table.add_column("reason", overflow="fold")
     for item in judged:
         steps = (item.stop_step, item.suspect_step, item.best_step)
-        shown = ("-" if step is None else str(step) for step in steps)
-        table.add_row(Text(item.run), item.verdict, *shown, Text(item.reason))
+        step_texts = ("-" if step is None else str(step) for step in steps)
+        table.add_row(Text(item.run), item.verdict, *step_texts, Text(item.reason))
     return table

@@ -49,8 +49,10 @@ def policy_from_file(path: Path) -> Policy:
         raise UnusableArguments(f"{path}{_format_position(node, error.path)}: {error}.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UnusableArguments(f"{path}{place}: {error.problem or error.context}; give a policy in YAML.") from error
+        position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UnusableArguments(
+            f"{path}{position}: {error.problem or error.context}; give a policy in YAML."
+        ) from error
     except json.JSONDecodeError as error:
         raise UnusableArguments(
             f"{path}, line {error.lineno}, column {error.colno}: {error.msg}; give a policy in JSON."

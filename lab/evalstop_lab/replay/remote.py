@@ -56,13 +56,13 @@ class Remote:
             if following == before:
                 raise UnreadableInput(self.url, f"the list of {items} does not end: a page was returned twice")
 
-    def _request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         problem = ""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(0.25 * 2**attempt)
             try:
-                answer = self._client.request(method, path, **more)
+                answer = self._client.request(method, path, **options)
             except httpx.HTTPError as error:
                 problem = str(error) or type(error).__name__
                 continue

@@ -94,8 +94,8 @@ def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRo
 
 def _print_explanation(item: dict[str, Any]) -> None:
     console = Console()
-    more = f" and {item['logs'] - 1:,} more with the same metrics" if item["logs"] > 1 else ""
-    console.print(Text(item["log"] + more, style="bold"))
+    suffix = f" and {item['logs'] - 1:,} more with the same metrics" if item["logs"] > 1 else ""
+    console.print(Text(item["log"] + suffix, style="bold"))
     preset = f"metric names of {item['preset']}" if item["preset"] else "no metric names of a known trainer"
     console.print(Text(f"{preset}; steps: {item['step']}"))
     table = Table()

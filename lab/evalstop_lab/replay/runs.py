@@ -30,10 +30,12 @@ class Roles:
     minimized: frozenset[str] = frozenset({"loss"})
     step: str = "step"
 
-    def with_more(self, others: Roles) -> Roles:
-        """These roles, completed by those of `others`."""
+    def with_more(self, more_roles: Roles) -> Roles:
+        """These roles, completed by those of `more_roles`."""
         return replace(
-            self, columns={**others.columns, **self.columns}, minimized=frozenset(self.minimized | others.minimized)
+            self,
+            columns={**more_roles.columns, **self.columns},
+            minimized=frozenset(self.minimized | more_roles.minimized),
         )
 
     def sign(self, role: MetricRole) -> float:
@@ -151,10 +153,10 @@ class Run:
     def _column(self, role: MetricRole) -> Column:
         series, sign, total = self.series[role], self.roles.sign(role), self.total_steps
         stderrs = np.frombuffer(series.stderrs)
-        known = None if np.isnan(stderrs).all() else [None if err != err else err for err in series.stderrs]
+        finite_stderrs = None if np.isnan(stderrs).all() else [None if err != err else err for err in series.stderrs]
         steps = np.frombuffer(series.steps, dtype=np.int64)
         progress = np.minimum(1.0, steps / total).tolist() if total else None
-        return Column(steps.tolist(), (sign * np.frombuffer(series.values)).tolist(), known, progress)
+        return Column(steps.tolist(), (sign * np.frombuffer(series.values)).tolist(), finite_stderrs, progress)
 
     def _list_changes(self) -> list[int]:
         """The steps from which the eval was measured differently."""

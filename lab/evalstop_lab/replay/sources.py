@@ -152,10 +152,10 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
             place = f"{item.remote.url}, run {item.name}"
             yield Log(place, partial(_get_metrics, item.metrics), item.read, item.tags, remote=True)
     elif text.startswith(EVALSTOP):
-        for known in evalstop_runs.list_runs(text.removeprefix(EVALSTOP), open_until):
-            place = f"{known.remote.url}, run {known.name}"
-            metrics = frozenset(known.roles.columns.values())
-            yield Log(place, partial(_get_metrics, metrics), known.read, roles=known.roles, remote=True)
+        for listed_run in evalstop_runs.list_runs(text.removeprefix(EVALSTOP), open_until):
+            place = f"{listed_run.remote.url}, run {listed_run.name}"
+            metrics = frozenset(listed_run.roles.columns.values())
+            yield Log(place, partial(_get_metrics, metrics), listed_run.read, roles=listed_run.roles, remote=True)
     elif "://" in text:
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
@@ -177,14 +177,18 @@ def choose_roles(
     minimized = set(requested.minimized)
     for role in MetricRole:
         declared = roles.columns.get(role) if roles is not None else None
-        known = next((name for name, item in recognised.roles.items() if item.role is role), None)
+        recognised_name = next((name for name, item in recognised.roles.items() if item.role is role), None)
         literal = role.value if role.value in names else None
-        chosen = requested.named.get(role) or declared or literal or (known if roles is None else None)
-        others = {*columns.values(), *(column for other, column in requested.named.items() if other is not role)}
-        if chosen is None or chosen in others:
+        chosen = requested.named.get(role) or declared or literal or (recognised_name if roles is None else None)
+        other_columns = {*columns.values(), *(column for other, column in requested.named.items() if other is not role)}
+        if chosen is None or chosen in other_columns:
             continue
         columns[role] = chosen
-        if role not in requested.named and chosen == known and recognised.roles[known].direction == "minimize":
+        if (
+            role not in requested.named
+            and chosen == recognised_name
+            and recognised.roles[recognised_name].direction == "minimize"
+        ):
             minimized.add(chosen)
     if MetricRole.LOSS in columns:
         minimized.add(columns[MetricRole.LOSS])
@@ -197,7 +201,7 @@ def choose_roles(
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
     """Read one source; returns its columns."""
     everything: set[str] = set()
-    known = False
+    is_known = False
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
         logs = list(list_logs(source, stack))
@@ -207,23 +211,23 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         task = progress.add_task(str(source), total=len(logs))
 
         def read_log(log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
-            own, own_errors = Runs() if log.remote else runs, ReadErrors(errors.strict)
+            log_runs, log_errors = Runs() if log.remote else runs, ReadErrors(errors.strict)
             try:
-                names, fits = _read_log(log, own, requested, own_errors)
+                names, fits = _read_log(log, log_runs, requested, log_errors)
             except UnreadableInput as error:
-                own_errors.add(error)
+                log_errors.add(error)
                 names, fits = set(), False
-            return names, fits, own, own_errors
+            return names, fits, log_runs, log_errors
 
         remote = bool(logs) and logs[0].remote
-        for names, fits, own, own_errors in pool.map(read_log, logs) if remote else map(read_log, logs):
+        for names, fits, log_runs, log_errors in pool.map(read_log, logs) if remote else map(read_log, logs):
             everything |= names
-            known = known or fits
-            errors.collected += own_errors.collected
-            if own is not runs:
-                _add_runs(own, runs, source)
+            is_known = is_known or fits
+            errors.collected += log_errors.collected
+            if log_runs is not runs:
+                _add_runs(log_runs, runs, source)
             progress.advance(task)
-    if not known:
+    if not is_known:
         expected = [requested.named.get(role, role.value) for role in MetricRole]
         error = UnreadableInput(
             source,
@@ -234,9 +238,9 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
     return everything
 
 
-def _add_runs(own: Runs, runs: Runs, source: str | Path) -> None:
+def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:
     """Add the runs of a server; if a name is in use, the source is appended to it."""
-    for run in own.by_name.values():
+    for run in log_runs.by_name.values():
         if run.name in runs.by_name:
             run.name = f"{run.name} ({source})"
         runs.by_name[run.name] = run

@@ -85,9 +85,9 @@ def _parse_records(data: bytes) -> Iterator[bytes]:
     at, is_incomplete = 7, False
     parts = bytearray()
     while at < len(data):
-        left = BLOCK - at % BLOCK
-        if left < _HEADER.size:
-            at += left  # the end of a block is padded
+        block_bytes_left = BLOCK - at % BLOCK
+        if block_bytes_left < _HEADER.size:
+            at += block_bytes_left  # the end of a block is padded
             continue
         if len(data) - at < _HEADER.size:
             raise ValueError(f"the file is truncated at byte {at:,}")

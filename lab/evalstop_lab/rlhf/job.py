@@ -219,9 +219,9 @@ def get_plan(args: argparse.Namespace) -> Plan:
         config = hasten_run(replace(PRESETS[preset], seed=seed), args.hasten or 1)
         default_name, state = f"{preset}-seed{seed}", None
     else:
-        given = [f"--{name}" for name in ("preset", "seed", "hasten") if getattr(args, name) is not None]
-        if given:
-            raise UnusableArguments(f"--resume uses the config of the checkpoint; leave out {', '.join(given)}.")
+        options = [f"--{name}" for name in ("preset", "seed", "hasten") if getattr(args, name) is not None]
+        if options:
+            raise UnusableArguments(f"--resume uses the config of the checkpoint; leave out {', '.join(options)}.")
         saved = load_checkpoint(args.resume)
         config, default_name, state = saved.config, saved.run_name, saved.state
     run_name = args.run_name or os.environ.get("EVALSTOP_RUN_NAME") or default_name

@@ -193,14 +193,14 @@ def _measure_costs(
 ) -> tuple[float, float, float, float]:
     """Of healthy jobs: the change of the mean time, the shares lost and set aside, and the mean delay of the latter."""
     lost = ~hidden.hacking & (after.ran < workload.hours)
-    kept = ~hidden.hacking & ~lost
-    aside = np.zeros(len(kept), dtype=bool)
+    continued = ~hidden.hacking & ~lost
+    aside = np.zeros(len(continued), dtype=bool)
     aside[list(decisions.priorities.changes)] = True
     times = [schedule.ended - workload.submitted for schedule in (before, after)]
-    delay = (times[1] - times[0])[kept & aside]
+    delay = (times[1] - times[0])[continued & aside]
     healthy = (~hidden.hacking).sum()
-    change = times[1][kept].mean() / times[0][kept].mean() - 1
-    return change, lost.sum() / healthy, (kept & aside).sum() / healthy, delay.mean() if len(delay) else 0.0
+    change = times[1][continued].mean() / times[0][continued].mean() - 1
+    return change, lost.sum() / healthy, (continued & aside).sum() / healthy, delay.mean() if len(delay) else 0.0
 
 
 def _print_table(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -159,13 +159,13 @@ def _simulate_seed(
     for policy in policies:
         stops = decide_stops(policy, jobs[0])
         after, billed_after = _measure_stops(setting, jobs, stops, scheduler, setting.gpus, prices)
-        held = (after.gpu_hours + after.again) / before.gpu_hours
-        more_jobs = draw_jobs(replace(setting, load=setting.load / held), seed)
+        load_ratio = (after.gpu_hours + after.again) / before.gpu_hours
+        more_jobs = draw_jobs(replace(setting, load=setting.load / load_ratio), seed)
         at_load, _ = _measure_stops(setting, more_jobs, stops, scheduler, setting.gpus, prices)
         savings.append(
             Savings(
                 policy.name,
-                gpu_hours=1 - held,
+                gpu_hours=1 - load_ratio,
                 billed=1 - billed_after / billed - after.again / before.gpu_hours,
                 time=after.jct / before.jct - 1,
                 time_at_equal_load=at_load.jct / before.jct - 1,

@@ -138,8 +138,8 @@ def _compute_paces(setting: Setting, hidden: Hidden) -> tuple[Floats, list[tuple
     stretch = 1 + growth * after / 2
     done = np.arange(1, evals + 1) / evals
     late = np.maximum(done - hidden.peaks[:, None], 0.0)
-    taken = done + growth * late**2 / 2 / np.maximum(after, 1e-9)[:, None]
-    shares = (taken + done * evals * setting.eval_share) / (stretch + evals * setting.eval_share)[:, None]
+    time_taken = done + growth * late**2 / 2 / np.maximum(after, 1e-9)[:, None]
+    shares = (time_taken + done * evals * setting.eval_share) / (stretch + evals * setting.eval_share)[:, None]
     shares[:, -1] = 1.0
     paces = [tuple(row) if hacking else () for row, hacking in zip(shares.tolist(), hidden.hacking, strict=True)]
     return stretch, paces

@@ -123,7 +123,7 @@ class _Running:
         self._contended_since: float | None = None
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._spells: list[tuple[int, float, float]] = []
-        self._pushed = self._taken = 0
+        self._pushed = self._popped = 0
         self._ticking = False
         if count:
             self._push(workload.jobs[0].submitted, ARRIVAL, 0)
@@ -155,7 +155,7 @@ class _Running:
                     look = True
                 else:
                     self._evaluate(job)
-                self._taken += 1
+                self._popped += 1
             if look and self._waiting:
                 if self._preemptive:
                     self._repack(now)
@@ -174,7 +174,7 @@ class _Running:
             self._spells,
             self._contended,
             self._aside_spells,
-            self._taken,
+            self._popped,
         )
 
     def _push(self, time: float, kind: int, job: int) -> None:

@@ -127,8 +127,10 @@ def measure_operating_point(rows: Rows, world: str, policy: Policy) -> Operating
 
 def _estimate_share(rows: Rows, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> Figure:
     """The rule's reduction of this figure as a share of the oracle's reduction, over seeds."""
-    none, ours, best = (np.array(rows.numbers(world, name, scheduler, figure)) for name in (NONE, rule, ORACLE))
-    return estimate_interval((none - ours) / (none - best))
+    unstopped, policy_figures, oracle = (
+        np.array(rows.numbers(world, name, scheduler, figure)) for name in (NONE, rule, ORACLE)
+    )
+    return estimate_interval((unstopped - policy_figures) / (unstopped - oracle))
 
 
 def _record_evidence(setting: Setting, seed: int) -> dict[str, list[Records]]:

@@ -18,8 +18,8 @@ def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
     """
     evals = hidden.eval_scores.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
-    kept = hidden.eval_scores.argmax(axis=1) + 1
-    return Stops(after, kept), workload.hours * np.where(hidden.hacking, hidden.peak_hours, 1.0)
+    kept_evals = hidden.eval_scores.argmax(axis=1) + 1
+    return Stops(after, kept_evals), workload.hours * np.where(hidden.hacking, hidden.peak_hours, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,8 +154,8 @@ def measure_contended_waste(workload: Workload, hidden: Hidden, schedule: Schedu
     edges = np.array(schedule.contended).ravel()
     waited = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))  # hours, up to each edge
     starts, ends, gpus = np.array(spans).T
-    taken = np.interp(ends, edges, waited) - np.interp(np.minimum(starts, ends), edges, waited)
-    return float((taken * gpus).sum())
+    hours_waited = np.interp(ends, edges, waited) - np.interp(np.minimum(starts, ends), edges, waited)
+    return float((hours_waited * gpus).sum())
 
 
 def _find_false_stops(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
@@ -163,8 +163,8 @@ def _find_false_stops(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at
 
 
 def _compute_eval_loss(hidden: Hidden, stops: Stops) -> Floats:
-    kept = np.where(stops.kept > 0, stops.kept, hidden.eval_scores.shape[1]) - 1
-    return np.asarray((hidden.best - hidden.eval_scores[np.arange(len(kept)), kept]) / hidden.gain)
+    kept_evals = np.where(stops.kept > 0, stops.kept, hidden.eval_scores.shape[1]) - 1
+    return np.asarray((hidden.best - hidden.eval_scores[np.arange(len(kept_evals)), kept_evals]) / hidden.gain)
 
 
 def _compute_mean(numbers: Floats) -> float:

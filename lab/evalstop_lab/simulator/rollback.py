@@ -89,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
 def roll_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:
     """The hours of running after which each job ends, if its stop rolls it back to its kept checkpoint instead."""
     ends = workload.hours
-    for job, after, kept in zip(workload.jobs, stops.after.tolist(), stops.kept.tolist(), strict=True):
+    for job, after, kept_eval in zip(workload.jobs, stops.after.tolist(), stops.kept.tolist(), strict=True):
         if 0 < after < job.evals:
-            ends[job.number] = job.eval_at(after) + cluster.restore_hours + job.hours - job.eval_at(kept)
+            ends[job.number] = job.eval_at(after) + cluster.restore_hours + job.hours - job.eval_at(kept_eval)
     return ends
 
 
@@ -115,9 +115,9 @@ def _simulate_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: 
         for action, ends in zip(
             ACTIONS, (stops.ends(workload, cluster), roll_back(workload, stops, cluster)), strict=True
         ):
-            held, jct, eval_kept = run_with(stops, ends)
+            gpu_hours, jct, eval_kept = run_with(stops, ends)
             added = frontier_gain * _compute_retried_share(stops, hidden) if action == "roll back" else 0.0
-            numbers[policy.name, action] = held / hours - 1, jct / time - 1, eval_kept + added
+            numbers[policy.name, action] = gpu_hours / hours - 1, jct / time - 1, eval_kept + added
     return numbers
 
 

@@ -79,8 +79,8 @@ def no_stops(workload: Workload) -> Stops:
 def decide_stops(policy: Policy, workload: Workload) -> Stops:
     """The policy's decisions on all jobs, in advance."""
     judged = judge_runs(policy, build_logs(workload, policy.roles))
-    stops, kept = [item.stop_step for item in judged], [item.best_step for item in judged]
-    return Stops(_to_evals(stops), _to_evals(kept))
+    stops, kept_evals = [item.stop_step for item in judged], [item.best_step for item in judged]
+    return Stops(_to_evals(stops), _to_evals(kept_evals))
 
 
 def build_logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:

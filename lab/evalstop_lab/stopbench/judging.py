@@ -64,15 +64,15 @@ def _judge_world(name: str, world: World) -> Judgement:
                 stopped = row[0]
                 break
         seconds = time.perf_counter() - started
-        kept = getattr(rule, "best_step", None)
+        best_step = getattr(rule, "best_step", None)
     except UnusableArguments:
         raise
     except Exception as error:
         raise UnusableArguments(f"{name} failed at eval {count} of the run {world.name}: {error!r}.") from error
-    if kept is None:
-        seen = world.eval_scores[: count if stopped is not None else len(world.steps)]
-        kept = int(world.steps[int(np.nanargmax(seen))]) if np.isfinite(seen).any() else None
-    return Judgement(Outcome(stopped, kept), seconds, count)
+    if best_step is None:
+        eval_scores = world.eval_scores[: count if stopped is not None else len(world.steps)]
+        best_step = int(world.steps[int(np.nanargmax(eval_scores))]) if np.isfinite(eval_scores).any() else None
+    return Judgement(Outcome(stopped, best_step), seconds, count)
 
 
 def _to_optional(value: float) -> float | None:

@@ -107,9 +107,9 @@ def _count_hits(rng: np.random.Generator, shares: Floats, sd: float) -> NoisySco
 
 def _with_gaps(rng: np.random.Generator, values: Floats) -> Floats:
     """Remove an eighth of the values at random, and a gap of up to a tenth; the first and the last value stay."""
-    kept = rng.random(len(values)) >= 0.125
+    is_kept = rng.random(len(values)) >= 0.125
     length = int(rng.integers(1, max(2, len(values) // 10 + 1)))
     start = int(rng.integers(1, max(2, len(values) - length)))
-    kept[start : start + length] = False
-    kept[[0, -1]] = True
-    return np.where(kept, values, np.nan)
+    is_kept[start : start + length] = False
+    is_kept[[0, -1]] = True
+    return np.where(is_kept, values, np.nan)

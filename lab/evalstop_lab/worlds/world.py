@@ -161,16 +161,16 @@ def _build_cycle(families: tuple[str, ...]) -> list[str]:
     groups = {group: list_families(group, among=families) for group in SHARES}
     count = {group: len(names) for group, names in groups.items() if names}
     pattern: list[Group] = []
-    given = dict.fromkeys(count, 0)
+    group_counts = dict.fromkeys(count, 0)
     for _ in range(10 * len(families)):
-        group = min(count, key=lambda item: (given[item] + 0.5) / SHARES[item])
+        group = min(count, key=lambda item: (group_counts[item] + 0.5) / SHARES[item])
         pattern.append(group)
-        given[group] += 1
-    taken = dict.fromkeys(count, 0)
+        group_counts[group] += 1
+    turns_taken = dict.fromkeys(count, 0)
     turns = []
     for group in pattern:
-        turns.append(groups[group][taken[group] % count[group]])
-        taken[group] += 1
+        turns.append(groups[group][turns_taken[group] % count[group]])
+        turns_taken[group] += 1
     return turns
 
 

@@ -141,9 +141,11 @@ def measure_contenders(
             second.get(item.name, ()),
         )
         rows += _build_rows(item, runs)
-        own = [] if item.calibrated else find_operating_points(item, runs.calibration)
+        operating_points = [] if item.calibrated else find_operating_points(item, runs.calibration)
         curves[item.name] = {
-            f"{level:g}": compute_roc([judged for judged in runs.reporting if judged.world.noise.level == level], own)
+            f"{level:g}": compute_roc(
+                [judged for judged in runs.reporting if judged.world.noise.level == level], operating_points
+            )
             for level in LEVELS
         }
     setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}

@@ -154,14 +154,14 @@ def _run_river(name: str, world: World) -> Records:
     downward drift stops the run: the mean of the later half of the last 40 scores is below that of the earlier half.
     """
     detector = getattr(drift, name)(**({"seed": 1} if name == "KSWIN" else {}))
-    seen: list[float] = []
+    values: list[float] = []
     for index in range(len(world.steps) - 1):
         if not np.isfinite(world.eval_scores[index]):
             continue
-        seen.append(float((world.eval_scores[index] - world.truth.eval_scores[0]) / world.truth.unit))
-        detector.update(seen[-1])
+        values.append(float((world.eval_scores[index] - world.truth.eval_scores[0]) / world.truth.unit))
+        detector.update(values[-1])
         if detector.drift_detected:
-            recent = seen[-40:]
+            recent = values[-40:]
             half = len(recent) // 2
             if half and statistics.fmean(recent[half:]) < statistics.fmean(recent[:half]):
                 return Records(Kind.COUNT, (int(world.steps[index]),), (1.0,))

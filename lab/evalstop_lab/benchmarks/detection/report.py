@@ -61,9 +61,9 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         ("unknown length: the same runs without planned lengths", "unplanned"),
         ("second suite: runs by an author who knew neither detectors nor families", "second_suite"),
     ):
-        shown = [row | row[part] for row in rows if row[part]]
+        part_rows = [row | row[part] for row in rows if row[part]]
         console.print(
-            _build_table(title, shown, (*_SHORT, _number_column("delay", 0), _number_column("delay_to_bound", 2)))
+            _build_table(title, part_rows, (*_SHORT, _number_column("delay", 0), _number_column("delay_to_bound", 2)))
         )
     left_out = [row for row in rows if row["left_out"]]
     families = list(left_out[0]["left_out"]) if left_out else []

@@ -131,11 +131,11 @@ def _build_observations(world: World, setting: Setting) -> list[Observation]:
     if setting.critical:
         first = [item for item in values if item.place == 0]
         evals += [Observation(MetricRole.EVAL, item.step, item.value, item.stderr, critical=1) for item in first]
-    others = [item for item in world.observations() if item.role is not MetricRole.EVAL]
+    other_roles = [item for item in world.observations() if item.role is not MetricRole.EVAL]
     planned = world.planned_steps
     if planned is not None:
         evals = [replace(item, progress=min(1.0, item.step / planned)) for item in evals]
-    return sorted([*others, *evals], key=lambda item: (item.order, item.critical))
+    return sorted([*other_roles, *evals], key=lambda item: (item.order, item.critical))
 
 
 if __name__ == "__main__":

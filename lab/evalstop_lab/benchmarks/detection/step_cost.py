@@ -71,9 +71,9 @@ def draw_turning_run(evals: int, seed: int = 1) -> list[Observation]:
 
 def time_detector(detector: Detector[Any], run: Sequence[Observation], rounds: int) -> list[float]:
     """Microseconds of each eval."""
-    shown = [item for item in run if item.role in detector.roles]
-    costs = _take_fastest(lambda: _time_steps(detector.start(), detector.step, shown), rounds)
-    return [cost for cost, item in zip(costs, shown, strict=True) if item.role is MetricRole.EVAL]
+    observations = [item for item in run if item.role in detector.roles]
+    costs = _take_fastest(lambda: _time_steps(detector.start(), detector.step, observations), rounds)
+    return [cost for cost, item in zip(costs, observations, strict=True) if item.role is MetricRole.EVAL]
 
 
 def time_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[MetricRole, list[float]]:

@@ -192,9 +192,9 @@ class Lineup:
         return self.contenders
 
     def _start_on_postgres(self, name: str, python: str) -> None:
-        ours = name == EVALSTOP
-        wants_replicas = ours and any(map(self.wants, (DIRECT, HASHED, ROUND_ROBIN)))
-        wants_bound = ours and self.wants(BOUND)
+        is_evalstop = name == EVALSTOP
+        wants_replicas = is_evalstop and any(map(self.wants, (DIRECT, HASHED, ROUND_ROBIN)))
+        wants_bound = is_evalstop and self.wants(BOUND)
         if not (self.wants(name) or wants_bound or wants_replicas):
             return
         url = self.ends.enter_context(temporary_database(self.server_url, "ingest"))

@@ -78,9 +78,9 @@ class Ratio:
     highest: float
 
 
-def compute_ratio(cells: Cells, ours: str, theirs: str, shape: Shape, figure: Figure) -> Ratio | None:
+def compute_ratio(cells: Cells, contender: str, baseline: str, shape: Shape, figure: Figure) -> Ratio | None:
     """The ratio of two contenders' figures; None if one was not measured, or if a divisor is 0."""
-    our_cell, their_cell = cells.get((ours, shape)), cells.get((theirs, shape))
+    our_cell, their_cell = cells.get((contender, shape)), cells.get((baseline, shape))
     if our_cell is None or their_cell is None or not all(map(figure, their_cell.rounds)):
         return None
     ratios = [figure(a) / figure(b) for a, b in zip(our_cell.rounds, their_cell.rounds, strict=True)]
@@ -110,15 +110,15 @@ def compute_targets(cells: Cells) -> list[Target]:
 
     def add(
         name: str,
-        ours: str,
-        theirs: str,
+        contender: str,
+        baseline: str,
         shape: Shape,
         figure: Figure,
         *,
         least: float | None = None,
         most: float | None = None,
     ) -> None:
-        ratio = compute_ratio(cells, ours, theirs, shape, figure)
+        ratio = compute_ratio(cells, contender, baseline, shape, figure)
         if ratio is not None:
             targets.append(Target(f"{shape}: {name}", ratio, least, most))
 

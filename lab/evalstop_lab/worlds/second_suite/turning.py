@@ -124,10 +124,10 @@ def draw_sudden_collapse(rng: Generator, x: Floats) -> Course:
 def draw_partial_recovery(rng: Generator, x: Floats) -> Course:
     """A crash, after which the score recovers a third to three quarters of the loss."""
     at = rng.uniform(0.25, 0.65)
-    depth, kept = rng.uniform(0.4, 1.0), rng.uniform(0.35, 0.75)
+    depth, recovered_share = rng.uniform(0.4, 1.0), rng.uniform(0.35, 0.75)
     down = ramp(x, at, at + at_least_evals(x, 0.03, 2))
     back = draw_rise(rng, x, at + at_least_evals(x, 0.04, 3), rng.uniform(0.8, 1.0))
-    return Course(draw_rise(rng, x, end=at) - depth * (down - kept * back))
+    return Course(draw_rise(rng, x, end=at) - depth * (down - recovered_share * back))
 
 
 def draw_lower_second_peak(rng: Generator, x: Floats) -> Course:
